@@ -6,13 +6,13 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("inferd", deadline=None)
+# How long an example, or making one, takes says how busy the machine is.
+settings.register_profile("inferd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("inferd")
 
 

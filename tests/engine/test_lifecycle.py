@@ -173,7 +173,7 @@ async def test_a_load_waits_while_much_of_what_was_replaced_goes_on(tmp_path):
         with pytest.raises(ServerError, match="a load that a model asks for does not wait for them, try again"):
             await engine.load("m", asked_by="another")
         load = asyncio.create_task(engine.load("m"))
-        await asyncio.wait({load}, timeout=0.5)
+        await asyncio.wait({load}, timeout=0.2)
         assert not load.done()
         gate.go(100)
         await asyncio.wait_for(load, 30)
@@ -187,7 +187,7 @@ async def test_a_load_that_waits_is_ended_by_an_unload(tmp_path):
         pending = await replaced_while_busy(engine, gate, tmp_path)
         change(tmp_path)
         load = asyncio.create_task(engine.load("m"))
-        await asyncio.wait({load}, timeout=0.5)
+        await asyncio.wait({load}, timeout=0.2)
         await asyncio.wait_for(engine.unload("m"), 30)
         with pytest.raises(ServerError, match="unloaded before its load has ended"):
             await load
