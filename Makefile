@@ -183,7 +183,7 @@ soak-release: setup
 
 soak-asan soak-tsan: setup
 	tools/sanitize.sh $(@:soak-%=%) tests/conformance -n $(JOBS) --dist loadfile
-	tools/sanitize.sh $(@:soak-%=%) -m bench.chaos --seconds 300
+	tools/sanitize.sh $(@:soak-%=%) -m bench.chaos --instrumented --seconds 300
 	tools/sanitize.sh $(@:soak-%=%) -m bench.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup

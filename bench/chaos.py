@@ -2,6 +2,7 @@
 
     python -m bench.chaos                two minutes, as `make soak` does
     python -m bench.chaos --seconds 10
+    tools/sanitize.sh asan -m bench.chaos --instrumented
 
 Four models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
 prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
@@ -43,6 +44,9 @@ SHARED_MEMORY = Path("/dev/shm")
 REFUSED_PAUSE = 0.02  # seconds that a client waits after it was refused
 DEADLINE = 120.0  # seconds of each request: no answer by then is one that was lost, however busy the machine
 START, STOP = 600.0, 120.0  # seconds that the server may take, one of a sanitizer's build, too
+# Of a server of a sanitizer's build, whose workers take long to start. Otherwise it would only keep those that are
+# stopped while they start.
+PATIENT = ("--backend-config", "python,stub-timeout-seconds=120")
 
 MODEL = """
 import os, sys, time
@@ -151,10 +155,11 @@ def write_models(folder: Path) -> Path:
     return folder
 
 
-def start(repository: Path, log: Path) -> ServerProcess:
+def start(repository: Path, log: Path, instrumented: bool) -> ServerProcess:
     """The server, from this source tree."""
     port = free_port()
     command = [sys.executable, "-m", "server", "serve", "--model-repository", repository, "--grpc-port", str(port)]
+    command += PATIENT if instrumented else ()
     root = str(Path(__file__).parent.parent)
     return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=START)
 
@@ -198,11 +203,14 @@ async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally
 
 
 async def load(address: str, model: str, until: float, seed: int, tally: Tally) -> None:
-    """One client: request after request, on a connection of its own."""
+    """One client: request after request, on a connection of its own.
+
+    It goes on after `until` while the model has answered nothing: on a busy machine its workers may start slowly.
+    """
     chance = random.Random(seed)
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        while time.monotonic() < until:
+        while (now := time.monotonic()) < until or (not tally.answers["OK"] and now < until + DEADLINE):
             size = chance.choice((1, 4, 64, 3000, 100_000))
             x = np.arange(size, dtype=np.int64).reshape(1, -1) + seed
             if model in ("wild", "caller") and chance.random() < 0.0005:
@@ -266,13 +274,13 @@ def named_memory(server: ServerProcess) -> set[str]:
     return found
 
 
-def run(seconds: float, seed: int) -> list[str]:
+def run(seconds: float, seed: int, instrumented: bool = False) -> list[str]:
     """Everything; what was wrong, in sentences."""
     folder = Path(tempfile.mkdtemp(prefix="inferd-chaos-"))
     wrong: list[str] = []
     try:
         repository = write_models(folder / "models")
-        server = start(repository, folder / "log")
+        server = start(repository, folder / "log", instrumented)
         try:
             held = Held()
             tallies, signals = asyncio.run(run_load(server, seconds, seed, held))
@@ -288,15 +296,15 @@ def run(seconds: float, seed: int) -> list[str]:
                 wrong.append("workers have outlived the server")
         finally:
             server.stop()
-        wrong += run_again(repository, folder / "again")
+        wrong += run_again(repository, folder / "again", instrumented)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return wrong
 
 
-def run_again(repository: Path, log: Path) -> list[str]:
+def run_again(repository: Path, log: Path, instrumented: bool) -> list[str]:
     """A server started after the one that was killed serves, and ends with all it has started."""
-    server = start(repository, log)
+    server = start(repository, log, instrumented)
     tally = Tally()
     try:
         asyncio.run(load(server.address, "calm", time.monotonic() + 1, 1, tally))
@@ -318,8 +326,9 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--instrumented", action="store_true", help="the server is slow: its workers may start slowly")
     arguments = parser.parse_args()
-    wrong = run(arguments.seconds, arguments.seed)
+    wrong = run(arguments.seconds, arguments.seed, arguments.instrumented)
     for sentence in dict.fromkeys(wrong):
         print(f"WRONG: {sentence}")
     return 1 if wrong else 0
