@@ -10,9 +10,9 @@
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story
-#   make soak     random clients through both doors, every answer checked; hostile clients; Python workers that are
-#                 killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan: the latter two and the conformance
-#                 suite, with the whole server under that sanitizer
+#   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
+#                 clients; Python workers that are killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan:
+#                 the latter two and the conformance suite, with the whole server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
 #   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
@@ -172,6 +172,7 @@ simulate: setup
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
 soak-release: setup
+	INFERD_NEW_EXAMPLES=1 $(PY) -m pytest -q -m hypothesis -n $(JOBS) tests
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py
 	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
