@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -41,7 +42,8 @@ class Forked:
         self.args = command
         self.returncode: int | None = None
         self._told = told
-        self.pid = int(told.recv(100))
+        pid, [self._descriptor], _, _ = socket.recv_fds(told, 100, 1)
+        self.pid = int(pid)
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, negative as the number of a signal, when the process has ended.
@@ -54,6 +56,7 @@ class Forked:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self.returncode = int(self._told.recv(100) or -signal.SIGKILL)
             self._told.close()
+            os.close(self._descriptor)
         return self.returncode
 
     def poll(self) -> int | None:
@@ -65,7 +68,7 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended: its parent has not told yet
-                os.kill(self.pid, number)
+                signal.pidfd_send_signal(self._descriptor, number)  # its number may be another process's by now
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -169,14 +172,16 @@ class Parent:
             for number, output in enumerate(outputs, 1):
                 os.dup2(output, number)
                 os.close(output)
+            faulthandler.enable()  # for a process that does not end: SIGABRT has it tell what its threads do
             teller.close()
             self._forget()
             work = json.loads(packet)
             return work["command"], work["environment"]
         for output in outputs:
             os.close(output)
-        teller.send(b"%d" % pid)
-        self._children[os.pidfd_open(pid)] = pid, teller
+        descriptor = os.pidfd_open(pid)
+        socket.send_fds(teller, [b"%d" % pid], [descriptor])
+        self._children[descriptor] = pid, teller
         return None
 
     def _has_ended(self, descriptor: int) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 120.0
 """Seconds that something may take before it counts as a fault, also on a machine that does much else."""
@@ -40,3 +43,12 @@ async def until(condition: Callable[[], object], missing: str = "it did not happ
         assert time.monotonic() < end, missing
         turns += 1
         await asyncio.sleep(0 if turns < 100 else PAUSE)
+
+
+def look_until(look: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
+    """Look until what is found is wanted, which by default is what is true; returns it, and tells it in a failure."""
+    end = time.monotonic() + PATIENCE
+    while not wanted(found := look()):
+        assert time.monotonic() < end, f"found last: {found!r}"
+        time.sleep(PAUSE)
+    return found

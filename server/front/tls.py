@@ -85,6 +85,7 @@ class Credentials:
         Files that cannot be used, as while they are being replaced, leave the old material and one line in the log.
         """
         with self._lock:
+            signature: Signature = ()
             try:
                 signature = self._sign()
                 if signature in (self._signature, self._refused):
@@ -93,17 +94,14 @@ class Credentials:
                 if self._sign() != signature:
                     return False  # written to meanwhile: read again at the next occasion
             except CredentialsError as error:
-                self._complain(error)
+                self._complain(error, signature)
                 return False
             self._material, self._signature, self._refused = material, signature, None
         log.info("the TLS certificate has been read again")
         return True
 
-    def _complain(self, error: CredentialsError) -> None:
-        try:
-            signature = self._sign()
-        except CredentialsError:
-            signature = ()
+    def _complain(self, error: CredentialsError, signature: Signature) -> None:
+        """`signature` is of what was read: the files may have been finished since, and be read the next time."""
         if signature != self._refused:
             self._refused = signature
             log.error("the TLS certificate stays as it was: %s", error)

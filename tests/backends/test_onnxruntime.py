@@ -15,7 +15,7 @@ from backends.onnxruntime.session import PIECE, read_external_data
 from backends.parameters import Parameters, default_intra_op_threads
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import identity_onnx, instance, onnx_bytes, source
-from tests.threads import in_threads, turns_beside
+from tests.threads import in_threads, leaves_turns
 
 ELEMENTS = {
     "BOOL": TensorProto.BOOL,
@@ -380,7 +380,7 @@ def test_the_gil_is_released_while_a_model_runs(backend, tmp_path):
     )
     runner = instance(backend, described)
     batch = FakeBatch({"x": np.zeros((n, n), np.float32)}, {at: "FP32"}, rows=n)
-    assert turns_beside(lambda: runner.execute(batch)) > 5
+    assert leaves_turns(lambda: runner.execute(batch))
 
 
 def test_instances_share_the_session(backend, add):

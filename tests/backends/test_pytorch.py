@@ -13,7 +13,7 @@ from backends.api import BackendError, InstanceSpec, TensorSpec
 from backends.pytorch import PyTorchBackend
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import instance, save_script, source
-from tests.threads import turns_beside
+from tests.threads import leaves_turns
 
 # TorchScript reads the source of these classes, so they stand in a file and their annotations are real types.
 
@@ -549,4 +549,4 @@ def test_the_gil_is_released_while_a_model_runs(backend, tmp_path):
     save_script(Busy(), tmp_path)
     runner = instance(backend, source(tmp_path, [("x", F, (-1, -1))], [("y", F, (-1, -1))]))
     batch = FakeBatch({"x": np.zeros((700, 700), np.float32)}, {"y": F})
-    assert turns_beside(lambda: runner.execute(batch)) > 5
+    assert leaves_turns(lambda: runner.execute(batch))

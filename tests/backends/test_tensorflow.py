@@ -242,7 +242,7 @@ async def ask(engine, model, **inputs):
 
 @needs_tensorflow
 async def test_models_are_completed_and_served_in_batches(tmp_path, made):
-    more = "dynamic_batching { max_queue_delay_microseconds: 50000 }"
+    more = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 60000000 }"
     add_model(tmp_path, made, "linear", more)
     add_model(tmp_path, made, "upper")
     add_model(tmp_path, made, "fixed")
@@ -288,7 +288,7 @@ async def test_ragged_inputs(tmp_path, made):
             kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ends" data_type: TYPE_INT32 source_input: "x"
         }
         output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape: { shape: [ ] } }
-        dynamic_batching { max_queue_delay_microseconds: 100000 }
+        dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 60000000 }
     """
     add_model(tmp_path, made, "sums", config)
     async with serving(tmp_path) as (engine, _):

@@ -22,6 +22,7 @@ MODELS = (
     Identity("pair", (("FP32", 1), ("BYTES", 1)), parameters=GATHER),
     Identity("ordered", (("FP32", 1),), batching="sequence_batching { }", parameters=GATHER),
     Identity("late", (("FP32", 1),), batching="", parameters={**GATHER, "delay_us": "400000"}),
+    Identity("later", (("FP32", 1),), batching="", parameters={**GATHER, "delay_us": "3000000"}),
 )
 REPEAT = '''
 import numpy as np

@@ -112,7 +112,7 @@ def failed(function):
         lambda m, c: m.InferInput("x", [2], "FP32").set_data_from_numpy(np.zeros(3, np.float32)),
         lambda m, c: m.InferInput("x", [2], "FP32").set_data_from_numpy([1.0, 2.0]),
         lambda m, c: m.InferRequestedOutput("x", 3).set_shared_memory("y", 1),
-        lambda m, c: c.infer("late", [made(m, TENSORS["fp32"][1])], client_timeout=0.05),
+        lambda m, c: c.infer("later", [made(m, TENSORS["fp32"][1])], client_timeout=0.05),
     ],
 )  # fmt: skip
 def test_the_same_errors(server, attempt):
@@ -176,7 +176,7 @@ def test_called_back(grpcclient, client):
 def test_a_call_is_cancelled(grpcclient, client):
     """Guards CallContext.cancel."""
     calls = Calls()
-    context = client.async_infer("late", [made(grpcclient, TENSORS["fp32"][1])], calls)
+    context = client.async_infer("later", [made(grpcclient, TENSORS["fp32"][1])], calls)
     context.cancel()
     result, error = calls.next()
     assert result is None
@@ -215,7 +215,7 @@ def test_a_stream_is_cancelled(grpcclient, client):
     """Guards stop_stream(cancel_requests=True), and that another stream can follow."""
     calls = Calls()
     client.start_stream(calls)
-    client.async_stream_infer("late", [made(grpcclient, TENSORS["fp32"][1])])
+    client.async_stream_infer("later", [made(grpcclient, TENSORS["fp32"][1])])
     client.stop_stream(cancel_requests=True)
     assert calls.next()[1].status() == "StatusCode.CANCELLED"
     client.start_stream(calls, compression_algorithm="gzip")
@@ -229,7 +229,7 @@ def test_a_streams_deadline(grpcclient, client):
     calls = Calls()
     client.start_stream(calls, stream_timeout=0.1)
     with contextlib.suppress(Exception):  # it may have passed before the request is sent
-        client.async_stream_infer("late", [made(grpcclient, TENSORS["fp32"][1])])
+        client.async_stream_infer("later", [made(grpcclient, TENSORS["fp32"][1])])
     assert calls.next()[1].status() == "StatusCode.DEADLINE_EXCEEDED"
     client.stop_stream()
 
@@ -294,7 +294,7 @@ async def test_coroutines(aioclient, server):
         with pytest.raises(aioclient.InferenceServerException, match=r"\[StatusCode.NOT_FOUND\]"):
             await client.infer("nobody", inputs[0])
         with pytest.raises(aioclient.InferenceServerException, match=r"\[StatusCode.DEADLINE_EXCEEDED\]"):
-            await client.infer("late", inputs[0], client_timeout=0.05)
+            await client.infer("later", inputs[0], client_timeout=0.05)
 
 
 async def test_a_coroutine_is_cancelled(aioclient, server):
@@ -302,7 +302,7 @@ async def test_a_coroutine_is_cancelled(aioclient, server):
     async with aioclient.InferenceServerClient(server.tcp) as client:
         tensor = [made(aioclient, TENSORS["fp32"][1])]
         await client.infer("fp32", tensor)
-        task = asyncio.create_task(client.infer("late", tensor))
+        task = asyncio.create_task(client.infer("later", tensor))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

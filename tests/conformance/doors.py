@@ -118,12 +118,16 @@ class Process:
         self._process.wait()
 
     def wait(self) -> int:
-        """Its exit status, when it has ended; it is killed if that takes too long."""
+        """Its exit status, when it has ended; if that takes too long, it tells what its threads do."""
         try:
             return self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
+            self._process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            self.kill()
+            self._reader.join(10)
+            raise AssertionError("the server does not end:\n" + "\n".join(self.lines)) from None
         finally:
             self._reader.join(60)
 

@@ -21,7 +21,7 @@ dynamic_batching {{ }}
 {extra}
 """
 
-SLOW = 'parameters { key: "delay_us" value { string_value: "300000" } }'
+SLOW = 'parameters { key: "delay_us" value { string_value: "1000000" } }'
 
 
 def ensemble(*models, extra=""):

@@ -8,39 +8,20 @@ import pytest
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
 from tests.conformance.client import request
-from tests.conformance.test_held_bytes import INFER, MODEL, STREAM
+from tests.conformance.held import add_held_model
+from tests.conformance.test_held_bytes import INFER, STREAM
 from tests.framing import framed
 
 PATIENCE = 60
 MOST = 32
 
-HELD = """
-import pathlib, time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.file = pathlib.Path(args["model_repository"]) / "go"
-
-    def execute(self, requests):
-        while not self.file.exists():
-            time.sleep(0.01)
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])
-            for request in requests
-        ]
-"""
-"""Answers as soon as there is a file."""
-
 
 @pytest.fixture
 def server(tmp_path):
     """(address, the file)"""
-    (tmp_path / "held" / "1").mkdir(parents=True)
-    (tmp_path / "held" / "config.pbtxt").write_text(MODEL.replace("identity", "python").format(extra=""))
-    (tmp_path / "held" / "1" / "model.py").write_text(HELD)
+    go = add_held_model(tmp_path)
     with doors.running_server("native", tmp_path, f"--max-queued-requests-per-model={MOST}") as process:
-        yield process.address, tmp_path / "held" / "go"
+        yield process.address, go
 
 
 def begin(client, path, count):

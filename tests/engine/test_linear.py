@@ -73,15 +73,19 @@ async def answered(engine, message, counts=True):
 
 async def growth(engine, made, measure=submitted, sizes=SIZES):
     """How much more the second n cost than the first; `made` gives a message of a size."""
-    taken = []
-    for size in sizes:
-        message = made(size).SerializeToString()
-        await measure(engine, message, False)  # what is kept from one request to the next is there
-        # the first time that instructions are counted is dearer by some hundred: fewest of two
-        taken.append(min([await measure(engine, message) for _ in range(2)]))
-    few = FEW * (sizes[1] - sizes[0])
-    first, second = taken[1] - taken[0], taken[2] - taken[1]
-    return max(0, second - 2 * few) / max(few, first)
+    messages = [made(size).SerializeToString() for size in sizes]
+    taken: list[list[int]] = [[], [], []]
+    found = LIMIT
+    for _ in range(5):  # some take some hundred more, of other threads' making: the fewest count
+        for counts, message in zip(taken, messages, strict=True):
+            await measure(engine, message, False)  # what is kept from one request to the next is there
+            counts += [await measure(engine, message) for _ in range(2)]
+        few = FEW * (sizes[1] - sizes[0])
+        first, second = (min(taken[i + 1]) - min(taken[i]) for i in range(2))
+        found = max(0, second - 2 * few) / max(few, first)
+        if found < LIMIT:
+            break
+    return found
 
 
 async def test_parameters_wrong_and_right(tmp_path):

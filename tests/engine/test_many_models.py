@@ -99,6 +99,8 @@ async def test_start_looks_at_each_model_a_few_times_whatever_their_number(tmp_p
 
 async def test_start_makes_a_thread_for_each_instance_and_few_more(tmp_path, monkeypatch):
     """Threads that were made for each step of each load, all at a time, cost more than what they did."""
+    monkeypatch.setattr("server.engine.housekeeping.threads.IDLE_SECONDS", 2.0)  # on a busy machine, too
+    monkeypatch.setattr("server.engine.housekeeping.threads.MOST_IDLE", 40)
     made: list[str] = []
     start = threading.Thread.start
 
@@ -322,6 +324,11 @@ def driven(coroutine):
         return end.value
 
 
+def fewest(work):
+    """Instructions that it takes; it takes more when the collector runs, or another thread wants its turn."""
+    return min(steps.count(work) for _ in range(3))
+
+
 @pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
 async def test_statistics_of_one_more_model_take_few_instructions(tmp_path):
     """They are asked for every few seconds, of all models, on the loop that serves requests."""
@@ -331,12 +338,12 @@ async def test_statistics_of_one_more_model_take_few_instructions(tmp_path):
     def ask(count):
         chosen = [version for number in range(count) for version in engine.versions(f"m{number}")]
         driven(engine.statistics(chosen))
-        return steps.count(lambda: driven(engine.statistics(chosen)))
+        return fewest(lambda: driven(engine.statistics(chosen)))
 
     few, many = ask(4), ask(8)
     assert (many - few) / 4 < 10_000
     driven(service.model_statistics(pb.ModelStatisticsRequest(), Call()))
-    taken = steps.count(lambda: driven(service.model_statistics(pb.ModelStatisticsRequest(), Call())))
+    taken = fewest(lambda: driven(service.model_statistics(pb.ModelStatisticsRequest(), Call())))
     assert taken / 16 < 15_000
     await engine.close()
 

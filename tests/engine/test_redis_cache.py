@@ -279,7 +279,7 @@ async def test_an_answer_is_not_kept_when_the_model_has_changed_meanwhile(tmp_pa
 async def test_a_slow_redis_is_waited_for_no_longer_than_the_timeout_and_then_not_at_all(tmp_path, caplog):
     async with (
         Puppet().serving(tmp_path / "s") as puppet,
-        Server(tmp_path / "a", cache_at(tmp_path / "s", socket_timeout=0.2)) as server,
+        Server(tmp_path / "a", cache_at(tmp_path / "s", socket_timeout=1)) as server,
     ):
         for value in range(circuit.TIMEOUTS + 3):
             await server.ask(value)

@@ -10,6 +10,7 @@ import pytest
 from _native.execution.batch import Batch
 from tests.backends.models import endless_onnx
 from tests.engine.serving import CONFIG, Pending, echo, infer, request, row, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -145,8 +146,7 @@ async def test_what_is_stopped_counts_as_failed(tmp_path):
 
 async def executing(engine, requests):
     """Until so many are executed: what comes then is in no batch with them."""
-    while sum(use.running for use in engine.model("m").uses()) < requests:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0)
+    await until(lambda: sum(use.running for use in engine.model("m").uses()) >= requests)
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "late"])
@@ -157,7 +157,7 @@ async def test_a_running_onnx_model_is_stopped(tmp_path, ends):
         assert (await infer(engine, request(x=row(3)))).array().item() == 3
         # as many steps as nobody can wait for, on the only instance
         for_ever = np.full((1, 1), 2**62, np.int64)
-        pending = Pending(engine, request(x=for_ever), timeout_ns=1_000_000_000 if ends == "late" else -1)
+        pending = Pending(engine, request(x=for_ever), timeout_ns=3_000_000_000 if ends == "late" else -1)
         await executing(engine, 1)
         if ends == "late":
             assert (await pending.answer()).status == 4

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.replacing import replace
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -16,10 +18,8 @@ class Pair:
 
     def install(self, certificate: Path, key: Path) -> None:
         """Put it where a server reads it, as tools that rotate certificates do: by renaming over what is there."""
-        for source, target in ((self.key, key), (self.certificate, certificate)):
-            replacement = target.with_suffix(".new")
-            replacement.write_bytes(source.read_bytes())
-            replacement.replace(target)
+        replace(key, self.key.read_bytes())
+        replace(certificate, self.certificate.read_bytes())
 
 
 def openssl(*arguments: object) -> None:

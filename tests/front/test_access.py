@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
@@ -19,6 +16,8 @@ from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client
+from tests.replacing import replace
+from tests.waiting import look_until
 
 SERVED = {method.name: method for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
 HEALTH = "/grpc.health.v1.Health/"
@@ -263,23 +262,18 @@ def test_tokens_are_read_again(door, repository, tmp_path):
     infer = f"/{SERVICE}/ModelInfer"
 
     def becomes(token, code):
-        end = time.monotonic() + 60
-        while (found := status(process.address, infer, bearer(token))[0]) is not code:
-            assert time.monotonic() < end, found
-            time.sleep(0.1)
+        look_until(lambda: status(process.address, infer, bearer(token))[0], lambda found: found is code)
 
     with doors.running_server(door, repository, f"--grpc-token-file={file}") as process:
         becomes("old", grpc.StatusCode.OK)
-        file.write_text("old all\nnew all\n")
+        replace(file, "old all\nnew all\n")
         becomes("new", grpc.StatusCode.OK)
         becomes("old", grpc.StatusCode.OK)
-        replacement = tmp_path / "replacement"
-        replacement.write_text("new all\n* groups=health\n")
-        os.replace(replacement, file)  # noqa: PTH105 - as Kubernetes and editors do
+        replace(file, "new all\n* groups=health\n")
         becomes("old", grpc.StatusCode.UNAUTHENTICATED)
         assert status(process.address, f"{HEALTH}Check")[0] is grpc.StatusCode.OK
         assert status(process.address, infer)[0] is grpc.StatusCode.UNAUTHENTICATED
-        file.write_text("new groups=everything\nwrong-token all\n")
+        replace(file, "new groups=everything\nwrong-token all\n")
         process.says(f"the tokens stay as they were: {file}:1: unknown group 'everything'")
         becomes("new", grpc.StatusCode.OK)
         becomes("wrong-token", grpc.StatusCode.UNAUTHENTICATED)

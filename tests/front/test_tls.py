@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import threading
-import time
 from collections import Counter
-from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +14,8 @@ from server.front.tls import Credentials, CredentialsError
 from tests.conformance import doors
 from tests.front import host
 from tests.front.certificates import Authority, openssl
+from tests.replacing import replace
+from tests.waiting import look_until
 
 both_doors = pytest.mark.parametrize("door", doors.NAMES)
 
@@ -175,22 +174,23 @@ def test_a_changed_certificate_is_served_and_drops_no_call(door, authority, tmp_
         for thread in threads:
             thread.start()
         # half of a change, as while files are being replaced: the old pair stays
-        second.install(tmp_path / "another.pem", key)
-        process.says("stays as it was")
+        replace(key, second.key.read_bytes())
+
+        def complaints():
+            assert handshake(process.address, context)[0] == "generation1"  # when the grpcio door looks at the files
+            return [line for line in process.lines if "stays as it was" in line]
+
+        [complaint] = look_until(complaints)
+        assert "does not belong to the certificate" in complaint
         assert handshake(process.address, context)[0] == "generation1"
-        second.install(certificate, key)
-        deadline = time.monotonic() + 60
-        while handshake(process.address, context)[0] != "generation2":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        replace(certificate, second.certificate.read_bytes())
+        look_until(lambda: handshake(process.address, context)[0], lambda name: name == "generation2")
         assert long.result()
         stopping.set()
         for thread in threads:
             thread.join()
     assert set(outcome) == {"answered"}
-    complaints = [line for line in process.lines if "stays as it was" in line]
-    assert len(complaints) == 1
-    assert "does not belong to the certificate" in complaints[0]
+    assert sum("stays as it was" in line for line in process.lines) == 1
 
 
 @both_doors
@@ -199,16 +199,16 @@ def test_a_changed_root_counts_for_new_connections(door, authority, stranger, se
     root.write_bytes(authority.root.read_bytes())
     with started(door, server_pair, "--root", root) as process, channel(process.address, authority, client_pair) as old:
         assert host.ask(old)
-        Path(shutil.copy(stranger.root, tmp_path / "new.pem")).replace(root)
+        replace(root, stranger.root.read_bytes())
         friend = stranger.issue("friend")
-        deadline = time.monotonic() + 60
-        while True:
+
+        def named():
             try:
-                assert told(process.address, authority, friend)["names"] == ["friend"]
-                break
-            except grpc.RpcError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+                return told(process.address, authority, friend)["names"]
+            except grpc.RpcError as error:
+                return error.details()
+
+        look_until(named, lambda names: names == ["friend"])
         assert host.ask(old)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import grpc
 import pytest
@@ -13,6 +12,7 @@ from tests.clients.toolchains import Missing
 from tests.conformance.client import Stub, pb
 from tests.conformance.fixtures import repository
 from tests.proxy.proxies import PROXIES, Server, running
+from tests.waiting import look_until
 
 __all__ = ["repository"]
 
@@ -57,9 +57,10 @@ def channel(address):
 def wait_until_served(address):
     """Until the proxy has found a server that is well."""
     with grpc.insecure_channel(address) as channel:
-        for _ in range(100):
+
+        def is_served():
             with contextlib.suppress(grpc.RpcError):
-                Stub(channel).ServerReady(pb.ServerReadyRequest(), timeout=1)
-                return
-            time.sleep(0.1)
-    raise AssertionError("the proxy reaches no server")
+                return Stub(channel).ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+            return False
+
+        look_until(is_served)

@@ -212,6 +212,7 @@ def test_a_port_that_speaks_something_else_is_told(inferd):
 # ---- perf -----------------------------------------------------------------------------------------------------------
 
 SHORT = ["--measurement-interval", "100", "--warmup", "0", "--max-trials", "3"]
+SHORT += ["--measurement-mode", "count_windows", "--measurement-request-count", "5"]  # on a busy machine, too
 
 
 def test_levels_of_a_closed_loop(inferd, tmp_path):
@@ -233,13 +234,13 @@ def test_levels_of_a_closed_loop(inferd, tmp_path):
 
 
 def test_an_open_loop(inferd, tmp_path):
-    """Guards rates: about as many requests as are due, of a server that keeps up."""
+    """Guards rates: no more requests than are due; a closed loop makes thousands."""
     out = tmp_path / "run.json"
     arguments = ["fp32", "--shape", "INPUT0:4", "--request-rate-range", "200", "--request-distribution", "constant"]
     inferd("perf", *arguments, "--measurement-interval", "1000", "--max-trials", "1", "--out", out)
     (level,) = json.loads(out.read_text())["levels"]
     assert level["kind"] == "rate"
-    assert 20 < level["rate"] < 1000, "a closed loop makes thousands"
+    assert 20 < level["requests"] <= 201
 
 
 def test_latency_counts_from_when_a_request_was_due(inferd, tmp_path):
@@ -256,10 +257,10 @@ def test_the_highest_level_within_a_limit(inferd, tmp_path):
     out = tmp_path / "run.json"
     arguments = ["late", "--shape", "INPUT0:4", "--measurement-interval", "100", "--warmup", "0", "--max-trials", "1"]
     arguments += ["--concurrency-range", "1:9:1", "--out", out]
-    told = inferd("perf", *arguments, "--latency-threshold", "1300", "--binary-search")
+    told = inferd("perf", *arguments, "--latency-threshold", "1500", "--binary-search")
     found = [each["level"] for each in json.loads(out.read_text())["levels"]]
     assert len(found) <= 5
-    assert re.search(r"mean within 1300 ms: [1-6] at most", told)
+    assert re.search(r"mean within 1500 ms: [1-6] at most", told)
     assert "at no level" in inferd("perf", *arguments, "--latency-threshold", "1", status=1)
 
 
@@ -305,7 +306,7 @@ def test_streams_with_a_rate(inferd, server, tmp_path):
     rate = ["--rate", "200", "--request-distribution", "constant", "--out", out]
     inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT)
     assert (level_of(out)["kind"], level_of(out)["errors"]) == ("rate", {})
-    assert 20 < level_of(out)["rate"] < 1000, "a closed loop makes thousands"
+    assert 5 <= level_of(out)["requests"] <= 60  # in three windows
     region = ["--url", server.unix, "--shared-memory", "system", "--output-shared-memory-size", "64"]
     inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT, *region, url=False)
     assert not level_of(out)["errors"]
@@ -515,8 +516,8 @@ def test_threads_of_a_whole_process_want_another_server(tmp_path):
 
 
 def test_a_model_is_tuned(tmp_path, capsys):
-    """Guards `tune`: a model that takes 5 ms for any batch gets larger ones, and what is written serves."""
-    slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "5000"})
+    """Guards `tune`: a model that takes 20 ms for any batch gets larger ones, and what is written serves."""
+    slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "20000"})
     write(tmp_path / "models", [slow])
     command = ["tune", "slow", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
     command += ["--concurrency", "32", "--max-runs", "6", "--most-instances", "2", "--measurement-interval", "200"]

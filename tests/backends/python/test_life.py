@@ -108,7 +108,9 @@ async def test_an_execution_that_hangs_is_ended(tmp_path, value):
         answer = await ask(engine, value)
         assert answer.status == UNAVAILABLE
         assert "took longer than 1 s" in answer.text
-        assert (await ask(engine, 1)).status == 0
+        async with asyncio.timeout(60):
+            while (await ask(engine, 1)).status:  # noqa: ASYNC110 - on a busy machine, it may take longer than 1 s, too
+                await asyncio.sleep(0.05)
 
 
 async def test_an_exception_fails_its_batch_only(tmp_path):
