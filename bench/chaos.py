@@ -45,8 +45,8 @@ REFUSED_PAUSE = 0.02  # seconds that a client waits after it was refused
 DEADLINE = 120.0  # seconds of each request: no answer by then is one that was lost, however busy the machine
 START, STOP = 600.0, 120.0  # seconds that the server may take, one of a sanitizer's build, too
 # Of a server of a sanitizer's build, whose workers take long to start. Otherwise it would only keep those that are
-# stopped while they start.
-PATIENT = ("--backend-config", "python,stub-timeout-seconds=120")
+# stopped while they start. It is less than DEADLINE: a worker that is stopped while it starts keeps requests waiting.
+PATIENT = ("--backend-config", "python,stub-timeout-seconds=60")
 
 MODEL = """
 import os, sys, time
