@@ -202,8 +202,17 @@ def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys) -> No
 def test_one_model_is_looked_at(tmp_path: Path, capsys, given: str) -> None:
     """A model's folder, its file, and the folder of the file."""
     write(tmp_path, "m", GOOD)
+    (tmp_path / "m" / "config.pbtxt").unlink()
     assert cli.main(["check", str(tmp_path / given)]) == 0
-    assert capsys.readouterr().out == f"{ {'m': 'm', 'm/1/model.onnx': 'model', 'm/1': '1'}[given] }: ok\n"
+    assert capsys.readouterr().out == "m: ok\n"
+
+
+@pytest.mark.parametrize("given", ["m/1/model.onnx", "m/1"])
+def test_a_part_of_a_model_is_not_looked_at_without_its_configuration(tmp_path: Path, capsys, given: str) -> None:
+    write(tmp_path, "m", GOOD)
+    assert cli.main(["check", str(tmp_path / "m")]) == 0
+    assert cli.main(["check", str(tmp_path / given)]) == 1
+    assert f"give the model's folder, {tmp_path / 'm'}\n" in capsys.readouterr().err
 
 
 def test_check_without_a_model_is_an_error(tmp_path: Path, capsys) -> None:

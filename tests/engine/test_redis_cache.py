@@ -368,7 +368,7 @@ def test_without_the_client_library_the_server_says_what_to_install(tmp_path, mo
     import sys
 
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(Exception, match=r'pip install "inferd\[redis\]"'):
+    with pytest.raises(Exception, match=r"pip install 'inferd\[redis\]'"):
         Engine([tmp_path], Loader({}), Options(), cache=RedisCache("h", 1))
 
 

@@ -302,5 +302,5 @@ def test_the_credential_file_says_who_by_the_longest_beginning(tmp_path: Path) -
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r'pip install "inferd\[cloud\]"'):
+    with pytest.raises(ConfigError, match=r"pip install 'inferd\[cloud\]'"):
         mirror.CloudSource("s3://bucket/a", {})

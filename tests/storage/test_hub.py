@@ -92,5 +92,5 @@ def test_what_cannot_be_had_is_an_error(url: str, text: str) -> None:
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r'pip install "inferd\[hf\]"'):
+    with pytest.raises(ConfigError, match=r"pip install 'inferd\[hf\]'"):
         download("hf://org/single")
