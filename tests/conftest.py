@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")
 
-# How long an example, or making one, takes says how busy the machine is. Examples are the same in each run: new ones may
-# find an old fault, which is for `make soak` and not for the next change.
+# How long an example, or making one, takes says how busy the machine is. Examples are the same in each run: to find old
+# faults with new ones is for `make soak`, not for the next change.
 settings.register_profile(
     "inferd",
     deadline=None,
