@@ -138,11 +138,16 @@ class Credentials:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_passphrase)
         except ssl.SSLError as error:
             raise CredentialsError(self._reason(error)) from error
+        except OSError as error:  # a file has gone since its content was read
+            either = f"{self._certificate} or {self._key}"
+            raise CredentialsError(f"--grpc-server-cert: cannot read {either}: {error.strerror}") from error
         if self._root is not None:
             try:
                 context.load_verify_locations(self._root)
             except ssl.SSLError as error:
                 raise CredentialsError(f"--grpc-root-cert: {self._root} cannot be used: {error.reason}") from error
+            except OSError as error:
+                raise CredentialsError(f"--grpc-root-cert: cannot read {self._root}: {error.strerror}") from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 

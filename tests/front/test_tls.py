@@ -353,3 +353,17 @@ def test_a_file_that_is_gone_for_a_while_changes_nothing(files, caplog):
     files[0].write_bytes(kept)
     assert credentials.refresh()
     assert credentials.material is not before
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_file_that_goes_while_it_is_looked_at_changes_nothing(files, monkeypatch, gone):
+    """An error of another kind than `refresh` expects would end the looks for good."""
+    credentials = Credentials(*files)
+    content = files[gone].read_bytes()
+    replace(files[gone], content)
+    whole = Credentials._context
+    with monkeypatch.context() as patched:
+        patched.setattr(Credentials, "_context", lambda self: files[gone].unlink() or whole(self))
+        assert not credentials.refresh()
+    files[gone].write_bytes(content)
+    assert credentials.refresh()
