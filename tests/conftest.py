@@ -3,10 +3,13 @@
 import gc
 import os
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from backends import opening
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")
@@ -33,9 +36,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the collector need not look at it after each test that asks for a collection."""
+    """What has been imported stays: the collector need not look at it after each test that asks for a collection.
+
+    What a test imports later does not set aside what is garbage then, which tests of live objects would find for ever. A
+    server looks for it when a version ends.
+    """
     gc.collect()
     gc.freeze()
+    opening.gc = SimpleNamespace(  # type: ignore[assignment]
+        isenabled=gc.isenabled, disable=gc.disable, enable=gc.enable, freeze=lambda: None
+    )
 
 
 @pytest.hookimpl(wrapper=True)
