@@ -38,8 +38,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 def pytest_collection_finish() -> None:
     """What has been imported stays: the collector need not look at it after each test that asks for a collection.
 
-    What a test imports later does not set aside what is garbage then, which tests of live objects would find for ever. A
-    server looks for it when a version ends.
+    What a test imports later does not set aside what is garbage then, which tests of live objects would find for ever.
+    A server looks for it when a version ends.
     """
     gc.collect()
     gc.freeze()
