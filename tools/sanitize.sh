@@ -53,7 +53,7 @@ for build in $builds; do
                tests/backends/python/test_batches_of_the_loop.py tests/engine/test_batches.py tests/engine/test_stopping.py"
         flags=-fsanitize=thread
         preload=$(gcc -print-file-name=libtsan.so)
-        TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0:allocator_may_return_null=1
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0:allocator_may_return_null=1:die_after_fork=0
         TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports/threads
         export TSAN_OPTIONS
     fi

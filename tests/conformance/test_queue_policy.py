@@ -80,6 +80,8 @@ def occupied(server, repository):
                 begin()
             return began.exists()
 
+        for left in (began, go):  # not at the end: what has waited for the request is executed then
+            left.unlink(missing_ok=True)
         with doors.connected(server) as client:
             begin()
             look_until(is_busy)
@@ -88,8 +90,6 @@ def occupied(server, repository):
             finally:
                 go.touch()
                 assert ended.get(timeout=60) is None
-                began.unlink()
-                go.unlink()
 
     return occupy
 
