@@ -245,8 +245,10 @@ class Channel:
         self._links = [None] * len(self._links)
         for link in links:
             link.close()
-            if link.owner is not None and link.owner is not threading.current_thread():
-                link.owner.join()
+            with self._attending:  # its thread may be about to start
+                owner = link.owner
+            if owner is not None and owner is not threading.current_thread():
+                owner.join()
         self.later.hurry()
 
     def forked(self) -> None:
