@@ -34,6 +34,9 @@ class FullQueues(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[int, int]] = {}  # tag: (client, level)
         self.tag = 0
 
+    def teardown(self):
+        self.probe = None  # with its requests, however long the machine is kept
+
     def room_on(self, level: int) -> tuple[int, ...]:
         """The levels on which somebody would have to make room; empty: there is room."""
         size = self.sizes[level]
