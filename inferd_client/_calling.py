@@ -42,10 +42,15 @@ def failure(call: Call) -> InferenceServerException:
     return error_of(*call.status(), call.details)
 
 
+def too_late() -> InferenceServerException:
+    """The error of a call whose deadline has passed before the server could say so."""
+    return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+
 def unreachable(target: Target, error: OSError, timeout: float | None) -> InferenceServerException:
     """What it is for the caller that no connection was made in so many seconds, or the default's."""
     if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
-        return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        return too_late()
     return error_of(UNAVAILABLE, f"failed to connect to {target.text}: {error.strerror or str(error) or 'timed out'}")
 
 

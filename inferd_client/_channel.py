@@ -12,7 +12,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from inferd_client._calling import (
-    DEADLINE_EXCEEDED,
     INTERNAL,
     Attempts,
     RetryOptions,
@@ -21,6 +20,7 @@ from inferd_client._calling import (
     failure,
     left_of,
     plain,
+    too_late,
     unreachable,
 )
 from inferd_client._connecting import Options, Target, connect
@@ -79,7 +79,7 @@ class Later:
                 self._changed.notify()
 
     def hurry(self) -> None:
-        """Call at once what is due later, now and from now on."""
+        """Call every entry at once, also those that `at` adds from now on."""
         with self._changed:
             self._hurries = True
             self._due = [(0.0, number, what) for _, number, what in sorted(self._due)]
@@ -141,7 +141,7 @@ class Channel:
         left = left_of(ends)
         if not self._connecting.acquire(timeout=-1 if left is None else min(left, LONGEST_WAIT)):
             if left_of(ends) == 0.0:
-                raise error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+                raise too_late()
             return self.link(ends)
         try:
             if self._closed:
@@ -212,7 +212,7 @@ class Channel:
     def start(
         self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
     ) -> Pending:
-        """Begin a call, as of `unary`; its end is told in another thread."""
+        """Begin a call; the arguments are those of `unary`. Another thread calls `told.ended` at its end."""
         pending = Pending(self, headers, pieces, end_of(timeout), told, once)
         try:
             pending.begin()
@@ -276,7 +276,7 @@ class Pending:
         self._ends = ends
         self._told = told
         self._attempts = Attempts(channel.retries, ends, once)
-        self._changing = threading.RLock()  # of what follows; a handler of signals may cancel, too
+        self._changing = threading.RLock()  # guards the fields below; a signal handler may call `cancel`, too
         self._cancelled = False
         self._over = False
         self._call: Call | None = None
@@ -326,7 +326,7 @@ class Pending:
             return
         pause = self._attempts.pause(error, safe, answered)
         if pause is not None and left_of(self._ends) == 0.0:
-            pause, error = None, error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+            pause, error = None, too_late()
         if pause is None:
             self._end(None, error)
             return
@@ -356,7 +356,7 @@ class Pending:
         if self._cancelled:
             error = error_of(1, LOCALLY_CANCELLED)
         elif left_of(self._ends) == 0.0:
-            error = error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+            error = too_late()
         else:
             error = error_of(1, CLOSED)
         self._end(None, error)

@@ -7,7 +7,6 @@ import socket
 from typing import Any
 
 from inferd_client._calling import (
-    DEADLINE_EXCEEDED,
     INTERNAL,
     Attempts,
     RetryOptions,
@@ -16,6 +15,7 @@ from inferd_client._calling import (
     failure,
     left_of,
     plain,
+    too_late,
     unreachable,
 )
 from inferd_client._channel import CLOSED, HeaderList, Pieces
@@ -177,7 +177,7 @@ class LoopChannel:
             async with asyncio.timeout(left_of(ends)):
                 await connecting.acquire()
         except TimeoutError:
-            raise error_of(DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+            raise too_late() from None
         try:
             for i, each in enumerate(self._links):
                 if each is None or not each.link.usable:

@@ -298,10 +298,10 @@ cdef struct Host:
     void *clock_context
     Conn *first_dirty        # connections with output that was not collected yet
     # Called after each read that may have brought native calls, `another` if not from the connection of the one before.
-    # True: what follows from them waits until `end_round`, so that what more connections bring meanwhile is done with
-    # it. NULL: nothing follows.
+    # Returns True to put the wake-ups of these calls off until `end_round`, together with those of more connections.
+    # NULL: native calls wake nobody.
     bint (*after_read)(void *context, int64_t now_ns, bint another) noexcept nogil
-    void (*end_round)(void *context) noexcept nogil      # do what has waited; called at the end of each round, too
+    void (*end_round)(void *context) noexcept nogil      # wakes what was put off; the endpoint calls it after each round
     void *round_context
     bint rounds              # somebody sees to it that a round ends soon after `others_ran` (Endpoint.on_dirty)
     bint waits               # for `end_round`

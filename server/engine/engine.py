@@ -45,8 +45,9 @@ from server.errors import Internal, InvalidArgument, Unavailable
 log = logging.getLogger("inferd.engine")
 
 LOAD_PATIENCE = 30.0
-LEFT_AFTER = 5.0  # seconds after its end a version and its model must be gone, or the collector looks for them
 """Seconds for which a load on demand waits while none of those before it gets on: one of them may wait for it."""
+LEFT_AFTER = 5.0
+"""Seconds after its end in which a version and its model must be gone, or the collector looks for them."""
 ON_DEMAND = "not loaded: a request for it has it loaded"
 
 Deliver = Callable[[int, str, bytes | None], None]

@@ -95,7 +95,7 @@ _OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "back
 
 
 def error_text(error: BaseException) -> str:
-    """What the server is told of an error: our own words as they are, anything else with its traceback."""
+    """The text of an error for the server: that of a TritonModelException as it is, of any other with its traceback."""
     return str(error) if isinstance(error, TritonModelException) else exception_text(error)
 
 

@@ -39,7 +39,7 @@ class Regions:
         self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # and what models have kept of others
 
     def reaches(self, descriptor: int) -> bool:
-        """Whether this process can open what is there, and can make its own what it maps of it."""
+        """Whether this process can open the objects of regions, and the kernel can copy mapped pages for it."""
         try:
             os.close(self._open(descriptor))
             with mmap.mmap(-1, mmap.PAGESIZE) as page:

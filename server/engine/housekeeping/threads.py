@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[], None]
 Todo = tuple[Work, Work]
-"""What is to be done, and what tells that it is."""
+"""A function to call on a thread, and one that the thread calls afterwards to tell the caller."""
 
 MOST_IDLE: Final = 4
 """Threads that wait for work at a time."""
