@@ -240,6 +240,27 @@ async def test_versions_are_looked_into_at_a_time_and_once(tmp_path, monkeypatch
         assert [each.version for each in engine.versions("m")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_code_that_exits_while_it_looks_into_a_version_ends_no_load(tmp_path, monkeypatch, threads):
+    """Neither the thread that has begun the load, nor one that helps it: the other version is served."""
+    together = threading.Barrier(threads)
+
+    def complete(self, source):
+        together.wait(60)
+        if source.version == 1:
+            raise SystemExit("no licence")
+
+    monkeypatch.setattr(puppets.PuppetBackend, "completes", True)
+    monkeypatch.setattr(puppets.PuppetBackend, "complete", complete)
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    text = CONFIG + "version_policy { all { } }"
+    async with serving(tmp_path, control=NOTHING, load_threads=threads, m=text) as engine:
+        with pytest.raises(ServerError, match="no licence"):
+            await engine.load("m")
+        assert [each.version for each in engine.versions("m")] == [2]
+        assert "no licence" in states(engine)["m", "1"][1]
+
+
 async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, monkeypatch):
     making, go = threading.Event(), threading.Event()
     made = puppets.PuppetBackend.load

@@ -121,6 +121,8 @@ class _Preparation:
         def look(version: int) -> None:
             try:
                 completed[version] = self._completed(version)
+            except SystemExit as error:  # of code that looks into a file: it ends no thread of the server
+                errors[version] = BackendError(f"the code that looks into the model's files exits: {error}")
             except Exception as error:  # of a framework: the other versions do not depend on it
                 errors[version] = error
 

@@ -288,8 +288,11 @@ class Lifecycle:
             def run() -> None:
                 with suppress(IndexError):
                     while True:
-                        work(left.popleft())
-                        done.release()
+                        number = left.popleft()
+                        try:
+                            work(number)
+                        finally:  # who began waits for all of them, whatever one raises
+                            done.release()
 
             async def take_part() -> None:
                 if left:
