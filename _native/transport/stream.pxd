@@ -301,7 +301,8 @@ cdef struct Host:
     # Returns True to put the wake-ups of these calls off until `end_round`, together with those of more connections.
     # NULL: native calls wake nobody.
     bint (*after_read)(void *context, int64_t now_ns, bint another) noexcept nogil
-    void (*end_round)(void *context) noexcept nogil      # wakes what was put off; the endpoint calls it after each round
+    # Wakes what was put off. The endpoint calls it after each round.
+    void (*end_round)(void *context) noexcept nogil
     void *round_context
     bint rounds              # somebody sees to it that a round ends soon after `others_ran` (Endpoint.on_dirty)
     bint waits               # for `end_round`
