@@ -8,14 +8,14 @@ from backends.api import BackendError, ModelSpec, TensorSpec
 
 
 def check_names(spec: ModelSpec, kind: str, tensors: Sequence[TensorSpec], known: Collection[str]) -> None:
-    """Whether the model has every configured tensor.
+    """Check that the model has every configured tensor.
 
     Args:
         kind: "input" or "output".
-        known: the names that the model's have.
+        known: the names of the model's tensors of this kind.
 
     Raises:
-        BackendError: it lacks one.
+        BackendError: the model lacks one.
     """
     for tensor in tensors:
         if tensor.name not in known:
@@ -26,14 +26,14 @@ def check_names(spec: ModelSpec, kind: str, tensors: Sequence[TensorSpec], known
 
 
 def check_none_missing(spec: ModelSpec, inputs: Collection[str], missing: Sequence[str]) -> None:
-    """Whether every input of the model is configured.
+    """Check that every input that the model requires is configured.
 
     Args:
-        inputs: names of those that must be.
-        missing: those of them that are not.
+        inputs: the names of the required inputs.
+        missing: those of them that the configuration lacks.
 
     Raises:
-        BackendError: some are.
+        BackendError: an input is missing.
     """
     if missing:
         raise BackendError(
@@ -45,15 +45,15 @@ def check_none_missing(spec: ModelSpec, inputs: Collection[str], missing: Sequen
 def check_dims(
     spec: ModelSpec, tensor: TensorSpec, model: tuple[int, ...], *, any_batch: bool = False, any_dims: bool = False
 ) -> None:
-    """Dimensions that both fix must be equal; the batch dimension must be variable in the model.
+    """Check a shape: dimensions that both sides fix are equal, and the model's batch dimension is variable.
 
     Args:
         model: the shape in the file, -1 for what it leaves open.
-        any_batch: the model gets the batch dimension that the configuration wants.
-        any_dims: it gets all other dimensions likewise.
+        any_batch: the backend reshapes the model to the configuration's batch dimension.
+        any_dims: the backend reshapes the model to all other dimensions of the configuration.
 
     Raises:
-        BackendError: they differ; the text has both shapes.
+        BackendError: the shapes differ; the text has both.
     """
     if not model and not spec.max_batch_size:
         return  # a scalar or of unrecorded rank, which cannot be told apart

@@ -4,7 +4,7 @@ The engine finds a backend by name (`backends.loader`), asks it what a model fil
 version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by one
 thread of its own, one batch at a time.
 
-What it is told of a model are the specs of `backends.specs`, which can be had from here, too.
+The engine describes a model to a backend by the specs of `backends.specs`, which this module exports, too.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class BackendError(Exception):
 
 
 class RequestError(BackendError):
-    """Requests cannot be executed as they are: they get INVALID_ARGUMENT where other errors mean INTERNAL.
+    """The requests of a batch are invalid: they get INVALID_ARGUMENT, where other errors mean INTERNAL.
 
-    All of a batch do, so it is for what they have in common, such as their shapes.
+    Every request of the batch gets this error, so it is for what they have in common, such as their shapes.
     """
 
     blames_requests = True
@@ -103,7 +103,7 @@ class ModelSource:
     spec: ModelSpec
     version: int
     path: Path  # the version directory
-    make_json: Callable[[], str] = str  # what `config_json` is; few backends ask
+    make_json: Callable[[], str] = str  # makes `config_json`, which few backends ask for
     from_client: bool = False  # the configuration came with a load: it names nothing outside the model's folder
 
     @property
@@ -124,7 +124,7 @@ class ModelSource:
         """A file of the version that the configuration names; backends find such files in no other way.
 
         Raises:
-            BackendError: it leads out of the model's folder.
+            BackendError: the name leads out of the model's folder.
         """
         try:
             return inside(self.path, name, self.path.parent)
@@ -132,7 +132,7 @@ class ModelSource:
             raise BackendError(f"model '{self.spec.name}': {error}") from None
 
     def not_found(self, path: Path) -> BackendError:
-        """The error for a model file that is not there; it tells what is."""
+        """The error for a model file that is not there; its text lists the files that are."""
         return BackendError(f"unable to find '{path}' for model '{self.spec.name}'{self._there_is(path)}")
 
     def _there_is(self, path: Path) -> str:
@@ -168,7 +168,7 @@ class EngineSpec:
     precisions: tuple[str, ...] = ()  # that kernels may have beside the model's own: "fp16", ...
     strongly_typed: bool = False  # every tensor has the type that the model gives it
     version_compatible: bool = False  # later versions run it, too
-    lean_runtime: bool = True  # a version-compatible one brings the runtime that they need
+    lean_runtime: bool = True  # a version-compatible engine contains the runtime that later versions need
     hardware_compatible: bool = False  # GPUs of later generations run it, too
     weight_streaming: bool = False
     optimization_level: int | None = None
@@ -176,18 +176,18 @@ class EngineSpec:
     device: int = 0
     compute_capability: str = ""  # of another GPU than this machine's
     runtime: str = ""  # which of the frameworks that build; empty: the usual one
-    cache: Path | None = None  # where what was built is kept; None: the usual folder
+    cache: Path | None = None  # the folder that keeps engines; None: the usual one
 
 
 class Services(Protocol):
-    """What the server does for models that ask it, from any thread."""
+    """What models may ask of the server, from any thread."""
 
     @property
     def entrance(self) -> object:
         """A capsule "inferd.submission": the Submission (`_native/service/submission.pxd`) for models' requests."""
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
-        """Have something done that is no inference.
+        """Ask the server for something other than inference.
 
         "is_model_ready" and "is_decoupled" (name, version), "load_model" (name, config, files: contents by "file:" and
         path), "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that
@@ -198,11 +198,11 @@ class Services(Protocol):
     def measure(self, user: object, change: Mapping[str, object]) -> None:
         """Change a metric of a model's own, as METRIC in worker/protocol.py of the Python backend describes it.
 
-        `user` stands for whoever has made the metric, which goes with `forget_measures`.
+        `user` stands for the owner of the metric: `forget_measures` removes the metrics of an owner.
         """
 
     def forget_measures(self, user: object) -> None:
-        """This user is gone, and with it the metrics that nobody else has made."""
+        """Forget a user, and remove the metrics that no other user has made."""
 
 
 class Backend(abc.ABC):
@@ -243,14 +243,14 @@ class Backend(abc.ABC):
         return None
 
     def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:  # noqa: ARG002
-        """What a model takes and gives whose file does not record it, by trying: for `inferd models init`. Blocks.
+        """Try the model to find out its inputs and outputs, where its file does not record them. Blocks.
 
         Args:
-            known: inputs, so far as the caller knows them, without the batch dimension.
-            whole: they have all dimensions, and the model is to have no batch dimension.
+            known: the inputs that the caller knows, without the batch dimension.
+            whole: `known` has all dimensions, and the model is to have no batch dimension.
 
         Raises:
-            BackendError: that cannot be found out; the text says what the caller is to tell.
+            BackendError: the trial did not succeed; the text says what the caller must state.
         """
         raise BackendError(f"backend '{self.name}' does not guess what '{source.spec.name}' takes and gives")
 
@@ -265,13 +265,13 @@ class Backend(abc.ABC):
         return None
 
     def build(self, spec: EngineSpec, tell: Callable[[str, int], object]) -> Path:  # noqa: ARG002 (for who builds)
-        """Build a model for a GPU, or find it built; the file. Blocks, maybe for minutes.
+        """Build a model for a GPU, or find it built, and return the file. Blocks, maybe for minutes.
 
         Args:
-            tell: told what is being done and how much of it is done, in percent; on any thread.
+            tell: called on any thread with what is being done and how much of it is done, in percent.
 
         Raises:
-            BackendError: this backend builds nothing, or it cannot be built.
+            BackendError: this backend builds nothing, or cannot build this model.
         """
         raise BackendError(f"backend '{self.name}' builds no models")
 
@@ -295,7 +295,7 @@ class Backend(abc.ABC):
 class Model(abc.ABC):
     """One loaded version."""
 
-    arena: ArenaHandle | None = None  # into which large messages for the model are to be received; None: anywhere
+    arena: ArenaHandle | None = None  # the server receives large messages for the model into it; None: anywhere
 
     @abc.abstractmethod
     def create_instance(self, spec: InstanceSpec) -> Instance:
@@ -312,12 +312,12 @@ class WorkerStatus:
 
     Attributes:
         state: one of STATES.
-        restarts: how often another one was started because it had ended.
-        pid: of the process; 0: there is none now, or the work is done on a thread of the server.
+        restarts: how often the server started another process because the last one had ended.
+        pid: of the process; 0: there is none now, or a thread of the server does the work.
     """
 
     STATES: ClassVar = ("starting", "up", "waiting")
-    """It is started and loads its model; it serves; it has ended several times, and the next start waits."""
+    """The process starts and loads its model; it serves; it has ended several times, and its next start waits."""
 
     state: str
     restarts: int
@@ -325,13 +325,13 @@ class WorkerStatus:
 
 
 class Instance(abc.ABC):
-    """What runs batches: one thread calls it, one batch at a time."""
+    """Runs batches: one thread calls it, one batch at a time."""
 
-    stoppable: ClassVar[bool] = False  # it has `stop`, and is told when nobody waits any more
+    stoppable: ClassVar[bool] = False  # it has `stop`, which the server calls when nobody waits any more
     writes_inputs: ClassVar[bool] = True
-    """Whether `execute` may write to its inputs. Then they are the batch's alone: what others can see (steps of an
-    ensemble, the response cache, requests that share an execution, a client's shared memory) is copied first. Where it
-    never does, inputs may be memory of others, and views of them are read-only."""
+    """Whether `execute` may write to its inputs. If so, the server first copies inputs that others can see (steps of an
+    ensemble, the response cache, requests that share an execution, a client's shared memory). If not, inputs may be
+    memory of others, and views of them are read-only."""
 
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:
@@ -341,10 +341,10 @@ class Instance(abc.ABC):
         """
 
     def stop(self) -> None:
-        """Every request of the batch that is executed now was cancelled or is late: have `execute` end early.
+        """Have `execute` end early: every request of its batch was cancelled or is late.
 
-        Called on the event loop, perhaps just before `execute` begins or after it has ended, and at most once a batch.
-        Not for requests of sequences. Must be quick. However `execute` ends then, nobody sees it.
+        The event loop calls this, perhaps just before `execute` begins or after it has ended, at most once a batch, and
+        never for requests of sequences. It must be quick. The server ignores how `execute` ends then.
         """
         return
 
@@ -362,7 +362,7 @@ class Instance(abc.ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether it can execute now. One that changes its mind tells so by `watch`'s callback."""
+        """Whether the instance can execute now. One whose readiness changes calls the callback of `watch`."""
         return True
 
     def check(self) -> Future[bool] | None:
@@ -371,7 +371,7 @@ class Instance(abc.ABC):
 
     @property
     def worker(self) -> WorkerStatus | None:
-        """The process in which it works; None where that is the server. From any thread."""
+        """The instance's worker process; None if the instance works in the server's own. From any thread."""
         return None
 
     def watch(self, changed: Callable[[], object]) -> None:  # noqa: B027 (for those whose readiness changes)
@@ -382,12 +382,13 @@ class NativeInstance(Instance):
     """An instance whose work is a C function: `execute` is never called, `executor` runs without the GIL.
 
     `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see
-    `_native/execution/batch.pxd`); its context is passed to each call. `gate`, if it has one, is a capsule named
-    "inferd.await_fn" around an `await_fn`, which is asked before each batch and may let the instance wait. `remote`, if
-    its work is done in another process, is a capsule named "inferd.remote" around a `Remote`
+    `_native/execution/batch.pxd`); each call gets its context. `gate`, if there is one, is a capsule named
+    "inferd.await_fn" around an `await_fn`: the instance's thread calls it before each batch, and it may wait. `remote`,
+    if another process does the work, is a capsule named "inferd.remote" around a `Remote`
     (`_native/execution/remote.pxd`), by which the event loop begins and ends batches without the instance's thread.
-    `input_device` is the GPU on which it reads inputs where trusted clients have put them; all others are copied to the
-    host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at `InputData.exclusive`.
+    `input_device` is the GPU on which the instance reads inputs where trusted clients have put them; the server copies
+    all others to the host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at
+    `InputData.exclusive`.
     """
 
     executor: object
@@ -407,7 +408,7 @@ class GpuInstance(Instance):
     """
 
     stream: Stream
-    """Where the model's work goes; made by the instance, on its device."""
+    """The stream of the model's work; the instance makes it, on its device."""
     _lost = False
     _changed: Callable[[], object] | None = None
 
@@ -432,7 +433,7 @@ class GpuInstance(Instance):
         self._changed = changed
 
     def lost(self) -> None:
-        """The device has failed for good: every further batch will. Called by the server."""
+        """The server calls this when the device has failed for good: every further batch fails."""
         self._lost = True
         if self._changed:
             self._changed()

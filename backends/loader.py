@@ -26,7 +26,7 @@ class Entry:
     model_filename: str = ""
     requires: str = ""  # the framework's import name; empty when it needs none
     libraries: tuple[str, ...] = ()  # of the framework's package, to be opened before it is imported
-    on_gpu: bool = False  # where there is a GPU, its instances are on it unless the configuration says otherwise
+    on_gpu: bool = False  # instances go to a GPU, if there is one, unless the configuration says otherwise
 
 
 BUILTIN: Mapping[str, Entry] = MappingProxyType(
@@ -75,7 +75,7 @@ PROGRAM = "model.py"
 LIBRARY = "libtriton_{}.so"
 """The file of a backend that was compiled for Triton: in a folder of `--backend-directory`, or with a model."""
 LIBRARY_OPTION = "library"
-"""Of `--backend-config`: a path of that file, for what it is to serve in place of the server's own backend."""
+"""A key of `--backend-config`: the path of that file, which then serves in place of the server's own backend."""
 
 # A backend's name becomes part of a path and of a module name.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -132,7 +132,7 @@ class BackendLoader:
 
         Args:
             name: of the backend, or a platform.
-            folders: of the version and of the model, the first that is looked into first.
+            folders: of the version and of the model, in the order of the search.
 
         Raises:
             BackendError: as for `backend`.
@@ -147,7 +147,7 @@ class BackendLoader:
         return self.backend(name)
 
     def unknown(self) -> list[str]:
-        """Names of backends in the configuration that are none."""
+        """Names in the configuration that no backend has."""
         return [
             name
             for name in self._configs
@@ -157,7 +157,7 @@ class BackendLoader:
         ]
 
     def serve(self, services: Services) -> None:
-        """What every backend may ask of the server from now on."""
+        """Give every backend the services of the server, those made later included."""
         with self._lock:
             self._services = services
             for backend in self._made.values():
@@ -217,15 +217,15 @@ def _compiled(config: Mapping[str, str], name: str, library: Path) -> Backend:
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """What installed packages bring, by name."""
+    """Entry points of the backends of installed packages, by name."""
     return {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
 def _installed_class(name: str) -> type[Backend] | None:
-    """The backend of this name that a package has brought; None if none has.
+    """The backend of this name that an installed package brings; None if none does.
 
     Raises:
-        BackendError: it cannot be imported, or is no backend.
+        BackendError: the entry point cannot be imported, or is no backend.
     """
     point = _entry_points().get(name)
     if point is None:
@@ -243,7 +243,7 @@ def _installed_class(name: str) -> type[Backend] | None:
 
 
 def _builtin_class(name: str, entry: Entry) -> type[Backend]:
-    # Asked of the finders, not imported: the framework itself waits until a model is loaded.
+    # Only looked for, not imported: the framework's import waits until a model is loaded.
     if entry.requires and not _is_installed(entry.requires):
         raise BackendError(
             f"backend '{name}' needs {entry.requires}, which {sys.executable} does not find: "
@@ -269,7 +269,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     """Run a user's module under a name that cannot hide an installed package.
 
     Raises:
-        BackendError: it does not run.
+        BackendError: the module raises.
     """
     spec = importlib.util.spec_from_file_location(f"inferd_backend_{name}", file)
     assert spec is not None and spec.loader is not None

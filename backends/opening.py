@@ -1,9 +1,9 @@
 """Imports a framework into a server that serves.
 
-An import opens libraries with the interpreter locked: with torch that is most of a second in which nothing that needs
-Python is answered. Opened here first, by a call that does not hold the lock, they are found already there. An import
-also makes so many objects (torch: 200,000) that the garbage collector looks at all of them several times, each time
-for up to two tenths of a second. It is off meanwhile, and does not look at these objects later: they stay.
+An import opens libraries while it holds the interpreter lock: torch holds it for most of a second, in which the server
+answers nothing that needs Python. So this module opens the libraries first, by a call that does not hold the lock. An
+import also makes so many objects (torch: 200,000) that the garbage collector looks at all of them several times, each
+time for up to two tenths of a second. So the collector is off meanwhile, and never looks at these objects: they stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 _lock = threading.Lock()
 _importing = 0  # threads that import a framework
-_collects = True  # what the collector did before the first of them
+_collects = True  # whether the collector was on before the first of them
 
 
 def import_framework(package: str) -> None:
@@ -43,11 +43,11 @@ def import_framework(package: str) -> None:
 
 
 def open_libraries(package: str, patterns: tuple[str, ...]) -> None:
-    """Open files of an installed package; one that is not there, or does not open, is left to the import to tell of.
+    """Open files of an installed package. The import reports a file that is missing or does not open.
 
     Args:
         package: its import name. Nothing happens if it is imported already, or is not installed.
-        patterns: of files, relative to the package's folder; the last of a chain opens those that it depends on.
+        patterns: of files, relative to the package's folder; opening a file opens those that it depends on.
     """
     if package in sys.modules:
         return

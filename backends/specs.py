@@ -1,4 +1,4 @@
-"""What `config.pbtxt` says of a model, after it was completed and validated. Specs are frozen."""
+"""The content of a `config.pbtxt` after completion and validation. Specs are frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorSpec:
     dims: tuple[int, ...]  # without the batch dimension; -1 is variable
     optional: bool = False
     labels: tuple[str, ...] = ()  # class names of an output with a label file
-    model_shape: tuple[int, ...] | None = None  # what the model has where clients have `dims`: as many elements
+    model_shape: tuple[int, ...] | None = None  # the model's shape in place of `dims`, with as many elements
     ragged: bool = False  # an input whose shapes may differ in a batch; the model gets the elements in one dimension
     shape_tensor: bool = False  # its values are shapes; where the model batches, the first is the batch size, which
     # `dims` leave out. It has no batch dimension then, and requests of other values are in other batches
@@ -47,16 +47,16 @@ class SuppliedSpec:
     """An input of the model that the batch provides and no request carries.
 
     Attributes:
-        kind: what it tells, one of:
-            START, END, READY: whether the request begins or ends its sequence, and whether there is one in this row;
-            CORRID: which sequence it belongs to;
+        kind: the meaning of its values, one of:
+            START, END, READY: whether the request begins or ends its sequence, and whether this row has a request;
+            CORRID: the correlation id of the sequence;
             END_REASON: why the sequence ends;
             STATE: the state that the sequence is in;
             BATCH_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
-            BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN: what Triton's
-            BatchInput.Kind says about a ragged input.
+            BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN: as Triton's
+            BatchInput.Kind describes a ragged input.
         tensor: as the model sees it; its dims leave out the batch dimension.
-        values: what START, END and READY give for no and for yes.
+        values: of START, END and READY for no and for yes.
         source: the output that updates a STATE, or the input that a BATCH_ kind is about.
     """
 
@@ -73,7 +73,7 @@ class QueuePolicySpec:
     max_size: int = 0  # requests; 0 for any number
     timeout_us: int = 0  # 0 for as long as it takes
     overridable: bool = False  # a request may name a shorter time
-    yields: bool = False  # one whose time is over waits on behind the others of its level; else it is refused
+    yields: bool = False  # a late request waits on behind the others of its level; else it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class QueueSpec:
     """How requests wait for a model."""
 
     levels: tuple[QueuePolicySpec, ...] = (QueuePolicySpec(),)  # the highest priority, which is 1, first
-    default_level: int = 1  # of requests that name none, or one that there is not
+    default_level: int = 1  # of requests that name none, or one that does not exist
     preserve_ordering: bool = False  # answers leave in the order in which requests came
 
 
@@ -100,7 +100,7 @@ class SequenceSpec:
     """sequence_batching of a model, and the parameters that belong to it."""
 
     direct: bool = True  # a sequence has a row of the batch to itself; else the oldest requests form batches
-    iterative: bool = False  # a request is executed until the model does not ask for it again
+    iterative: bool = False  # the model may reschedule a request any number of times
     max_idle_us: int = 1_000_000
     max_queue_delay_us: int = 0
     min_slot_utilization: float = 0.0  # direct
@@ -108,14 +108,14 @@ class SequenceSpec:
     preferred_sizes: tuple[int, ...] = ()  # oldest
     states: tuple[StateSpec, ...] = ()
     max_backlog: int = 0  # sequences that may wait for a slot; 0 for any number
-    notices_end: bool = False  # the model is executed once more when a sequence ends without a request that says so
+    notices_end: bool = False  # the model executes once more when a sequence ends without a request with the END flag
     ends_with_stream: bool = False  # a sequence ends with the stream that it started on
-    drain_seconds: int = 300  # for which live ones go on when the version is replaced or unloaded
+    drain_seconds: int = 300  # how long live sequences go on when the version is replaced or unloaded
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
-    """An input of a warm-up sample: where its data come from."""
+    """An input of a warm-up sample, and the origin of its data."""
 
     datatype: str
     dims: tuple[int, ...]  # of one row, without the batch dimension
@@ -135,7 +135,7 @@ class WarmupSpec:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
-    """What an instance must hold while it executes, where the server limits that."""
+    """A limited resource that an instance must hold while it executes."""
 
     name: str
     count: int
@@ -160,10 +160,10 @@ class InstanceSpec:
 class GraphSpec:
     """A CUDA graph to capture."""
 
-    rows: int  # that it computes
-    lowest: int  # rows of the smallest batch that is padded to have so many
+    rows: int  # of the batch that the graph computes
+    lowest: int  # rows of the smallest batch that is padded to `rows`
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Of inputs as the model sees them, without the batch dimension; others have the one shape of the configuration."""
+    """Shapes of inputs as the model sees them, without the batch dimension; other inputs have the configured shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorSpec:
-    """A library that the framework of a model is to hand parts of it to: `optimization.execution_accelerators`."""
+    """A library that executes parts of a model for its framework: `optimization.execution_accelerators`."""
 
     name: str
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -193,9 +193,9 @@ class StepSpec:
     version: int = -1  # -1: the latest when the request comes
     inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of the model, to the ensemble's
     outputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    gate: str = ""  # BOOL tensor of the ensemble that says whether it runs
-    gate_inverted: bool = False  # it runs where the gate says no
-    optional: frozenset[str] = frozenset()  # inputs that the model can do without
+    gate: str = ""  # the ensemble's BOOL tensor that decides whether the step runs
+    gate_inverted: bool = False  # the step runs if the gate is false
+    optional: frozenset[str] = frozenset()  # inputs that the model does not need
     decoupled: bool = False  # the model may give any number of responses
 
 
@@ -235,18 +235,19 @@ class ModelSpec:
     decoupled: bool = False  # a request may have any number of responses
     single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
     gpu: GpuSpec = GpuSpec()
-    gpu_accelerators: tuple[AcceleratorSpec, ...] = ()  # for instances on GPUs, the one that is asked first in front
+    gpu_accelerators: tuple[AcceleratorSpec, ...] = ()  # for instances on GPUs, the preferred one first
     cpu_accelerators: tuple[AcceleratorSpec, ...] = ()
     model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The model's file for GPUs of a compute capability, such as "9.0", where it is another."""
+    """Model files for GPUs of a compute capability, such as "9.0", that have a file of their own."""
     ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:
-        """What a batch has for the model, as the model has it: the inputs of requests, then the supplied ones."""
+        """The model's inputs, as the model has them: those of requests, then the supplied ones."""
         return (*(tensor.of_model for tensor in self.inputs), *(supplied.tensor for supplied in self.supplied))
 
     @property
     def model_outputs(self) -> tuple[TensorSpec, ...]:
-        """What the model gives, as it has it: the outputs that requests can ask for, then those that are kept."""
+        """The model's outputs, as the model has them: those that requests can ask for, then those that the server
+        keeps."""
         return (*(tensor.of_model for tensor in self.outputs), *self.kept)

@@ -1,4 +1,4 @@
-"""What both clients do the same about a call: its headers, its status, its compression, its retries."""
+"""The common part of both clients' calls: headers, status, compression, retries."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
 )
 SERVICE = "/inference.GRPCInferenceService/"
 ENCODINGS = {"gzip": 31, "deflate": 15}
-"""What messages are compressed with, and zlib's `wbits` for it."""
+"""Compression algorithms of messages, and zlib's `wbits` for each."""
 TRANSPARENT = 3
-"""How often a call is made again that the server has done nothing about."""
+"""How often the client repeats a call that the server has not touched."""
 LONGEST_DELAY = 3600
-"""Seconds: a server that says to wait longer is not listened to."""
+"""Seconds: the client ignores a server that asks it to wait longer."""
 NOT_REPEATED = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
-"""RPCs that are not made again where the server may have executed them."""
+"""RPCs that the client does not repeat if the server may have executed them."""
 
 
 def error_of(status: int, text: str, details: bytes = b"") -> InferenceServerException:
-    """What a call's status is for the caller."""
+    """The exception for a call's status."""
     return InferenceServerException(text, f"StatusCode.{STATUSES[status]}", _decoded(details) or None)
 
 
 def failure(call: Call) -> InferenceServerException:
-    """What a call that ended without OK is for the caller."""
+    """The exception for a call that ended without OK."""
     return error_of(*call.status(), call.details)
 
 
 def too_late() -> InferenceServerException:
-    """The error of a call whose deadline has passed before the server could say so."""
+    """The error of a call whose deadline passed before the server's answer."""
     return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 def unreachable(target: Target, error: OSError, timeout: float | None) -> InferenceServerException:
-    """What it is for the caller that no connection was made in so many seconds, or the default's."""
+    """The exception when no connection was made within `timeout` seconds, or within the default."""
     if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
         return too_late()
     return error_of(UNAVAILABLE, f"failed to connect to {target.text}: {error.strerror or str(error) or 'timed out'}")
 
 
 def end_of(timeout: float | None) -> float | None:
-    """The deadline, of time.monotonic(), so many seconds from now; None: none."""
+    """The deadline `timeout` seconds from now, in time.monotonic(); None: no deadline."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 def left_of(ends: float | None) -> float | None:
-    """Seconds until a deadline, 0 after it; None: there is none."""
+    """Seconds until a deadline, 0 after it; None: no deadline."""
     return None if ends is None else max(ends - time.monotonic(), 0.0)
 
 
@@ -72,8 +72,8 @@ class Headers:
 
     Args:
         authority: of requests.
-        secure: whether there is TLS.
-        user_agent: who calls.
+        secure: the connections use TLS.
+        user_agent: the value of the header user-agent.
     """
 
     def __init__(self, authority: str, *, secure: bool, user_agent: str = "inferd-client") -> None:
@@ -88,7 +88,7 @@ class Headers:
         self._made: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def of(self, method: str, metadata: Mapping[str, Any] | None, encoding: str = "") -> list[tuple[bytes, bytes]]:
-        """Of a call of a method; the list may be another call's, too."""
+        """The headers of a call of a method; calls may share the list."""
         found = self._made.get(method)
         if found is None:
             found = self._made[method] = [*self._before, (b":path", method.encode()), *self._after]
@@ -115,7 +115,7 @@ def _metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def encoding_of(algorithm: str | None) -> str:
-    """What a request is to be compressed with; empty for nothing.
+    """The encoding of a request; empty for no compression.
 
     Raises:
         InferenceServerException: there is no such algorithm.
@@ -139,7 +139,7 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
     """The bytes of a message that may be compressed: a buffer.
 
     Raises:
-        InferenceServerException: it cannot be decompressed, or is longer than `limit` then.
+        InferenceServerException: the message cannot be decompressed, or exceeds `limit` then.
     """
     if not encoding:
         return message
@@ -159,22 +159,21 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
 
 
 class RetryOptions(NamedTuple):
-    """When a call is made again that has failed, or for which no connection could be made.
+    """When the client repeats a call that has failed, or for which it could make no connection.
 
-    A server that says when (google.rpc.RetryInfo, at most an hour) is asked again then; otherwise the pause grows from
-    try to try, with some chance in it. A call is never made again after its deadline, nor when the pause would pass it.
-    Calls about which the server has done nothing, because the connection ended before or it said so, are made again
-    without this. Streams are not begun again.
+    The client waits as long as the server asks for (google.rpc.RetryInfo, at most an hour); otherwise the pause grows
+    from try to try, with some chance in it. It never repeats a call after the call's deadline, nor when the pause would
+    pass the deadline. Without these options, too, it repeats calls that the server has not touched, because the
+    connection ended before or the server said so. It does not restart streams.
 
-    A call that ended without a status of the server's own, because the connection was lost, may have been executed; it
-    is executed twice when it is made again. Requests of sequences, and loads and unloads of models, are not made again
-    then.
+    If the connection is lost before the server sends a status, the server may have executed the call, and a repeated
+    call is executed twice. The client does not repeat requests of sequences, and loads and unloads of models, then.
 
     Attributes:
-        attempts: at most so many in all.
-        initial_backoff: seconds, the pause after the first.
-        max_backoff: seconds, at most.
-        statuses: names of the failures for which it is done.
+        attempts: how many at most, the first included.
+        initial_backoff: seconds of the pause after the first attempt.
+        max_backoff: seconds of a pause at most.
+        statuses: names of the statuses after which the client repeats a call.
     """
 
     attempts: int = 3
@@ -183,7 +182,7 @@ class RetryOptions(NamedTuple):
     statuses: tuple[str, ...] = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
     def pause(self, tried: int, error: InferenceServerException) -> float | None:
-        """Seconds until the next attempt after so many; None: there is none."""
+        """Seconds until the next attempt after `tried` attempts; None: there is none."""
         if tried >= self.attempts or str(error.status()).removeprefix("StatusCode.") not in self.statuses:
             return None
         told = retry_delay(error.debug_details() or b"")
@@ -195,12 +194,12 @@ class RetryOptions(NamedTuple):
 
 
 class Attempts:
-    """Those at one call that have failed, and when there is another.
+    """The failed attempts at one call; decides when the next one is made.
 
     Args:
-        retries: None: only what the server has done nothing about is tried again.
-        ends: the call's deadline, of time.monotonic(); None: none.
-        once: there is none after one that the server may have executed.
+        retries: None: only calls that the server has not touched are repeated.
+        ends: the call's deadline, in time.monotonic(); None: no deadline.
+        once: no further attempt after one that the server may have executed.
     """
 
     __slots__ = ("_ends", "_once", "_repeated", "_retries", "_tried")
@@ -215,9 +214,9 @@ class Attempts:
         """Seconds until the next attempt; None: there is none.
 
         Args:
-            error: how this one ended.
-            safe: the server has done nothing about it.
-            answered: whether the server has given it a status; None: it was not begun.
+            error: of this attempt.
+            safe: the server has not touched this attempt.
+            answered: whether the server has sent a status; None: the attempt did not begin.
         """
         if safe and self._repeated < TRANSPARENT:
             self._repeated += 1
@@ -239,7 +238,7 @@ def _decoded(details: bytes) -> bytes:
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: numbers and ints or bytes; nothing after one that is not right."""
+    """The fields of a protobuf message: numbers and ints or bytes, up to the first malformed one."""
     at = 0
 
     def number() -> int:
@@ -269,7 +268,7 @@ def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def retry_delay(status: bytes) -> float | None:
-    """Seconds that a google.rpc.Status says to wait; None: it does not say, or nothing from 0 to LONGEST_DELAY."""
+    """The pause in seconds that a google.rpc.Status asks for; None without one from 0 to LONGEST_DELAY."""
     for number, detail in fields_of(status):
         if number != 3 or not isinstance(detail, bytes):
             continue
@@ -281,7 +280,7 @@ def retry_delay(status: bytes) -> float | None:
 
 
 def _delay(duration: Any) -> float | None:
-    """Seconds of a google.protobuf.Duration; None: it is none, or not from 0 to LONGEST_DELAY."""
+    """Seconds of a google.protobuf.Duration; None if malformed, or not from 0 to LONGEST_DELAY."""
     if not isinstance(duration, bytes):
         return None
     parts = dict(fields_of(duration))

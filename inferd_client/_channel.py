@@ -1,4 +1,4 @@
-"""The synchronous side: links to one server, and calls that threads wait for or are told of."""
+"""The synchronous side: links to one server, calls that a thread waits for, and calls that end in a callback."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ HeaderList = list[tuple[bytes, bytes]]
 LOCALLY_CANCELLED = "Locally cancelled by application!"
 CLOSED = "the client is closed"
 LONGEST_WAIT = 3600.0
-"""Seconds that a thread waits without looking at the time; more than some millions cannot be waited for at once."""
+"""The longest single wait of a thread in seconds: the system cannot wait for more than some millions."""
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 class Told(Protocol):
-    """Who is told of the end of a call."""
+    """Takes the end of a call."""
 
     def ended(self, message: Any, error: InferenceServerException | None) -> None:
-        """With the bytes of the answer, or what went wrong."""
+        """The call has ended, with the bytes of the answer or with an error."""
 
 
 Entry = tuple[float, int, Callable[[], None]]
 
 
 class Later:
-    """Calls what is to be called at a time, in a thread that is there while there is something to call."""
+    """Calls functions at given times, in a thread that exists while there are functions to call."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -59,7 +59,7 @@ class Later:
         self._thread: threading.Thread | None = None
 
     def at(self, when: float, what: Callable[[], None]) -> Entry:
-        """Call it then, of time.monotonic(); 0: at once; infinity: when it is to hurry."""
+        """Call a function at a time of time.monotonic(); 0: at once; infinity: when `hurry` is called."""
         with self._changed:
             self._count += 1
             entry = (0.0 if self._hurries else when, self._count, what)
@@ -71,7 +71,7 @@ class Later:
         return entry
 
     def forget(self, entry: Entry) -> None:
-        """Do not call it, unless it is called already."""
+        """Do not call an entry, unless its call has begun."""
         with self._changed:
             if entry in self._due:
                 self._due.remove(entry)
@@ -96,7 +96,7 @@ class Later:
                 what = heappop(self._due)[2]
             try:
                 what()
-            except BaseException:  # other calls wait for this thread, whatever a callback raises
+            except BaseException:  # other calls need this thread, whatever a callback raises
                 sys.excepthook(*sys.exc_info())
 
 
@@ -106,16 +106,16 @@ class Channel:
     Args:
         target: the server.
         options: how links are made.
-        connections: how many; a call takes the one with the fewest in flight.
-        retries: see RetryOptions; None: failures are the caller's.
+        connections: how many links; a call takes the one with the fewest calls in flight.
+        retries: see RetryOptions; None: the caller gets every failure.
     """
 
     def __init__(self, target: Target, options: Options, connections: int = 1, retries: RetryOptions | None = None):
         self.target = target
         self.options = options
         self.retries = retries
-        self.later = Later()  # what must not wait for a connection
-        self.anew = Later()  # next attempts, which may have to make one
+        self.later = Later()  # calls that must not wait for a connection
+        self.anew = Later()  # next attempts, which may have to make a connection
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
@@ -123,10 +123,10 @@ class Channel:
         _channels.add(self)
 
     def link(self, ends: float | None = None) -> Link:
-        """One that takes calls.
+        """A link that takes calls; makes one if needed.
 
         Args:
-            ends: the deadline, of time.monotonic(); None: none.
+            ends: the deadline, in time.monotonic(); None: no deadline.
 
         Raises:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
@@ -159,7 +159,7 @@ class Channel:
         except OSError as error:
             raise unreachable(self.target, error, timeout) from None
         self._links[place] = link
-        if self._closed:  # meanwhile: `close` may not have met the link
+        if self._closed:  # `close` came meanwhile, and may not have seen this link
             link.close()
             raise error_of(1, CLOSED)
         if self.options.keepalive is not None and self.options.keepalive[2]:
@@ -173,10 +173,10 @@ class Channel:
 
         Args:
             headers, pieces, timeout: see Call.
-            once: it is not made again where the server may have executed it.
+            once: do not repeat the call if the server may have executed it.
 
         Raises:
-            InferenceServerException: it failed.
+            InferenceServerException: the call failed.
         """
         ends = end_of(timeout)
         attempts = None
@@ -207,7 +207,7 @@ class Channel:
             raise error_of(INTERNAL, "the answer is not one message")
         return plain(*found, self.options.limit)
 
-    # ---- calls that one is told of
+    # ---- calls that end in a callback
 
     def start(
         self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
@@ -222,7 +222,7 @@ class Channel:
         return pending
 
     def announced(self, call: Call, ends: float | None) -> Link:
-        """The link on which a call that announces itself was begun; see `link`."""
+        """Begin a call with a callback; returns its link, see `link`."""
         while True:
             link = self.link(ends)
             self._attend(link)
@@ -239,13 +239,13 @@ class Channel:
     # ---- the end
 
     def close(self) -> None:
-        """End all calls and links. A connection that is being made is not waited for: it is closed when it is made."""
+        """End all calls and links, without waiting for a connection being made: it is closed once made."""
         self._closed = True
         links = [link for link in self._links if link is not None]
         self._links = [None] * len(self._links)
         for link in links:
             link.close()
-            with self._attending:  # its thread may be about to start
+            with self._attending:  # the link's thread may be about to start
                 owner = link.owner
             if owner is not None and owner is not threading.current_thread():
                 owner.join()
@@ -265,7 +265,7 @@ def _busy(link: Link | None) -> float:
 
 
 class Pending:
-    """A call that one is told of."""
+    """A call that ends in a callback."""
 
     def __init__(
         self, channel: Channel, headers: HeaderList, pieces: Pieces, ends: float | None, told: Told, once: bool
@@ -281,7 +281,7 @@ class Pending:
         self._over = False
         self._call: Call | None = None
         self._link: Link | None = None
-        self._alarm: Entry | None = None  # that ends it while it waits for another attempt
+        self._alarm: Entry | None = None  # ends the call if its deadline passes between attempts
         self._next: Entry | None = None
 
     def begin(self) -> None:
@@ -292,7 +292,7 @@ class Pending:
         """
         call = Call(self._headers, self._pieces, left_of(self._ends), owner=self)
         with self._changing:
-            self._call, self._link = call, None  # a call is given up on its own link only
+            self._call, self._link = call, None  # only the call's own link can cancel it
         link = self._channel.announced(call, self._ends)
         with self._changing:
             if self._call is not call:
@@ -317,7 +317,8 @@ class Pending:
         self._end(message, error)
 
     def failed(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> None:
-        """An attempt has: make another, now or later, or tell. The arguments are those of Attempts.pause."""
+        """An attempt has failed: make another, now or later, or end the call. The arguments are those of
+        Attempts.pause."""
         with self._changing:
             self._call = self._link = None
             cancelled = self._cancelled
@@ -330,12 +331,12 @@ class Pending:
         if pause is None:
             self._end(None, error)
             return
-        # Neither this thread, which may be the one that reads the answers of other calls, nor the one that looks at
-        # deadlines waits for a connection.
+        # A further attempt may wait for a connection. So it gets another thread than this one, which may read the
+        # answers of other calls, and than the one that watches deadlines.
         if self._alarm is None:
             self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
         self._next = self._channel.anew.at(time.monotonic() + pause, self._again)
-        if self._cancelled:  # before it was seen that there is an alarm
+        if self._cancelled:  # `cancel` may have come before it could see the alarm
             self._due()
         if self._over:
             self._channel.anew.forget(self._next)
@@ -349,7 +350,7 @@ class Pending:
             self.failed(error)
 
     def _due(self) -> None:
-        """End it, unless it is under way: then its link does that."""
+        """The deadline has passed: end the call, unless an attempt is under way, which its link ends."""
         with self._changing:
             if self._link is not None:
                 return
@@ -373,7 +374,7 @@ class Pending:
         self._told.ended(message, error)
 
     def cancel(self) -> None:
-        """The caller wants no answer; it is told CANCELLED, unless there is one already."""
+        """Give the call up: the callback gets CANCELLED, unless there is an answer already."""
         with self._changing:
             self._cancelled = True
             call, link = self._call, self._link

@@ -1,4 +1,4 @@
-"""Where a server is, and how connections to it are made: TCP or unix sockets, with TLS or without."""
+"""Addresses of servers, and connections to them: TCP or unix sockets, with TLS or without."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from inferd_client._native.tls import Tls
 
 CONNECT_SECONDS = 20.0
-"""How long a connection may take to be made; the deadline of a call can make it shorter."""
+"""Seconds that making a connection may take; the deadline of a call can shorten them."""
 
-UNIX_BUFFER = 1 << 20  # of the kernel, in bytes: TCP's grows by itself
+UNIX_BUFFER = 1 << 20  # bytes of the kernel's buffer; TCP's grows by itself
 
 
 class Target(NamedTuple):
@@ -27,7 +27,7 @@ class Target(NamedTuple):
         host: its name or address; empty for a unix socket.
         port: of TCP.
         path: of a unix socket; begins with a NUL for an abstract one.
-        authority: what requests say in :authority.
+        authority: the header :authority of requests.
     """
 
     host: str = ""
@@ -44,10 +44,10 @@ class Target(NamedTuple):
 
 
 def target_of(url: str) -> Target:
-    """What an address means: HOST:PORT, unix:PATH, unix:///PATH, and gRPC's dns:, ipv4: and ipv6:.
+    """The server of an address: HOST:PORT, unix:PATH, unix:///PATH, and gRPC's dns:, ipv4: and ipv6:.
 
     Raises:
-        ValueError: it means nothing.
+        ValueError: the address has another form.
     """
     if url.startswith(("unix:", "unix-abstract:")):
         kind, _, path = url.partition(":")
@@ -71,8 +71,9 @@ class Options:
     Args:
         context: of TLS; None: plain text.
         server_name: that the certificate is to have; empty: the host's.
-        keepalive: seconds until a PING, seconds to wait for its answer, whether also without calls; None: no PINGs.
-        limit: bytes of an answer.
+        keepalive: seconds until a PING, seconds to wait for its answer, and whether idle links send PINGs; None: no
+            PINGs.
+        limit: bytes of an answer at most.
     """
 
     __slots__ = ("context", "keepalive", "limit", "server_name")
@@ -91,10 +92,10 @@ class Options:
 
 
 def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSLContext:
-    """Of files in PEM: who is trusted (None: whom the system trusts), and who we are.
+    """A TLS context of PEM files: trusted roots (None: the system's), and this client's key and certificate chain.
 
     Raises:
-        OSError: a file cannot be read, or is of no use.
+        OSError: a file cannot be read, or has the wrong content.
     """
     import ssl
 
@@ -106,7 +107,7 @@ def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSL
 
 
 class Handshake:
-    """TLS on memory: what is to be written and what is to be read, whoever does it."""
+    """A TLS handshake in memory: the caller does the reading and writing."""
 
     def __init__(self, context: ssl.SSLContext, name: str) -> None:
         import ssl
@@ -115,7 +116,7 @@ class Handshake:
         self.connection = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name or None)
 
     def steps(self) -> Iterator[bytes]:
-        """What is to be written; after each, unless it is the last, something is to be read and given to `incoming`."""
+        """The bytes to write; after each but the last, the caller gives bytes that it has read to `incoming`."""
         import ssl
 
         while True:
@@ -159,7 +160,7 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
     """A link to the server.
 
     Raises:
-        OSError: none can be made; TimeoutError: not in time.
+        OSError: no connection can be made; TimeoutError: not in time.
     """
     sock, tls = opened(target, options, timeout)
     return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive)
@@ -169,7 +170,7 @@ def opened(target: Target, options: Options, timeout: float | None) -> tuple[soc
     """A socket that is connected and does not block, and its TLS.
 
     Raises:
-        OSError: there is none; TimeoutError: not in time.
+        OSError: no connection can be made; TimeoutError: not in time.
     """
     ends = time.monotonic() + min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)
     left = max(ends - time.monotonic(), 0.001)

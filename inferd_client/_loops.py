@@ -24,11 +24,11 @@ from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
 MOST_UNSENT = 1 << 20
-"""Bytes of a stream's requests that wait for the server to take them, before the next is asked for."""
+"""How many unsent bytes of a stream's requests may wait before the client asks for the next request."""
 
 
 class Polled:
-    """A link and what the event loop does for it."""
+    """A link and its callbacks in the event loop."""
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
         self.link = link
@@ -46,7 +46,7 @@ class Polled:
         self._polls()
 
     def _polls(self) -> None:
-        """Poll for what is to be polled for, and tell those who have more to send."""
+        """Poll for the events that the link needs, and wake coroutines that have more to send."""
         if self._senders:
             dead = self.link.dead
             waiting = []
@@ -67,7 +67,7 @@ class Polled:
                 self._loop.remove_writer(self._fd)
 
     def flush_soon(self) -> None:
-        """Write what calls have to send: at once where there is one, else together with those of this turn."""
+        """Write what calls have to send: at once for a single call, else together at the end of this loop turn."""
         if self.link.count <= 1:
             self._flush()
         elif not self._flushing:
@@ -82,14 +82,15 @@ class Polled:
         self._polls()
 
     async def room(self, call: Call) -> None:
-        """Wait until the server has taken the call's messages, but for the last MOST_UNSENT bytes, or it has ended."""
+        """Wait until the server has taken the call's messages, but for the last MOST_UNSENT bytes, or the call has
+        ended."""
         while call.unsent > MOST_UNSENT and not call.done and not self.link.dead:
             waiting = self._loop.create_future()
             self._senders.append((call, waiting))
             await waiting
 
     def keep_alive(self) -> None:
-        """See to PINGs, now and later."""
+        """Send PINGs that are due, now and later."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -129,13 +130,13 @@ class Waiting:
 
 
 class LoopChannel:
-    """Links to a server, of the event loop in which it is first used; made when they are needed.
+    """Links to a server in the event loop of the first call; made when they are needed.
 
     Args:
         target: the server.
         options: how links are made.
-        connections: how many; a call takes the one with the fewest in flight.
-        retries: see RetryOptions; None: failures are the caller's.
+        connections: how many links; a call takes the one with the fewest calls in flight.
+        retries: see RetryOptions; None: the caller gets every failure.
     """
 
     def __init__(self, target: Target, options: Options, connections: int = 1, retries: RetryOptions | None = None):
@@ -155,10 +156,10 @@ class LoopChannel:
         return best if best is not None and best.link.usable else None
 
     async def link(self, ends: float | None = None) -> Polled:
-        """One that takes calls.
+        """A link that takes calls; makes one if needed.
 
         Args:
-            ends: the deadline, of time.monotonic(); None: none.
+            ends: the deadline, in time.monotonic(); None: no deadline.
 
         Raises:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
@@ -202,7 +203,7 @@ class LoopChannel:
         """Make a call. Returns the bytes of the answer, a buffer. The arguments are those of Channel.unary.
 
         Raises:
-            InferenceServerException: it failed.
+            InferenceServerException: the call failed.
         """
         ends = end_of(timeout)
         attempts = None
@@ -260,7 +261,7 @@ class LoopChannel:
 
 
 def give_up(polled: Polled, call: Call, expired: bool) -> None:
-    """The call is wanted no more, or its deadline has passed."""
+    """End a call that nobody waits for, or whose deadline has passed."""
     polled.link.give_up(call, expired=expired)
     polled.link.news()
 
@@ -318,7 +319,7 @@ async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.so
 
 
 def _is_address(host: str) -> bool:
-    """Whether no name needs to be looked up."""
+    """Whether the host is an address, not a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

@@ -1,6 +1,6 @@
-"""The RPCs beside inference, for both clients: what each asks for, and what of the answer the caller gets.
+"""The RPCs other than inference, for both clients: their requests, and what callers get of the answers.
 
-A method returns what `_ask` returns: the answer of the synchronous client, a coroutine of the other one.
+A method returns what `_ask` returns: in the synchronous client the answer, in the other one a coroutine.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _nothing(_: Any) -> None:
 
 
 class Rpcs:
-    """What both clients can be asked for.
+    """Requests of both clients.
 
-    In all of them `headers` are further headers of the request, and `client_timeout` is the seconds that the answer may
-    take; InferenceServerException is raised when there is none, with the reason.
+    In all methods `headers` are further headers of the request, and `client_timeout` is the seconds that the answer may
+    take. Without an answer they raise InferenceServerException with the reason.
     """
 
     _plugin: InferenceServerClientPlugin | None = None
@@ -67,11 +67,11 @@ class Rpcs:
         self._plugin = plugin
 
     def plugin(self) -> InferenceServerClientPlugin | None:
-        """The one that is registered."""
+        """The registered plugin."""
         return self._plugin
 
     def unregister_plugin(self) -> None:
-        """Have no plugin any more."""
+        """Remove the plugin."""
         if self._plugin is None:
             raise_error("No plugin has been registered.")
         self._plugin = None
@@ -167,7 +167,7 @@ class Rpcs:
         unload_dependents: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """Unload a model, and those that it has brought with it if told so."""
+        """Unload a model and, with `unload_dependents`, the models that its load has loaded."""
         request = _pb().RepositoryModelUnloadRequest(model_name=model_name)
         request.parameters["unload_dependents"].bool_param = unload_dependents
         return self._ask("RepositoryModelUnload", request, _nothing, headers, client_timeout)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 ALIGNMENT = 64
-"""Bytes; each array begins at a multiple of it."""
+"""Bytes; each array begins at a multiple of this."""
 
 
 class Registry(Protocol):
-    """A client, as far as regions need one; see `inferd_client.grpc.InferenceServerClient`."""
+    """The methods of a client that regions need; see `inferd_client.grpc.InferenceServerClient`."""
 
     def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> Any:
         """Register a shared memory object."""
@@ -37,13 +37,13 @@ class Registry(Protocol):
 
 
 class SharedArrays:
-    """Arrays in one region: tensors go to the server and come back without being sent.
+    """Arrays in one shared region: the server reads and writes tensors there, and nothing is sent.
 
         with client.shared({"image": pixels, "probabilities": ((1, 10), "float32")}) as region:
             client.infer("digits", [region.input("image")], outputs=[region.output("probabilities")])
             region["probabilities"]  # a view of what the model wrote
 
-    What is put into an array of it is what the next request sends.
+    The server reads the arrays' content at the time of a request, so they can be filled anew between requests.
 
     Args:
         client: of the server, which must run on this machine and allow regions of clients.
@@ -52,7 +52,7 @@ class SharedArrays:
         name: of the region; a new one unless given.
 
     Raises:
-        InferenceServerException: an array has a datatype that shared memory has not, or the server refuses.
+        InferenceServerException: an array has a datatype that cannot be shared, or the server refuses the region.
     """
 
     def __init__(self, client: Registry, arrays: Mapping[str, Any], name: str | None = None) -> None:
@@ -100,7 +100,7 @@ class SharedArrays:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with contextlib.suppress(InferenceServerException):  # it is gone, or the server is
+            with contextlib.suppress(InferenceServerException):  # the region or the server is gone
                 self._unregister()
         finally:
             self._remove()
@@ -108,7 +108,7 @@ class SharedArrays:
     def _remove(self) -> None:
         self._arrays.clear()
         self._object.unlink()
-        with contextlib.suppress(BufferError):  # somebody has a view still: the memory goes with it
+        with contextlib.suppress(BufferError):  # a view still exists: the memory goes with it
             self._object.close()
 
     def __getitem__(self, name: str) -> Any:
@@ -123,12 +123,12 @@ class SharedArrays:
         return offset, size, list(shape), str(np_to_triton_dtype(kind))
 
     def input(self, name: str, array: str | None = None) -> InferInput:
-        """The input of that name, whose content is the array of that name, unless another is given."""
+        """The input `name`, with the array `array` as content, by default the one named as the input."""
         offset, size, shape, datatype = self._place(array or name)
         return InferInput(name, shape, datatype).set_shared_memory(self.name, size, offset)
 
     def output(self, name: str, array: str | None = None) -> InferRequestedOutput:
-        """The output of that name, which is to be written to the array of that name, unless another is given."""
+        """The output `name`, which the server writes to the array `array`, by default the one named as the output."""
         offset, size, _, _ = self._place(array or name)
         wanted = InferRequestedOutput(name)
         wanted.set_shared_memory(self.name, size, offset)
@@ -136,7 +136,7 @@ class SharedArrays:
 
 
 class DeviceArrays(SharedArrays):
-    """Arrays in one region of a CUDA device's memory, which needs cuda-bindings; else as SharedArrays.
+    """Arrays in one region of a CUDA device's memory; needs cuda-bindings. Otherwise as SharedArrays.
 
         with client.shared({"image": pixels, "probabilities": ((1, 10), "float32")}, device=0) as region:
             client.infer("digits", [region.input("image")], outputs=[region.output("probabilities")])

@@ -1,12 +1,12 @@
 """The identity backend: answers each request with its own inputs, natively, without a copy.
 
 Output i is input i, paired in the order of the configuration. Good for tests and for measuring what the server itself
-costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) is how long
-each batch waits, `row_delay_us` how much longer for each of its rows. With parameter `gather` it takes the way of a
-real model: the inputs of a batch are made contiguous, and one output for the whole batch is split among its requests. A
-decoupled model answers each request with one response for every entry along the first dimension, the batch dimension if
-there is one; at most 64 of them are under way, then its instance waits until the client has taken some. An instance on
-a GPU sends the inputs there and copies them on the device.
+costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) says how long
+each batch waits, `row_delay_us` how much longer for each of its rows. With parameter `gather` a request goes the way of
+a real model: the inputs of a batch are made contiguous, and one output for the whole batch is split among its requests.
+A decoupled model answers each request with one response for every entry along the first dimension, the batch dimension
+if there is one; at most 64 of them are under way, then its instance waits until the client has taken some. An instance
+on a GPU sends the inputs there and copies them on the device.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class IdentityBackend(Backend):
 
 
 def check_pairs(spec: ModelSpec) -> None:
-    """Every output needs an input of its datatype.
+    """Check that every output has an input of its datatype.
 
     Raises:
-        BackendError: one has none.
+        BackendError: an output has none.
     """
     if len(spec.outputs) > len(spec.inputs):
         raise BackendError(
@@ -86,7 +86,7 @@ class IdentityModel(Model):
         self.gather = gather
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
-        """One that hands inputs back where they are; on a GPU, one that copies them there."""
+        """An instance that hands inputs back where they are; on a GPU, one that copies them there."""
         if spec.kind == "GPU":
             return IdentityGpuInstance(self.spec, spec)
         return IdentityInstance(self.delays_us, self.gather, self.spec.decoupled)

@@ -1,7 +1,7 @@
 """ONNX models on ONNX Runtime. The runtime is imported when the first model is inspected or loaded.
 
-When it is imported it would open a store of telemetry in the user's home folder and note events there. Its variable
-that keeps it from that is set here, before anything of it can be imported, unless the operator has set it.
+ONNX Runtime's import opens a store of telemetry in the user's home folder and notes events there. This package sets the
+variable that turns that off, before anything can import the runtime, unless the operator has set it.
 """
 
 import os

@@ -37,11 +37,11 @@ DEVICES = ("CPU", "CPU_FP32")  # the latter is how older versions wrote it
 WITHOUT_EFFECT = frozenset(
     {"device_id", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer", "model_priority"}
 )
-"""Options that change no answer, and nothing else here."""
+"""Options without effect here, which also change no answer."""
 
 
 def is_needed() -> bool:
-    """Whether OpenVINO is here, and no part of the installed ONNX Runtime."""
+    """Whether OpenVINO is installed and the installed ONNX Runtime is built without it."""
     import onnxruntime
 
     if OPENVINO in onnxruntime.get_available_providers():

@@ -5,10 +5,10 @@ four instances need no more memory than one, and their operators do not fight ov
 
 Tensors go in and out without a copy: numpy arrays over the batch's memory are fed as they are, and outputs, which ONNX
 Runtime allocates from its arena, are handed over as arrays that return the memory when they are dropped. A plain run
-does this with less overhead than IO binding (measured with one FP32 tensor in and out: 4.4 µs a run; 5.0 µs with
-a binding kept from the last run, which is not even usable as it would overwrite the outputs handed over; 7.7 µs
-bound anew), so a binding is used only for what numpy has no type for, BF16, and for outputs that the session can write
-where the client wants them, in its shared memory.
+costs less than IO binding (measured with one FP32 tensor in and out: 4.4 µs a run; 7.7 µs with a new binding; 5.0 µs
+with the binding of the last run, which would overwrite the outputs handed over). So the backend binds only BF16
+tensors, for which numpy has no type, and outputs that the session can write where the client wants them, in its shared
+memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OnnxRuntimeBackend(Backend):
         out: older exporters list every weight there. A configuration may name them, as optional inputs.
         """
         import_framework("onnxruntime")
-        # Without optimisation: the answer is the same, and the model is loaded once more later anyway.
+        # Without optimisation: the signature is the same, and `load` opens the model once more anyway.
         session = open_session(source, options.for_inspection(self._config_parameters()))
         batches = is_batching([*session.get_inputs(), *session.get_outputs()])
         return Signature(
@@ -78,7 +78,7 @@ class OnnxRuntimeBackend(Backend):
         if on_cpu and spec.cpu_accelerators and accelerated.is_needed():
             model.accelerated = accelerated.accelerate(source, self._openvino_runtime(), MODEL_FILE)
         elif on_cpu:
-            assert model.session is not None  # what is wrong with it is told before there are instances
+            assert model.session is not None  # `load` has told what is wrong with it
         return model
 
     def _openvino_runtime(self) -> openvino.Core:
@@ -105,7 +105,7 @@ class OnnxModel(Model):
 
     Args:
         source: the model.
-        session: any session of it, to look into.
+        session: any session of the model, to read its signature.
         config: of the backend.
     """
 
@@ -124,7 +124,7 @@ class OnnxModel(Model):
             if tensor.name in scalar and tensor.dims == (1,) and not self.spec.max_batch_size
         )
         self.placeable = self._placeable(session)
-        self.accelerated: OpenVinoModel | None = None  # what executes it on the CPU instead
+        self.accelerated: OpenVinoModel | None = None  # OpenVINO's model, if that executes it on the CPU instead
         self._session: onnxruntime.InferenceSession | None = None
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
@@ -133,7 +133,7 @@ class OnnxModel(Model):
         """The session that all instances on the CPU run; opened when it is first asked for.
 
         Raises:
-            BackendError: it cannot be opened, or not with the accelerators that are configured.
+            BackendError: the session cannot be opened, or not with the configured accelerators.
         """
         with self._lock:
             if self._session is None:
@@ -146,7 +146,7 @@ class OnnxModel(Model):
             return self._session
 
     def _placeable(self, session: onnxruntime.InferenceSession) -> frozenset[str]:
-        """Outputs that can be written to memory of the server's choice: the model itself fixes their shapes."""
+        """Outputs that the session can write to memory of the server's choice: the model fixes their shapes."""
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype in ("BYTES", "BF16") for tensor in tensors):
             return frozenset()
@@ -174,7 +174,7 @@ class OnnxModel(Model):
 
 
 class OnnxInstance(Instance):
-    """What the two ways of running have in common: choosing inputs and outputs, and telling what went wrong."""
+    """The common part of both ways of running: choosing inputs and outputs, and reporting errors."""
 
     stoppable = True
     writes_inputs = False
@@ -220,7 +220,7 @@ class OnnxInstance(Instance):
         self.run_options.terminate = False
 
     def run_into(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
-        """The same, with the outputs that have a place written there."""
+        """As `run`, with outputs that have a place written there."""
         binding = self.session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, array)
@@ -303,7 +303,7 @@ def unwrap_value(value: onnxruntime.OrtValue) -> Any:
 
 
 class _Bf16Memory:
-    """Lends numpy the memory of a BF16 value as UINT16, which is what numpy can name."""
+    """Lends numpy the memory of a BF16 value as UINT16, since numpy has no type for BF16."""
 
     def __init__(self, value: onnxruntime.OrtValue) -> None:
         self.value = value

@@ -43,7 +43,7 @@ ELEMENTS: Mapping[str, int] = MappingProxyType(
 """onnx.TensorProto.DataType of v2 datatypes."""
 
 NO_WAITING = "disable_synchronize_execution_providers"
-"""Entry of a run's configuration: it returns when its work is submitted, not when it is done."""
+"""Entry of a run's configuration: the run returns when its work is submitted, not when it is done."""
 
 
 class OnnxGpuInstance(GpuInstance):
@@ -139,10 +139,10 @@ class OnnxGpuInstance(GpuInstance):
         for tensor in wanted:
             if tensor.name not in self.fixed:
                 self._take(batch, tensor.name, values[tensor.name])
-        batch.hold(binding)  # what the work reads and writes belongs to it
+        batch.hold(binding)  # it owns the memory that the work reads and writes
 
     def _bind(self, batch: GpuBatch, binding: onnxruntime.IOBinding, tensor: TensorSpec) -> None:
-        """Have an output written where the batch wants it, if its shape is known, else where the runtime likes."""
+        """Bind an output to the batch's memory if its shape is known, else to memory that the runtime allocates."""
         if tensor.name not in self.fixed:
             binding.bind_output(tensor.name, "cuda", self.device)
             return
@@ -159,5 +159,5 @@ class OnnxGpuInstance(GpuInstance):
 
 
 def _varies(session: onnxruntime.InferenceSession) -> bool:
-    """Whether an input has a shape that is known with the first request only."""
+    """Whether an input has a shape that only a request tells."""
     return any(not isinstance(size, int) or size < 0 for node in session.get_inputs() for size in node.shape)

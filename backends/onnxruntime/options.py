@@ -34,19 +34,19 @@ KNOWN = CUDA_PARAMETERS | {
 }
 
 OF_FILES = ("file", "path", "folder", "settings")
-"""What the names of entries for the session have in them whose values are, or contain, names of files: to be read, as
-those of weights and of the layout of a graph, or to be written, as those of statistics."""
+"""Parts of the names of session entries whose values name files: files to read, such as weights and the layout of a
+graph, or files to write, such as statistics."""
 
 # The severity of the runtime's own log. Its errors come as exceptions too, so it need not print them as well.
 LOG_NOTHING_BUT_FATAL = 4
 
-# Entered once: the runtime sizes the pool when the process first uses it.
+# Guards the pool of all models: the runtime sizes it when the process first uses it.
 _global_threads = threading.Lock()
 _global_threads_set = threading.Event()
 
 
 def for_inspection(config: Parameters) -> onnxruntime.SessionOptions:
-    """As cheap as a session can be: one thread, the graph as it stands."""
+    """Options of the cheapest session: one thread, the graph as it stands."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -66,7 +66,7 @@ def for_model(
         spec: the model's configuration.
         parameters: its parameters.
         config: the backend's configuration.
-        from_client: the configuration came with a load: it names no files.
+        from_client: the configuration came with a client's load request: it names no files.
 
     Raises:
         BackendError: a value is out of range.
@@ -116,7 +116,7 @@ def _execution_mode(parameters: Parameters) -> onnxruntime.ExecutionMode:
 
 
 def _use_global_threads(settings: onnxruntime.SessionOptions, config: Parameters) -> bool:
-    """Whether the backend is configured to have one pool for all models; from then on every session must use it."""
+    """Whether all models share one thread pool; once a session uses it, every session must."""
     if not config.flag(GLOBAL_THREADS, False):
         return False
     import onnxruntime

@@ -25,7 +25,7 @@ CPU_ACCELERATORS = frozenset({"openvino"})
 BUILDS: Mapping[str, str] = MappingProxyType(
     {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu", OPENVINO: "onnxruntime-openvino"}
 )
-"""The package that has a provider, in place of `onnxruntime`."""
+"""The package to install in place of `onnxruntime`, by the provider that it contains."""
 
 Provider: TypeAlias = tuple[str, dict[str, str]]
 """The name of a provider and its options, as InferenceSession takes them."""
@@ -40,9 +40,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CUDA_PARAMETERS = frozenset({*CHOICES, "gpu_mem_limit", "do_copy_in_default_stream"})
 
 OF_THE_SERVER = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
-"""Options that say where an instance works, which its group does."""
+"""Options that name the device of an instance, which the instance group chooses."""
 GRAPHS = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options for graphs, which need inputs that never move; those of a batch lie in one of several sets of buffers."""
+"""Options for graphs, which need inputs that never move; a batch's inputs lie in one of several sets of buffers."""
 
 POINTERS = frozenset(
     {
@@ -74,7 +74,7 @@ NAMES = frozenset({"int8_calibration_table_name", "trt_engine_cache_prefix", "tr
 CACHES: Mapping[str, str] = MappingProxyType(
     {"trt_engine_cache_enable": "trt_engine_cache_path", "trt_timing_cache_enable": "trt_timing_cache_path"}
 )
-"""Options that have TensorRT's provider keep what it builds, and those that say where; else the working directory."""
+"""Options by which TensorRT's provider keeps its engines, and the options that name the folder for them."""
 
 PRECISIONS: Mapping[str, str] = MappingProxyType(
     {"FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
@@ -130,7 +130,7 @@ TENSORRT_OPTIONS = frozenset(
 
 
 def cpu_providers(spec: ModelSpec, *, from_client: bool = False) -> list[Provider]:
-    """For instances on the CPU, the one that is asked first in front.
+    """Providers for instances on the CPU; the runtime asks the first one first.
 
     Args:
         from_client: the configuration came with a load: it names no files.
@@ -154,11 +154,11 @@ def gpu_providers(
     from_client: bool = False,
     cache: Callable[[], Path] | None = None,
 ) -> list[Provider]:
-    """For an instance on a GPU whose work goes to this stream.
+    """Providers for an instance on a GPU whose work goes to this stream.
 
     Args:
         from_client: as for `cpu_providers`.
-        cache: where what TensorRT's provider builds is kept, if the configuration wants that and does not say where.
+        cache: the folder for TensorRT's engines, if the configuration wants them kept and names no folder.
 
     Raises:
         BackendError: the installed runtime lacks one, or an option is wrong.
@@ -191,10 +191,10 @@ def _require(who: str, names: Iterable[str]) -> None:
 
 
 def check_active(session: onnxruntime.InferenceSession, wanted: Iterable[Provider], who: str) -> None:
-    """Whether a session has all that it was asked to have: the runtime goes on without a provider that does not load.
+    """Check that a session has every wanted provider: the runtime goes on without one that does not load.
 
     Raises:
-        BackendError: it lacks one.
+        BackendError: the session lacks one.
     """
     active = session.get_providers()
     missing = [name for name, _ in wanted if name not in active]
@@ -230,7 +230,7 @@ def _check_options(spec: ModelSpec, accelerator: AcceleratorSpec, *, from_client
 
 
 def _cuda_parameters(parameters: Parameters) -> dict[str, str]:
-    """What the model's parameters say about CUDA's provider, where Triton had it before accelerators."""
+    """Options of CUDA's provider from the model's parameters, where Triton had them before accelerators."""
     found = {key: text for key in sorted(CUDA_PARAMETERS - CHOICES.keys()) if (text := parameters.text(key))}
     for key, choices in CHOICES.items():
         number = parameters.integer(key)

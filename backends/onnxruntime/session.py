@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 _LOCATION = re.compile(rb"\n\x08location\x12(?=.[^\0])", re.DOTALL)
-"""In front of a file's name in the external_data of a TensorProto: an entry with the key "location"."""
+"""The bytes before a file's name in the external_data of a TensorProto: an entry with the key "location"."""
 PIECE = 1 << 20
 LONGEST_ENTRY = 13 + (1 << 14)  # of such an entry: what is in front, the length, a name of 16,383 bytes
 
@@ -28,7 +28,7 @@ def open_session(
     """Open the model file.
 
     Raises:
-        BackendError: there is none, it is not an ONNX model, or external data lies outside of its folder.
+        BackendError: the file is missing or no ONNX model, or its external data lies outside of its folder.
     """
     import onnxruntime
 
@@ -60,10 +60,10 @@ def find_model_file(source: ModelSource) -> Path:
 
 
 def read_external_data(path: Path) -> dict[str, bytes]:
-    """What the files hold that a model names as the places of its weights, by name.
+    """The content of the files in which a model's weights lie, by the names that the model gives them.
 
     ONNX Runtime would map them, and a file that is shortened or overwritten while it is mapped ends the process
-    (SIGBUS). What is not there, or lies outside of the model's folder, is left to ONNX Runtime to refuse.
+    (SIGBUS). Missing files, and files outside of the model's folder, are left out: ONNX Runtime refuses them.
 
     Raises:
         OSError: a file cannot be read.
@@ -78,7 +78,7 @@ def read_external_data(path: Path) -> dict[str, bytes]:
 
 
 def _named_files(path: Path) -> set[str]:
-    """What a model may name as places of its weights; it is searched in pieces, each of which holds the interpreter."""
+    """Names of files that may hold the model's weights. The search goes in pieces: each holds the interpreter lock."""
     names = set()
     text = b""
     with path.open("rb") as file:
@@ -95,7 +95,7 @@ def _named_files(path: Path) -> set[str]:
 
 
 def engine_cache(source: ModelSource) -> Path:
-    """A folder for what TensorRT's provider builds of this model: another for another model, or another ONNX Runtime.
+    """The folder for TensorRT's engines of this model; another model, or another ONNX Runtime, has another.
 
     The provider's own names for its files tell GPUs and versions of TensorRT apart, but not always models.
 
@@ -120,7 +120,7 @@ def engine_cache(source: ModelSource) -> Path:
 
 
 def fixed_outputs(session: onnxruntime.InferenceSession, spec: ModelSpec) -> frozenset[str]:
-    """Outputs whose shapes, but for the batch dimension, the model fixes as the configuration says."""
+    """Outputs whose shapes, but for the batch dimension, the model fixes and the configuration confirms."""
     first = 1 if spec.max_batch_size else 0
     nodes = {node.name: node.shape[first:] for node in session.get_outputs() if node.shape}
     return frozenset(tensor.name for tensor in spec.model_outputs if nodes.get(tensor.name) == list(tensor.dims))

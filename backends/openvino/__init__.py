@@ -1,7 +1,7 @@
 """Models on OpenVINO. The runtime is imported when the first model is inspected or loaded.
 
-When it is imported it would tell its makers so over the network, and keep a name for this machine in the home folder. A
-package of its own does that, which is made to look missing here, before anything can be imported.
+OpenVINO's import reports to its makers over the network, by a package of its own, and keeps a name for this machine in
+the home folder. This package makes that one look missing, before anything can import OpenVINO.
 """
 
 import sys

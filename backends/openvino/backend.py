@@ -64,7 +64,7 @@ class OpenVinoModel(Model):
     def __init__(self, source: ModelSource, options: Options, core: openvino.Core, usual: str = MODEL_FILE) -> None:
         spec = source.spec
         if options.extension:
-            core = make_core()  # what is added to a runtime is there for all of its models
+            core = make_core()  # an extension holds for all models of a runtime
             try:
                 core.add_extension(options.extension)
             except RuntimeError as error:

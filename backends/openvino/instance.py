@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 MOST_PADDED = 64 << 20
-"""Bytes that the elements of a string tensor may take, each as long as the longest, if that is more than four times of
-what they are: one long element among many short ones would take all memory."""
+"""OpenVINO stores every string of a tensor at the length of the longest. A tensor that this makes more than four times
+larger may have at most so many bytes: one long element among many short ones would take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Made:
     """An output of the compiled model.
 
     Attributes:
-        index: among the model's outputs; -1: it is the input of the name `like`, handed on.
-        like: where it is the same tensor as another output that stands before it: that one's name.
-        shape: without the first dimension where the batch is that, None where the data decide it.
+        index: among the model's outputs; -1: the output is the input `like`, handed on.
+        like: the name of an earlier output that is the same tensor, if there is one.
+        shape: without the batch dimension; None where the data decide it.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Made:
 
 
 def plan_inputs(spec: ModelSpec, ports: Sequence[Port]) -> tuple[Given, ...]:
-    """The configured inputs, as they are fed."""
+    """How the instance feeds each configured input."""
     known = by_name(ports)
     return tuple(
         Given(known[tensor.name].index, tensor.name, tensor.datatype, known[tensor.name].shape == ())
@@ -63,7 +63,7 @@ def plan_inputs(spec: ModelSpec, ports: Sequence[Port]) -> tuple[Given, ...]:
 def plan_outputs(
     model: openvino.Model, spec: ModelSpec, inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> tuple[Made, ...]:
-    """The configured outputs, as they are taken.
+    """How the instance takes each configured output.
 
     OpenVINO keeps one tensor for what is one tensor in the model: for two outputs that one operator gives, and for an
     output that is an input. Only one of them can be told where to lie.
@@ -159,7 +159,7 @@ class OpenVinoInstance(Instance):
             for output in self._outputs:
                 if not output.like:
                     made[output.name] = self._place(batch, output, self._rows or rows)
-            for state in self._states:  # of the batch before, which was of others
+            for state in self._states:  # left by the batch before, which had other clients
                 state.reset()
             self._run()
         except RuntimeError as error:
@@ -170,27 +170,27 @@ class OpenVinoInstance(Instance):
                 _hand_over(batch, output, whole[:rows] if short else whole)
 
     def _run(self) -> None:
-        """Never by `infer()`: with a single thread that cannot be cancelled, and an error of the model is swallowed, so
-        that the results of the run before would be sent."""
+        """Run the request. Not by `infer()`: with a single thread nothing can cancel that, and it hides an error of the
+        model, so that the results of the run before would be sent."""
         self._request.start_async()
-        if self._stopped:  # since before there was a run that `stop` could cancel
+        if self._stopped:  # `stop` came before there was a run to cancel
             self._request.cancel()
         self._request.wait()
 
     def _tensor(self, array: Any, datatype: str) -> openvino.Tensor:
-        """A tensor over the array's memory, which must be there until the run is over; of strings a copy."""
+        """A tensor over the array's memory, which must last until the run is over; strings are copied."""
         if datatype == "BYTES":
             return self._openvino.Tensor(array)
         if datatype == "BF16":
             array = array.view("u2")  # numpy cannot name it
-        if not array.flags.writeable:  # nothing writes to inputs, but only what could be written to is taken
+        if not array.flags.writeable:  # OpenVINO takes writeable arrays only, and writes to no input
             array = _as_writable(array)
         if datatype == "BF16":
             return self._openvino.Tensor(array, list(array.shape), self._openvino.Type.bf16)
         return self._openvino.Tensor(array, shared_memory=True)
 
     def _place(self, batch: Batch, output: Made, rows: int) -> Any:
-        """Where an output is to lie: memory of its own, or where the client wants it. Never where the last one lies.
+        """Where an output is to lie: new memory, or where the client wants it.
 
         Returns:
             An array, or a tensor that takes its memory when the shape is known.
@@ -235,10 +235,10 @@ class OpenVinoInstance(Instance):
 
 
 def _array(given: Given, view: View | None) -> Any:
-    """What an input is in numpy.
+    """An input as numpy array.
 
     Raises:
-        BackendError: it is an element of a string tensor that OpenVINO would cut.
+        BackendError: a string tensor has an element that OpenVINO would cut.
     """
     assert view is not None  # no input is optional
     if given.datatype != "BYTES":
@@ -271,7 +271,7 @@ def _hand_over(batch: Batch, output: Made, array: Any) -> None:
 
 
 def _as_writable(array: Any) -> Any:
-    """The same memory, which the array it was made from keeps, as what may be written to.
+    """A writeable array over the same memory; the array that it was made from keeps the memory.
 
     By ctypes: an object with `__array_interface__` takes three times as long.
     """

@@ -33,13 +33,13 @@ CACHE = "CACHE_DIR"
 NUMBERS = (THREADS, COMPILING)
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 OF_THE_RUNTIME = frozenset({CACHE, "CACHE_MODE"})
-"""Properties that every device takes, as the runtime itself acts on them."""
+"""Properties that the runtime itself acts on, so that every device takes them."""
 
 OF_FILES = ("DIR", "PATH", "FILE", "TABLE")
-"""What the names of properties have in them whose values are places in the file system."""
+"""Parts of the names of properties whose values are paths."""
 
 GLOBAL = frozenset({"backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config"})
-"""Options for every backend, which are about other things."""
+"""Options for every backend, which are no properties of OpenVINO's."""
 
 CPU = "CPU"
 
@@ -95,7 +95,7 @@ def read_options(source: ModelSource, config: Mapping[str, str], core: openvino.
 
 
 def warn_unknown(config: Mapping[str, str], core: openvino.Core) -> None:
-    """Log what `--backend-config openvino,...` has that no model can use."""
+    """Log options of `--backend-config openvino,...` that no model can use."""
     known = OF_THE_RUNTIME | GLOBAL | _properties_of(core, CPU) | {HINT_BF16, COMPILING}
     Parameters(config, "--backend-config of backend 'openvino'").warn_unknown(known)
 
@@ -133,7 +133,7 @@ def _defaults(spec: ModelSpec, device: str, told: Mapping[str, str]) -> dict[str
 
 
 def _told(parameters: Parameters, values: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
-    """What is said about properties, checked where Triton checks it; the rest is OpenVINO's to refuse."""
+    """The configured properties, checked where Triton checks them; OpenVINO refuses other wrong values."""
     found = {key: value.strip() for key, value in values.items() if key in known}
     for key in NUMBERS:
         parameters.integer(key)
@@ -160,7 +160,7 @@ def _extension(source: ModelSource, parameters: Parameters) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What an error of OpenVINO says, without the places in its sources, on one line."""
+    """The text of an error of OpenVINO's on one line, without the places in its sources."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from ", "While validating node"))]
     return " ".join(said) or str(error) or type(error).__name__

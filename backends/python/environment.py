@@ -25,10 +25,10 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 SERVERS_OWN = sys.executable
 """The interpreter of models that name no environment."""
 COMPLETE = ".inferd-complete"
-"""The file that an unpacked environment has once everything was done to it."""
+"""The file that marks an environment as unpacked completely."""
 
 SECRETS = ("INFERD_", "TRITONCACHE_")
-"""What the names of variables begin with that are the server's own: its options, the password of its cache."""
+"""The beginnings of names of the server's own variables: its options, the password of its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ def find_environment(
     Args:
         path: a virtual or conda environment, or a conda-pack archive of one; `$$TRITON_MODEL_DIRECTORY` stands for the
             model's folder. Empty: the server's own interpreter.
-        model_dir: the folder of the model, which relative paths begin at.
+        model_dir: the folder of the model, which relative paths start from.
         cache: where archives are unpacked.
-        passed: the names of the server's variables that its processes get; see `passed_on`.
-        anywhere: it need not lie in the model's folder, as where the operator has written the configuration.
-        told: what has named it, for errors.
+        passed: the names of the server's variables that the model's processes get; see `passed_on`.
+        anywhere: the environment may lie outside of the model's folder: the operator wrote the configuration.
+        told: the option or parameter that names it, for errors.
 
     Raises:
-        BackendError: there is no such environment, or it has no interpreter, or it may not lie there.
+        BackendError: the environment does not exist, has no interpreter, or must not lie there.
     """
     variables = passed_on(os.environ, passed)
     if not path:
@@ -85,7 +85,7 @@ def _in_model(path: str, model_dir: Path) -> Path:
 
 
 def passed_on(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Those of these names; a name with * at its end stands for all that begin so. Never the server's own."""
+    """The variables of these names, never the server's own; "NAME*" stands for all names that begin so."""
     whole = {name for name in names if not name.endswith("*")}
     beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
     return {
@@ -115,24 +115,24 @@ def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = Non
     """The folder with the content of an archive; unpacked once for each file, time and size, also by several servers.
 
     Args:
-        archive: with an environment.
-        cache: where it is unpacked.
-        variables: of the program in it that corrects its paths; None: all of the server's that are passed on.
+        archive: a packed environment.
+        cache: the folder to unpack it in.
+        variables: for conda-unpack; None: all of the server's variables that are passed on.
 
     Raises:
-        BackendError: it is not an archive, or cannot be unpacked.
+        BackendError: the file is not an archive, or cannot be unpacked.
     """
     stat = archive.stat()
     key = hashlib.sha256(f"{archive.resolve()}\n{stat.st_mtime_ns}\n{stat.st_size}".encode()).hexdigest()[:20]
     place = cache / key
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Who can open the file can keep the lock, and any load waiting for it: so nobody else can.
+        # A process that can open the file can hold the lock and block every load: so only this user can open it.
         with open(os.open(cache / f"{key}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as lock:  # noqa: PTH123
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (place / COMPLETE).exists():
                 log.info("unpacking the environment '%s' to '%s'", archive, place)
-                shutil.rmtree(place, ignore_errors=True)  # what is left of an attempt that was interrupted
+                shutil.rmtree(place, ignore_errors=True)  # left by an interrupted attempt
                 _unpack_to(archive, place, passed_on(os.environ, ("*",)) if variables is None else variables)
                 (place / COMPLETE).touch()
     except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""An instance of a Python model: what it is asked, and what its worker asks of the server."""
+"""An instance of a Python model: the server's questions to it, and its worker's questions to the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PythonInstance(NativeInstance):
         self._changed: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._asked = False  # is_ready() of the model
-        self._askers: set[Future[bool]] = set()  # those who still wait for the answer
+        self._askers: set[Future[bool]] = set()  # callers of `check` that still wait
         self._questions = 0
         self._asking = 0  # CALLs under way
         self._asking_bytes = 0
@@ -58,7 +58,7 @@ class PythonInstance(NativeInstance):
 
     @property
     def ready(self) -> bool:
-        """Its worker is there and has loaded the model."""
+        """Whether its worker runs and has loaded the model."""
         return self._attendant.up
 
     @property
@@ -71,12 +71,12 @@ class PythonInstance(NativeInstance):
         self._changed.append(changed)
 
     def check(self) -> Future[bool] | None:
-        """What the model's is_ready() says; those who ask while it is thinking share its answer."""
+        """The answer of the model's is_ready(); all callers that ask while it runs share it."""
         if not self._attendant.said.get("is_ready"):
             return None
         own: Future[bool] = Future()
         with self._lock:
-            if not self._attendant.up:  # nobody would answer, as _on_change has been here or will be
+            if not self._attendant.up:  # no worker would answer, and _on_change answers no question that comes after it
                 own.set_result(False)
                 return own
             if not self._asked:
@@ -88,14 +88,14 @@ class PythonInstance(NativeInstance):
         return own
 
     def _forget_asker(self, asker: Future[bool]) -> None:
-        """It has its answer, or did not wait: a model may think for ever."""
+        """The asker has its answer, or has given up: is_ready() may take for ever."""
         with self._lock:
             self._askers.discard(asker)
 
     def _answer_askers(self, ready: bool, number: int | None = None) -> None:
         with self._lock:
             if number not in (None, self._questions):
-                return  # the answer to an earlier question
+                return  # this answers an earlier question
             askers, self._askers, self._asked = self._askers, set(), False
         for asker in askers:
             if asker.set_running_or_notify_cancel():
@@ -133,9 +133,9 @@ class PythonInstance(NativeInstance):
             self._services.forget_measures(self)
 
     def _serve_call(self, life: int, number: int, record: bytes) -> None:
-        """What the model asks of the server that is no inference; see CALL in worker/protocol.py.
+        """Serve what a model asks other than inference; see CALL in worker/protocol.py.
 
-        The answer may take longer than its worker lives; the next one may ask something else by the same number.
+        The worker may end before its answer comes, and the next worker may use the same number for another question.
         """
         call = _call(record)
         with self._lock:
@@ -161,7 +161,7 @@ class PythonInstance(NativeInstance):
 
 
 def _object(record: bytes) -> dict[str, Any]:
-    """What a worker has written as a JSON object.
+    """The JSON object that a worker has sent.
 
     Raises:
         NonsenseError: it is none.

@@ -18,7 +18,7 @@ EXECUTION_TIMEOUT = "execution-timeout-seconds"
 BUSY_POLL = "busy-poll-microseconds"
 CACHE_DIRECTORY = "environment-cache-directory"
 PASSED = "environment-variables"
-BUSY_POLL_DEFAULT = 60  # about what it costs to sleep, and to wake a core of a virtual machine that has gone idle
+BUSY_POLL_DEFAULT = 60  # µs; about the cost of sleeping and of waking an idle core of a virtual machine
 WITHOUT_MEANING = {
     "shm-default-byte-size": "shared memory begins empty and grows with what is written to it",
     "shm-growth-byte-size": "shared memory grows by what is written to it",
@@ -49,7 +49,7 @@ class BackendOptions:
 
 
 def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
-    """Read `--backend-config`, and say once what has no effect.
+    """Read `--backend-config`, and log options that have no effect.
 
     Raises:
         BackendError: a value is not what its key takes.

@@ -1,4 +1,4 @@
-"""What workers print, line by line in the server's log."""
+"""Writes the output of workers to the server's log, line by line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 log = logging.getLogger("inferd.python")
 
-LONGEST_LINE = 8 << 10  # bytes; more is broken
-LINES_PER_SECOND = 200  # of one worker; more is counted and left out
+LONGEST_LINE = 8 << 10  # bytes; a longer line becomes several
+LINES_PER_SECOND = 200  # of one worker; further lines are counted and left out
 
 
 class Lines:
     """Makes log lines of pieces of text.
 
     Args:
-        prefix: of each line: who speaks.
+        prefix: of each line: the name of the worker's instance.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -42,7 +42,7 @@ class Lines:
             self._log(line)
 
     def end(self) -> None:
-        """The worker has ended: what it left without a line feed."""
+        """Log the rest without a line feed: the worker has ended."""
         for stream, rest in self._rests.items():
             if rest:
                 self._log(rest)
@@ -50,7 +50,7 @@ class Lines:
         self._tell_dropped()
 
     def _full(self) -> bool:
-        """Whether there were as many lines in this second as are logged."""
+        """Whether this second's lines are used up."""
         now = int(time.monotonic())
         if now != self._second:
             self._tell_dropped()

@@ -39,7 +39,7 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What every worker of an instance is started with."""
+    """The values that every worker of an instance starts with."""
 
     name: str  # of the instance
     environment: Environment
@@ -49,7 +49,7 @@ class Launch:
 
 
 def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, as the wire has them; they are added to the list at once, which closes them."""
+    """Two connected sockets of the wire's type; the list, whose owner closes them, gets them at once."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sockets += pair
     for end in pair:
@@ -58,14 +58,14 @@ def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.soc
 
 
 class AnyWorker(abc.ABC):
-    """What an attendant looks after.
+    """A worker that an attendant looks after: a process or a thread.
 
     Attributes:
         work, side, calls: the server's ends of its sockets.
-        pid: of its process; 0: it has none.
+        pid: of its process; 0: no process.
         pid_fd: readable when it has ended.
-        supervisor: the socket to its supervisor, which ends it when this is shut down for sending; -1: it has none.
-        output, errors: the pipes of what it prints; -1: there is none.
+        supervisor: the socket to its supervisor, which ends it when this is shut down for sending; -1: none.
+        output, errors: the pipes of its standard output and standard error; -1: none.
     """
 
     work: int
@@ -79,34 +79,34 @@ class AnyWorker(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End it at once, and all that it has started."""
+        """End the worker at once, and all that it has started."""
 
     @abc.abstractmethod
     def kill_supervisor(self) -> None:
-        """The same where the supervisor does not do it."""
+        """The same, where the supervisor does not react."""
 
     @abc.abstractmethod
     def reap(self) -> str:
-        """Wait for it, which has ended or will at once; how it ended."""
+        """Wait for the worker's end, which has come or comes at once; how it ended."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close its descriptors, and wait for it if nobody has. Nobody may use them any more."""
+        """Close its descriptors, which nobody uses any more, and wait for its end if `reap` has not."""
 
 
 class Worker(AnyWorker):
-    """A process that was started, and its supervisor, which ends it and all that it has started: see `supervisor`.
+    """A worker process and its supervisor, which ends the worker and all that it has started: see `supervisor`.
 
     Its `pid_fd` is that of the supervisor, which ends when the worker and its descendants have.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
         self._sockets: list[socket.socket] = []
         self._files: list[int] = []
-        self._child = 0  # the supervisor, until it was waited for
+        self._child = 0  # the supervisor, until `reap` or `close` has waited for it
         self.pid_fd = -1
         try:
             self._start(launch, arena)
@@ -174,7 +174,7 @@ class Worker(AnyWorker):
     def kill(self) -> None:
         with contextlib.suppress(OSError):
             self._life.shutdown(socket.SHUT_WR)
-            signal.pidfd_send_signal(self.pid_fd, signal.SIGCONT)  # if somebody has stopped it
+            signal.pidfd_send_signal(self.pid_fd, signal.SIGCONT)  # SIGSTOP may have stopped it
 
     def kill_supervisor(self) -> None:
         # the kernel ends the worker then
@@ -196,7 +196,7 @@ class Worker(AnyWorker):
         for end in self._sockets:
             end.close()
         if self._child:
-            if self.pid_fd < 0:  # nothing says when it ends
+            if self.pid_fd < 0:  # no descriptor tells its end
                 os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._child = 0
@@ -210,7 +210,7 @@ class Worker(AnyWorker):
 
 
 def _start_of(launch: Launch) -> tuple[str, list[str], dict[str, str], str]:
-    """What the supervisor is told: the worker's program, arguments, environment and folder."""
+    """The supervisor's orders: the worker's program, arguments, environment and folder."""
     python = launch.environment.python
     arguments = [python, str(MAIN), str(WORK), str(SIDE), str(CALLS), str(ARENA), launch.name]
     return python, arguments, dict(launch.environment.variables), str(Path.cwd())
@@ -232,7 +232,7 @@ _HINTS: dict[int, str] = {
 
 
 def how_ended(status: int) -> str:
-    """What the status of `waitpid` says, for people."""
+    """The status of `waitpid` in words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -248,10 +248,10 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     """Wait for a connected worker's interpreter, have it load the model, and wait for that as long as it takes.
 
     Returns:
-        What READY says.
+        The content of READY.
 
     Raises:
-        WorkerError: it does not come up; the text is the model's, with its traceback, where that has raised.
+        WorkerError: the worker does not come up; if the model raised, the text is its error with the traceback.
         Interrupted: `Link.nudge` was called.
         MemoryError: there is no memory for its configuration.
     """
@@ -272,14 +272,14 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise WorkerError("it said that it is ready in no words that can be read")
+        raise WorkerError("its packet READY cannot be read as a JSON object")
     if "error" in said:
         raise WorkerError(str(said["error"]))
     return said
 
 
 def bury(link: Link, worker: AnyWorker) -> str:
-    """End a worker, deal with what it has said by then, and wait for it; how it ended."""
+    """End a worker, read the packets that it has sent by then, and wait for its end; how it ended."""
     worker.kill()
     until = time.monotonic() + LAST_PATIENCE
     while link.attend(False, max(0.0, until - time.monotonic()))[0] != "end":

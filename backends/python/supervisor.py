@@ -2,16 +2,16 @@
 
     <python> -I -S supervisor.py <path of _spawn> <name of the instance>
 
-The worker is its child, and whatever the worker starts is its descendant, also in a session of its own: it is the
-subreaper, to which the kernel gives processes whose parent has ended. When the worker ends, when the server says so, or
-when the server is gone (however it ended: then the socket to it is closed), it kills every descendant, waits for them,
-and exits. So nothing that a model has started outlives its worker, and no worker the server. That takes no
+The worker is the supervisor's child, and the supervisor is the subreaper: the kernel gives it every process of the
+worker's whose parent has ended, also of other sessions. When the worker ends, or the socket to the server is closed (by
+the server, or by the kernel because the server has ended), the supervisor kills every descendant, waits for them, and
+exits. So no process that a model has started outlives its worker, and no worker outlives the server. That takes no
 privileges.
 
-Its descriptors are those of the worker (0 to 6), then the socket to the server and a file with what `spawn` takes, as
-`marshal` writes it: the program, its arguments, environment and folder. To the server it says in one packet each:
+The supervisor's descriptors are those of the worker (0 to 6), then the socket to the server, and a file with the
+arguments of `spawn` as `marshal` writes them: program, arguments, environment and folder. It sends one packet each:
 "started <pid>" or "failed <errno>", and last "ended <wait status of the worker>". The server says nothing: closing its
-direction of the socket means that all shall end.
+direction of the socket orders the end of all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 
-# Each further import would make every start of a worker later.
+# Each further import would delay the start of every worker.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ SERVER, CONFIGURATION = 7, 8
 WORKERS = range(SERVER)  # the worker's descriptors
 PATIENCE = 5.0  # seconds for killed processes to end; one that waits for a broken device may not
 LOOK_AGAIN = 0.05  # seconds between looks for processes that were forked meanwhile
-OOM_SCORE = 300  # how much rather than the server a worker is killed when memory runs out (of 1000)
+OOM_SCORE = 300  # added to a worker's score (of 1000): without memory the kernel kills it rather than the server
 
 
 def load_spawn(path: str) -> ModuleType:
@@ -81,7 +81,8 @@ class Supervisor:
         except OSError as error:
             os.write(SERVER, b"failed %d" % (error.errno or 0))
             return False
-        # Its ends of the sockets and pipes are the worker's alone, so that the server sees them close.
+        # The supervisor closes its copies of the worker's descriptors, so that the server sees it when the worker's
+        # close.
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in WORKERS:
             os.dup2(nothing, descriptor)
@@ -90,7 +91,7 @@ class Supervisor:
         return True
 
     def watch(self) -> None:
-        """Until the worker has ended, or the server wants that."""
+        """Wait until the worker has ended, or the server orders its end."""
         poll = select.poll()
         poll.register(SERVER, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
@@ -101,7 +102,7 @@ class Supervisor:
                 return
 
     def bury(self) -> bool:
-        """Wait for all children that have ended; False: there are none left."""
+        """Collect all children that have ended; False: no child is left."""
         try:
             os.read(self.woken, 4096)
         except BlockingIOError:
@@ -117,13 +118,13 @@ class Supervisor:
                 self.status = status
 
     def end_all(self) -> None:
-        """Kill every descendant: the children, and those that become children by that."""
+        """Kill every descendant: the children, and the orphans that become children then."""
         until = time.monotonic() + PATIENCE
         while self.bury() and time.monotonic() < until:
             for pid in children():
                 try:
                     os.kill(pid, signal.SIGKILL)
-                except OSError:  # ended, or another user's
+                except OSError:  # it has ended, or belongs to another user
                     pass
             select.select([self.woken], [], [], LOOK_AGAIN)
 
@@ -153,7 +154,7 @@ def main() -> None:
         if supervisor.status is not None:
             try:
                 os.write(SERVER, b"ended %d" % supervisor.status)
-            except OSError:  # nobody is there to hear it
+            except OSError:  # the server is gone
                 pass
     # The interpreter has nothing to clean up.
     os._exit(0)

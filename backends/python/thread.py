@@ -1,8 +1,7 @@
 """A model in the server's own process: the worker's side of the wire on a thread, instead of in a process.
 
-Everything else is as for a worker process: the same `model.py`, the same transport, the same requests. What differs is
-what a process is for: the model shares the interpreter lock, the modules and the memory of the server, and nothing
-protects the server from it.
+Everything else is as for a worker process: the same `model.py`, the same transport, the same requests. But the model
+shares the interpreter lock, the modules and the memory of the server, and nothing protects the server from it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 class ThreadWorker(AnyWorker):
-    """A thread. Killed, it gives its thread up, which ends when the model returns.
+    """A worker that is a thread. `kill` gives the thread up, which ends when the model returns.
 
     It has no pipes: what the model prints is printed by the server.
     """
@@ -40,10 +39,10 @@ class ThreadWorker(AnyWorker):
         side, its_side = socket_pair(self._sockets)
         calls, its_calls = socket_pair(self._sockets)
         self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
-        # Stands for the end of the thread as a pidfd does for that of a process: readable then.
+        # Readable when the thread has ended, as a pidfd is for a process.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)
-        # A name for the model's package that no other has, also none of a thread that was given up.
+        # The package of the model gets a unique name: threads that were given up keep theirs.
         package = f"inferd_model_{next(_numbers)}"
         threading.Thread(target=self._run, args=(link, package), name=launch.name, daemon=True).start()
 
@@ -86,5 +85,5 @@ class ThreadWorker(AnyWorker):
 
 
 def _end() -> NoReturn:
-    # Of the thread that looked for the server.
+    # Ends the thread that has found the server's end of a socket closed.
     raise SystemExit

@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     from _native.gpu.batch import GpuBatch
 
 WARMUP_RUNS = 3
-"""Calls before one is recorded as a graph: TorchScript watches the first ones, and compiles the module anew then."""
+"""Calls before the server records a graph: TorchScript profiles the first ones, and then compiles the module anew."""
 
 
 class PyTorchBackend(Backend):
-    """Serves `model.pt`, a TorchScript archive, and `model.pt2`, what AOTInductor made."""
+    """Serves `model.pt`, a TorchScript archive, and `model.pt2`, a package of AOTInductor's."""
 
     name = "pytorch"
     model_filename = "model.pt"
     runtimes = frozenset({runtime.RUNTIME})
 
     def inspect(self, source: ModelSource) -> Signature | None:
-        """What a compiled model for the CPU says; a TorchScript archive records no datatypes or shapes."""
+        """The signature of a compiled model for the CPU; a TorchScript archive records no datatypes or shapes."""
         if source.spec.platform != inductor.PLATFORM or source.spec.runtime == runtime.RUNTIME:
             return None
         return inductor.inspect_package(inductor.open_package(source))
 
     def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
-        """Of a TorchScript archive: by its operators, and by running it."""
+        """Find the inputs and outputs of a TorchScript archive by its operators, and by running it."""
         from backends.pytorch.guessing import guess
 
         return guess(source.spec.name, load_module(source), known, whole=whole)
@@ -86,7 +86,7 @@ def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptMod
     """Read the model file; `device` is PyTorch's name of where the module shall be.
 
     Raises:
-        BackendError: there is none, or it is not a TorchScript archive.
+        BackendError: the file is missing, or is no TorchScript archive.
     """
     import_framework("torch")
     import torch
@@ -118,7 +118,7 @@ class TorchModel(Model):
         self.source = source
         self.options = options
         self.forward = forward
-        # The first instance takes it; the others load copies of their own, unless weights are shared.
+        # The first instance takes the module; the others load copies, unless weights are shared.
         self._module: torch.jit.ScriptModule | None = module
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
@@ -192,7 +192,7 @@ class Caller:
         """An output that is not BYTES, contiguous and nobody else's.
 
         Raises:
-            BackendError: it is something else than the configuration says.
+            BackendError: its type or datatype is not the configured one.
         """
         import torch
 
@@ -280,21 +280,21 @@ class TorchGpuInstance(Caller, GpuInstance):
 
 
 CONTAINER = re.compile(r"^ *%\S+ : (?!Tensor = )[^=\n]*\bTensor\b[^=\n]*= prim::GetAttr", re.MULTILINE)
-"""In the text of a graph: an attribute that is read and holds tensors in a list, a dictionary or something else."""
+"""Matches, in the text of a graph, the reading of an attribute that holds tensors in a container."""
 
 
 class KeptTensors:
     """The tensors that a module keeps from one call to the next.
 
-    One that is returned must be copied: it is read while the answer is sent, when the next call may change it. So must
-    an input of a module that may keep it: the memory of inputs is the next batch's.
+    The instance copies an output that the module keeps: the next call may change it while the answer is sent. It also
+    copies an input that the module may keep: the next batch uses the memory of inputs.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         tensors = [*module.parameters(), *module.buffers()]
         self._storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
         graph = str(module.inlined_graph)
-        # A method that assigns attributes may keep any tensor, and so may one that gets at a list of them.
+        # A method that assigns attributes may keep any tensor, and so may one that reads a container of tensors.
         self.anything = "prim::SetAttr" in graph or CONTAINER.search(graph) is not None
 
     def apart_from(self, value: Any) -> Any:

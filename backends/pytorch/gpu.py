@@ -1,4 +1,4 @@
-"""What PyTorch has to be told to work on the streams and in the graphs of an instance on a GPU."""
+"""PyTorch on the streams and in the graphs of an instance on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_cuda(spec: InstanceSpec) -> None:
-    """Whether PyTorch can use the device.
+    """Check that PyTorch can use the device.
 
     Raises:
         BackendError: it cannot; the text says why.
@@ -36,10 +36,10 @@ def check_cuda(spec: InstanceSpec) -> None:
 
 
 def check_capability(spec: InstanceSpec, wanted: str, path: Path) -> None:
-    """Whether the device is of the kind that a model was compiled for, such as "90"; empty for any.
+    """Check that the device has the compute capability that a model was compiled for, such as "90"; empty for any.
 
     Raises:
-        BackendError: it is another one.
+        BackendError: the device has another one.
     """
     found = "{}{}".format(*device(spec.device).compute_capability)
     if wanted not in ("", found):
@@ -50,7 +50,7 @@ def check_capability(spec: InstanceSpec, wanted: str, path: Path) -> None:
 
 
 def check_no_text(model: ModelSpec, instance: InstanceSpec) -> None:
-    """Whether every tensor can be on a GPU.
+    """Check that every tensor can be on a GPU.
 
     Raises:
         BackendError: one is BYTES.
@@ -81,9 +81,9 @@ class TorchStream:
         """Have PyTorch's work of this thread go to the stream.
 
         Args:
-            capturing: it becomes a graph, or is a warm-up run before that. What a graph writes to is written each time
-                that it is launched, so nobody else may ever be given that memory: it comes from a pool that only graphs
-                use, one after the other on this stream.
+            capturing: the work becomes a graph, or is a warm-up run before that. Each launch of a graph writes to the
+                graph's memory, so nothing else may ever get that memory: it comes from a pool that only graphs use, one
+                after the other on this stream.
         """
         import torch
 

@@ -1,8 +1,9 @@
-"""What a TorchScript archive takes and gives, which it does not record: by its operators, and by running it.
+"""Finds out what a TorchScript archive takes and gives, which it does not record: by its operators, and by running it.
 
-The first operator that an argument comes to often has weights whose shape tells the argument's: the channels of a
-convolution, the features of a layer; what an embedding looks up are integers. What that leaves open is tried with
-zeros, in batches of two sizes. What runs is taken, so it is a guess: a module may run on more than it was made for.
+The first operator that uses an argument often has weights whose shape tells the argument's: the channels of a
+convolution, the features of a layer; and an embedding looks up integers. Whatever stays open is tried with zeros, in
+batches of two sizes. The first shapes on which the module runs are only a guess: it may run on more than it was made
+for.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 SIZES = (8, 32, 224, 28, 299, 512, 1)
-"""Tried for dimensions that are open, until the module runs."""
+"""Sizes to try for open dimensions, until the module runs."""
 MOST_TRIED = 12
-"""Of combinations of what the inputs may be."""
+"""How many combinations of kinds of inputs are tried."""
 MOST_OPERATORS = 12
-"""Between an argument and the one that tells its shape."""
+"""How many operators may lie between an argument and the one that tells its shape."""
 KEEPS_SHAPE = {
     f"aten::{name}"
     for name in ("add", "clone", "contiguous", "detach", "div", "dropout", "float", "flatten", "mul", "relu", "relu_",
@@ -46,15 +47,15 @@ class Run(NamedTuple):
 
 
 def guess(model: str, module: torch.jit.ScriptModule, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
-    """What a module takes and gives.
+    """Guess what a module takes and gives.
 
     Args:
         model: its name, for messages.
         known: inputs, by the names of forward()'s arguments, or the keys of its dictionary.
-        whole: they have all dimensions, and no batch is tried.
+        whole: `known` has all dimensions, and no batch is tried.
 
     Raises:
-        BackendError: that cannot be found out, or forward() cannot be served.
+        BackendError: forward() runs on nothing that is tried, or cannot be served.
     """
     arguments = list(module.forward.schema.arguments)[1:]  # without self
     by_name = len(arguments) == 1 and text_of(arguments[0].type) == TENSORS_BY_NAME
@@ -85,7 +86,7 @@ def _listed(arguments: Sequence[Any]) -> str:
 def _choices(
     model: str, module: torch.jit.ScriptModule, arguments: Sequence[Any], known: Sequence[TensorSpec], by_name: bool
 ) -> list[list[Kind]]:
-    """What each input may be, the likeliest first."""
+    """The kinds that each input may have, the likeliest first."""
     given = {spec.name: (spec.datatype, spec.dims) for spec in known}
     if by_name:
         return [[kind] for kind in given.values()]
@@ -111,7 +112,7 @@ def _choices(
 
 
 def _told_by_operators(module: torch.jit.ScriptModule) -> dict[str, Kind]:
-    """By argument, what the first operators say that it comes to; not of all arguments."""
+    """The kinds of arguments, as far as the first operators that use them tell, by argument."""
     import torch
 
     try:
@@ -119,7 +120,7 @@ def _told_by_operators(module: torch.jit.ScriptModule) -> dict[str, Kind]:
             warnings.simplefilter("ignore")  # deprecated upstream, as the format is
             graph = torch.jit.freeze(module).graph
     except RuntimeError:
-        return {}  # its weights cannot be told from what else it keeps
+        return {}  # its weights cannot be told from its other attributes
     names = [argument.name for argument in list(module.forward.schema.arguments)[1:]]
     found = {}
     for name, value in zip(names, list(graph.inputs())[1:], strict=False):
@@ -139,7 +140,7 @@ def _behind(value: Any, steps: int) -> Iterator[Kind]:
 
 
 def _told_by(node: Any, offset: int) -> Kind | None:
-    """What an operator says about its operand of this number."""
+    """The kind that an operator requires of its operand of this number."""
 
     def constant(index: int) -> Any:
         return list(node.inputs())[index].toIValue()
@@ -171,7 +172,7 @@ def _told_by(node: Any, offset: int) -> Kind | None:
 def _tried(
     module: torch.jit.ScriptModule, names: Sequence[str], kinds: Sequence[Kind], by_name: bool, whole: bool
 ) -> tuple[Signature | None, str]:
-    """The signature if inputs of these kinds are right, else what the last run said."""
+    """The signature if inputs of these kinds are right, else the error of the last run."""
     problem = ""
 
     def run(rows: int, size: int) -> Run | None:
@@ -240,7 +241,8 @@ def _signature(
     other: Run | None,
     more: Run | None,
 ) -> Signature:
-    """Of runs with so many rows (0: no batch): the first, one with other open sizes, one with a row more."""
+    """The signature that three runs show: the first, with so many rows (0: no batch), one with other open sizes, one
+    with a row more."""
     batches = more is not None and all(
         before[:1] == (rows,) and after == (rows + 1, *before[1:])
         for before, after in zip(first.shapes, more.shapes, strict=True)

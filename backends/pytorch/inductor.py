@@ -46,17 +46,18 @@ log = logging.getLogger("inferd.backends")
 
 PLATFORM = "torch_aoti"
 MODEL_FILE = "model.pt2"
-BATCHES_ON_GPU = 3  # that may be submitted and not be done, see _native.gpu.instance
+BATCHES_ON_GPU = 3  # batches submitted and not done at a time, see _native.gpu.instance
 
 Call: TypeAlias = Callable[[list[Any], bool], Sequence[Any]]
-"""Runs a model on a GPU: its inputs in order and whether work is recorded, to its outputs; both with `__dlpack__`."""
+"""Runs a model on a GPU: takes its inputs in order and whether work is recorded, returns its outputs; all with
+`__dlpack__`."""
 
 
 def open_package(source: ModelSource) -> Package:
     """The package of a model.
 
     Raises:
-        BackendError: there is none, or it is none, or it was compiled for another machine.
+        BackendError: the file is missing, is no package, or was compiled for another machine.
     """
     path = source.model_file(MODEL_FILE)
     if not path.is_file():
@@ -68,7 +69,7 @@ def open_package(source: ModelSource) -> Package:
 
 
 class CallOrder:
-    """Which configured tensor is which input and output of a package.
+    """Matches configured tensors with the inputs and outputs of a package.
 
     Args:
         spec: the configuration.
@@ -123,10 +124,10 @@ class CallOrder:
         return output_positions(spec.name, names)
 
     def check_counts(self, inputs: int, outputs: int) -> None:
-        """Whether a library that takes and gives so many tensors fits.
+        """Check that a library takes and gives as many tensors as the configuration has.
 
         Raises:
-            BackendError: it does not.
+            BackendError: it takes or gives another number.
         """
         if inputs != len(self.inputs) or outputs <= max(self.outputs):
             raise BackendError(
@@ -135,19 +136,19 @@ class CallOrder:
             )
 
     def arguments(self) -> list[int]:
-        """For each input of the model, which one of the configuration it is."""
+        """For each input of the model, its index in the configuration."""
         return [self.inputs.index(position) for position in range(len(self.inputs))]
 
     def results(self, count: int) -> list[int]:
-        """For each of so many outputs of the model, which one of the configuration it is; -1 for none."""
+        """For each of so many outputs of the model, its index in the configuration; -1 for none."""
         places = {position: index for index, position in enumerate(self.outputs)}
         return [places.get(position, -1) for position in range(count)]
 
     def check_shapes(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
-        """Whether the model can take inputs of these shapes, in its order.
+        """Check that the model takes inputs of these shapes, in its order.
 
         Raises:
-            RequestError: it cannot.
+            RequestError: it does not.
         """
         wrong = mismatch(self.package.inputs, shapes) if self.package.inputs is not None else ""
         if wrong:
@@ -227,7 +228,7 @@ class InductorModel(Model):
         return LoadedInstance(self) if library is None else InductorInstance(self.order, library)
 
     def _library(self, device: str) -> Library | None:
-        """None when only PyTorch's loader will do, which is said once for each instance."""
+        """The library for a device; None, with a log line for each instance, if only PyTorch's loader can run it."""
         from backends.pytorch._shim import AotiError
 
         obstacle = self.package.obstacle
@@ -259,7 +260,7 @@ class InductorModel(Model):
             return library
 
     def close(self) -> None:
-        """Drop what is shared, and the unpacked files."""
+        """Drop the shared libraries and the unpacked files."""
         self._shared.clear()
         self._folder.cleanup()
 
@@ -295,7 +296,7 @@ class LoadedInstance(Instance):
         self._loader = open_loader(model.package, -1)
 
     def execute(self, batch: Batch) -> None:
-        """Call it once for the whole batch."""
+        """Call the package once for the whole batch."""
         import torch
 
         values = [torch.from_dlpack(batch.input(tensor.name)) for tensor in self.inputs]
@@ -331,7 +332,7 @@ class InductorGpuInstance(GpuInstance):
         return lambda values, _: run_loader(loader, [torch.from_dlpack(value) for value in values])
 
     def submit(self, batch: GpuBatch) -> None:
-        """Call it once for the whole batch."""
+        """Call the package once for the whole batch."""
         import torch
 
         with self._torch.current(batch.capturing):
@@ -363,7 +364,7 @@ def open_loader(package: Package, device: int) -> Any:
 
 
 def run_loader(loader: Any, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The outputs that a package opened by `open_loader` has for these inputs."""
+    """The outputs of a package opened by `open_loader` for these inputs."""
     try:
         results: Sequence[torch.Tensor] = loader.run(values)
     except RuntimeError as error:
@@ -372,10 +373,10 @@ def run_loader(loader: Any, values: list[torch.Tensor]) -> Sequence[torch.Tensor
 
 
 def checked(tensor: TensorSpec, value: torch.Tensor) -> torch.Tensor:
-    """An output, contiguous.
+    """An output, made contiguous.
 
     Raises:
-        BackendError: it is of another datatype than the configuration says.
+        BackendError: its datatype is not the configured one.
     """
     if value.dtype != torch_type(tensor.datatype):
         raise BackendError(
@@ -402,9 +403,10 @@ class _Zeros(NamedTuple):
 
 
 def inspect_package(package: Package) -> Signature | None:
-    """What a package for the CPU says about itself: its inputs, and its outputs as two runs on zeros show them.
+    """The signature of a package for the CPU: its own description of inputs, and outputs as two runs on zeros show
+    them.
 
-    None for one that does not describe its inputs, or cannot be run by itself here.
+    None for a package that does not describe its inputs, or that only PyTorch's loader can run.
     """
     from backends.pytorch._shim import AotiError
 

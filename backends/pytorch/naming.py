@@ -1,6 +1,6 @@
-"""Which configured tensor is which argument of forward() and which element of its result.
+"""Matches configured tensors with arguments of forward() and elements of its result.
 
-TorchScript records argument names but no output names, so a configuration says it by one of three conventions:
+TorchScript records argument names but no output names, so a configuration uses one of three conventions:
 
 1. `<name>__<index>`: the index is the position, counted from 0 without gaps.
 2. The names of forward()'s arguments; for inputs only.

@@ -15,7 +15,7 @@ JIT_SWITCHES = {
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
 }
-"""Parameters that set a switch of the process, and the function of torch._C that does it."""
+"""Parameters that set a switch of the process, and the function of torch._C that sets it."""
 KNOWN = JIT_SWITCHES.keys() | {
     "DISABLE_CUDNN",
     "ENABLE_CACHE_CLEANING",
@@ -29,12 +29,12 @@ KNOWN = JIT_SWITCHES.keys() | {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the parameters of one model ask of its own instances."""
+    """The parameters of one model that concern its own instances."""
 
     inference_mode: bool
     optimized_execution: bool
     share_weights: bool
-    clean_cache: bool  # on a GPU, give back after each batch what PyTorch keeps for the next
+    clean_cache: bool  # on a GPU, free after each batch the memory that PyTorch keeps for the next
 
 
 def read_options(parameters: Parameters) -> Options:
@@ -57,14 +57,15 @@ def read_options(parameters: Parameters) -> Options:
 
 
 def _disable_cudnn() -> None:
-    """For the whole process, as in Triton."""
+    """Turn cuDNN off for the whole process, as Triton does."""
     import torch
 
     torch.backends.cudnn.enabled = False
 
 
 def _set_jit_switches(parameters: Parameters) -> None:
-    """As in Triton, the model loaded last decides for the process; a model that says nothing changes nothing."""
+    """Set switches of the process: as in Triton, the model loaded last decides, and one without the parameter changes
+    nothing."""
     import torch
 
     for key, function in JIT_SWITCHES.items():

@@ -1,6 +1,6 @@
-"""Packages of AOTInductor, `model.pt2`: what is in them, and what that asks of the machine that runs them.
+"""Packages of AOTInductor, `model.pt2`: their content, and the machine that they need.
 
-A package is a zip archive with a compiled library, its generated source and what it was compiled for.
+A package is a zip archive with a compiled library, its generated source, and a description of its target machine.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ISA_FLAGS = {
     "AMX_TILE": "amx_tile",
     "AMX_FP16": "amx_fp16",
 }
-"""What /proc/cpuinfo calls the instruction sets that a package may have been compiled for."""
+"""The names in /proc/cpuinfo of instruction sets that a package may have been compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What a package says about itself.
+    """The description of a package.
 
     Attributes:
         path: of the archive.
@@ -46,7 +46,7 @@ class Package:
         inputs: in the order of the library; None if the package does not say.
         arguments: a name for each input, by its place in the call: "ARGS[0]", "KWARGS[mask]".
         results: for each output, likewise: "RESULT[0]".
-        obstacle: why the library cannot be called by itself, but only through PyTorch's own loader; empty if it can.
+        obstacle: why only PyTorch's own loader can call the library; empty if the library can be called directly.
     """
 
     path: Path
@@ -74,7 +74,7 @@ def read_package(path: Path) -> Package:
     """Read a package.
 
     Raises:
-        BackendError: it is none, or was compiled for another machine.
+        BackendError: the file is no package, or was compiled for another machine.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -114,7 +114,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Package:
 
 
 def _folder(path: Path, archive: zipfile.ZipFile) -> str:
-    """Where the one model's files lie, or those of the one that is called "model"."""
+    """The folder of the only model's files, or of those of the model named "model"."""
     parents = {PurePosixPath(name).parent for name in archive.namelist() if name.endswith(".so")}
     found = sorted(str(parent) for parent in parents if parent.parts[1:3] == FOLDER and len(parent.parts) == 4)
     named = [folder for folder in found if PurePosixPath(folder).name == MODEL]
@@ -143,7 +143,7 @@ def _check_machine(path: Path, metadata: dict[str, Any]) -> None:
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """Empty where they cannot be told."""
+    """The CPU's features; empty if /proc/cpuinfo does not tell them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -24,7 +24,7 @@ OF_WORKERS = frozenset({"EXECUTION_ENV_PATH", "EXECUTION_TIMEOUT_SECONDS", "FORC
 
 
 def load_module(source: ModelSource, config: Mapping[str, str], services: Services | None) -> Model:
-    """Check what can be seen without running the module, which its workers load.
+    """Check what can be checked without running the module; its workers load it.
 
     Raises:
         BackendError: there is no module, or a parameter is wrong.
@@ -57,7 +57,7 @@ def find_module(source: ModelSource) -> Path:
     """The file of the module, or the TorchScript archive in its place.
 
     Raises:
-        BackendError: there is neither.
+        BackendError: neither is there.
     """
     name = source.spec.default_model_filename
     candidates = [source.file(name)] if name not in ("", SCRIPT) else [source.path / MODULE, source.path / SCRIPT]

@@ -1,8 +1,8 @@
-"""What the C++ source in a package of AOTInductor says about the inputs that its library takes.
+"""Reads from the C++ source in a package of AOTInductor which inputs its library takes.
 
-The library itself tells how many there are, and checks nothing: it computes addresses from the sizes that it was
-compiled for. The source beside it, which PyTorch generates, holds the checks that it would make in a debug mode, and
-from those come datatypes, ranks, sizes and which sizes must be equal.
+The library itself tells the number of its inputs, and checks nothing: it computes addresses from the sizes that it was
+compiled for. PyTorch generates the source beside it, with the checks of a debug mode: from them this module reads
+datatypes, ranks, sizes, and which sizes must be equal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def expected_inputs(source: str) -> tuple[ExpectedInput, ...] | None:
     """The inputs in the order of the library; None for a source that does not say it in a way known here.
 
     Raises:
-        BackendError: the library takes something that cannot be given or checked; the text says what.
+        BackendError: the server cannot give or check an input of the library; the text says why.
     """
     names = {int(index): name for index, name in _NAME.findall(source)}
     checks = {int(index): body for index, body in _CHECK.findall(source)}
@@ -81,7 +81,7 @@ def _expected(index: int, check: str, layout: tuple[str, str] | None) -> Expecte
     highest = {int(dim): int(size) for dim, size in _HIGHEST.findall(check)}
     for size, dim in _FIXED.findall(check):
         lowest[int(dim)] = highest[int(dim)] = int(size)
-    if layout is None:  # it is not used
+    if layout is None:  # the model does not use this input
         dims = {*lowest, *highest, *(int(dim) for dim in _STRIDE.findall(check))}
         sizes = [_Form("", 1, 0)] * (max(dims) + 1 if dims else 0)
     else:
@@ -93,7 +93,7 @@ def _expected(index: int, check: str, layout: tuple[str, str] | None) -> Expecte
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """factor * symbol + offset; a constant has no symbol, and neither has a dimension of which nothing is known."""
+    """factor * symbol + offset; a constant has no symbol, and neither has an unknown dimension."""
 
     symbol: str
     factor: int
@@ -110,7 +110,7 @@ def _dimension(form: _Form, lowest: Mapping[int, int], highest: Mapping[int, int
 
 
 def _contiguous(index: int, sizes: str, strides: str) -> list[_Form]:
-    """The sizes, of an input that is contiguous for all sizes."""
+    """The sizes of an input that is contiguous for all sizes."""
     forms = [_form(index, text) for text in _elements(sizes)]
     values = {form.symbol: 1009 + 2 * number for number, form in enumerate(forms) if form.symbol}
     expected, stride = [], 1
@@ -147,7 +147,7 @@ def _value(text: str, symbols: Mapping[str, int]) -> int:
     """An expression of numbers and symbols.
 
     Raises:
-        BackendError: it is another one.
+        BackendError: the expression has another form.
     """
 
     def value(node: ast.expr) -> int:
@@ -173,12 +173,12 @@ def _value(text: str, symbols: Mapping[str, int]) -> int:
 
 
 def mismatch(expected: Sequence[ExpectedInput], shapes: Sequence[Sequence[int]]) -> str:
-    """What is wrong with the shapes of one call, as "dimension 1 of input 0 is 5, ..."; empty if nothing is.
+    """The error in the shapes of one call, as "dimension 1 of input 0 is 5, ..."; empty without one.
 
-    The same that `_aoti` checks natively, for calls that come from Python.
+    `_aoti` makes the same check natively; this one is for calls from Python.
     """
     symbols: dict[str, int] = {}
-    for plain in (True, False):  # what is a symbol itself comes before what is computed from it
+    for plain in (True, False):  # a dimension that is a symbol itself comes before those computed from it
         for index, (each, shape) in enumerate(zip(expected, shapes, strict=True)):
             if len(shape) != len(each.dims):
                 return f"input {index} has {len(shape)} dimensions, the compiled model takes {len(each.dims)}"

@@ -33,7 +33,7 @@ GLOBAL = frozenset({"backend-directory", "default-max-batch-size", "min-compute-
 MIXED_PRECISION = "auto_mixed_precision"
 TENSORRT = "tensorrt"
 LEVELS: Mapping[int, str] = MappingProxyType({-1: "off", 0: "off", 1: "on_1", 2: "on_2"})
-"""Of XLA, by optimization.graph.level."""
+"""Whether XLA compiles, by optimization.graph.level."""
 
 
 class TensorFlowBackend(Backend):
@@ -44,7 +44,7 @@ class TensorFlowBackend(Backend):
     gpu_accelerators = frozenset({TENSORRT, MIXED_PRECISION, "gpu_io"})
 
     def inspect(self, source: ModelSource) -> Signature | None:
-        """What the signature of a SavedModel says; a GraphDef does not say what its inputs and outputs are."""
+        """The signature of a SavedModel; a GraphDef does not describe its inputs and outputs."""
         if source.spec.platform == GRAPH_DEF_PLATFORM:
             return None
         return describe(source.spec.name, _signature(source))
@@ -74,7 +74,7 @@ class TensorFlowBackend(Backend):
         parameters = Parameters(self.config, "--backend-config of backend 'tensorflow'")
         parameters.warn_unknown(OF_THE_BACKEND | GLOBAL)
         if parameters.text(VERSION, "2") != "2":
-            raise parameters.error(VERSION, "expected 2: the first version is served by nobody any more")
+            raise parameters.error(VERSION, "expected 2: this server does not run TensorFlow 1")
         try:
             fraction = float(parameters.text(MEMORY_FRACTION, "0"))
         except ValueError:
@@ -123,10 +123,10 @@ def _read_parameters(source: ModelSource) -> dict[str, object]:
 
 
 def _init_ops(source: ModelSource, parameters: Parameters) -> list[str]:
-    """The operators to be run once, from a JSON file in the version's folder, or else in the model's.
+    """The operators to run once, from a JSON file in the version's folder, or else in the model's.
 
     Raises:
-        BackendError: it is not there, or not of the form {"init_ops": ["init"]}.
+        BackendError: the file is missing, or has not the form {"init_ops": ["init"]}.
     """
     name = parameters.text(INIT_OPS)
     if not name:

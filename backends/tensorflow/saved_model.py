@@ -1,4 +1,4 @@
-"""What a SavedModel says about itself: its graphs' tags, and the signatures of each. Read without TensorFlow."""
+"""Reads a SavedModel without TensorFlow: the tags of its graphs, and the signatures of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.api import BackendError, Signature, TensorSpec
 
 FILE = "saved_model.pb"
 INITIALISATION = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
-"""Signatures that are no inference."""
+"""Signatures that are not for inference."""
 
 DATATYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -114,7 +114,7 @@ def read_signature(folder: Path, model: str, tag: str, name: str) -> SavedSignat
         folder: the SavedModel.
         model: its name, for errors.
         tag: of the graph.
-        name: of the signature; "" for `serving_default`, or in its place the only one that there is.
+        name: of the signature; "" for `serving_default`, or else the only signature.
 
     Raises:
         BackendError: the folder holds no SavedModel, or it has no such graph or signature; the text says what it has.
@@ -158,7 +158,7 @@ def _tensors(entries: Any) -> tuple[Tensor, ...]:
 
 
 def describe(model: str, signature: SavedSignature) -> Signature:
-    """What completes a configuration. A model batches if the first dimension of all its tensors varies.
+    """The signature that completes a configuration. A model batches if the first dimension of all its tensors varies.
 
     Raises:
         BackendError: a tensor has a datatype or a rank that cannot be served.

@@ -14,24 +14,24 @@ ALIGNMENT = 256  # of an instance's memory
 
 
 Scrap = Callable[[str, int], int]
-"""Gives memory for an output that is not configured: name and bytes to address."""
+"""Allocates memory for an output that is not configured: takes name and bytes, returns the address."""
 
 
 class OutputAllocator(Protocol):
     """An IOutputAllocator of TensorRT's that gives a batch's own memory."""
 
     shapes: dict[str, tuple[int, ...]]  # of outputs, once they are known
-    problem: Exception | None  # why there was no memory
+    problem: Exception | None  # the reason if there was no memory
 
     def begin(self, batch: GpuBatch, scrap: Scrap, answered: Collection[str]) -> None:
-        """The model is about to be executed for this batch, whose outputs are those `answered`."""
+        """Allocate for this batch, which the model executes next; `answered` names its outputs."""
 
     def end(self) -> None:
-        """It has been submitted: there is no more memory to give."""
+        """The batch was submitted: allocate no more for it."""
 
 
 def make_allocator(module: Any) -> OutputAllocator:
-    """One for a context; `module` is the TensorRT."""
+    """An allocator for one context; `module` is the imported TensorRT."""
 
     class Allocator(module.IOutputAllocator):  # type: ignore[misc]  # the class is known at run time only
         def __init__(self) -> None:
@@ -48,7 +48,7 @@ def make_allocator(module: Any) -> OutputAllocator:
         def end(self) -> None:
             self._give = None
 
-        # An exception in these would be printed by TensorRT, and lost. 0 makes the execution fail.
+        # TensorRT would print an exception of these methods and lose it. Address 0 makes the execution fail.
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:  # noqa: ARG002
             try:
                 if self._give is None or alignment > ALIGNMENT:

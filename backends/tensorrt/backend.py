@@ -31,9 +31,9 @@ from backends.tensorrt.progress import Tell
 log = logging.getLogger("inferd.tensorrt")
 
 ONNX = ".onnx"
-"""Of a model file that a plan is built from."""
+"""The suffix of a model file that the backend builds a plan from."""
 TOLD_PERCENT = 10
-"""Of a build between two lines of the log."""
+"""Seconds between two log lines about a build."""
 
 
 class TensorRTBackend(Backend):
@@ -48,7 +48,7 @@ class TensorRTBackend(Backend):
         self._lock = threading.Lock()
 
     def inspect(self, source: ModelSource) -> Signature:
-        """Names, datatypes, shapes and the largest batch, as the plan tells them on the model's first GPU."""
+        """Names, datatypes, shapes and the largest batch, from the plan read on the model's first GPU."""
         options = read_options(source.spec, self.config)
         gpus = [instance.device for instance in source.spec.instances if instance.kind == "GPU"]
         profiles = {index for instance in source.spec.instances for index in instance.profiles}
@@ -66,10 +66,10 @@ class TensorRTBackend(Backend):
         spec = source.spec
         file = source.model_file(self.model_filename)
         if not spec.model_filenames and not file.is_file():
-            raise source.not_found(file)  # needs no GPU to be found out
+            raise source.not_found(file)  # this check needs no GPU
         for instance in spec.instances:
             if instance.kind != "GPU":
-                gpu_for_plans(0, f"model '{spec.name}'")  # where there is none, that is the reason
+                gpu_for_plans(0, f"model '{spec.name}'")  # reports a missing GPU first
                 raise BackendError(
                     f"instance '{instance.name}' of model '{spec.name}' is of KIND_{instance.kind}; plans of TensorRT "
                     "run on GPUs"
@@ -94,7 +94,7 @@ class TensorRTBackend(Backend):
 
 
 class PlanReader:
-    """Reads the plan of a version for one GPU or another; of an ONNX model, it builds one before."""
+    """Reads the plan of a version for a GPU; for an ONNX model, it builds the plan first."""
 
     def __init__(self, source: ModelSource, options: Options, library: Library) -> None:
         self.source = source
@@ -147,7 +147,7 @@ class TensorRTModel(Model):
             return self._plans[ordinal]
 
     def _keep_weights(self, plan: Plan) -> None:
-        """Set how many of the weights stay on the device; before there is a context, as TensorRT demands."""
+        """Set how many of the weights stay on the device. TensorRT demands this before the first context."""
         budget, size = self.options.budget, plan.engine.streamable_weights_size
         if budget is None:
             return
@@ -178,7 +178,7 @@ class TensorRTModel(Model):
         return TensorRTInstance(self.spec, self.library, plan, spec, gpu, self.options.strategy)
 
     def close(self) -> None:
-        """Drop the plans, each with its GPU current: it frees what the weights lie in."""
+        """Drop the plans, each with its GPU current: that frees the memory of the weights."""
         for ordinal in list(self._plans):
             device(ordinal).use()
             del self._plans[ordinal]
@@ -191,7 +191,7 @@ def _bytes_of(budget: Budget, plan: Plan, size: int) -> int:
 
 
 def tell_log(model: str) -> Tell:
-    """Has the log say how far the build of a model's plan has come."""
+    """A function that logs the progress of building a model's plan."""
     last = -TOLD_PERCENT
 
     def tell(what: str, percent: int) -> None:

@@ -25,10 +25,10 @@ RTX = "tensorrt_rtx"
 
 
 def build_plan(library: Library, spec: EngineSpec, tell: Tell) -> Path:
-    """The plan of a model: from the cache, or built and put there. It may take minutes.
+    """The plan of a model: from the cache, or built and put there. A build may take minutes.
 
     Raises:
-        BackendError: it cannot be built; the text says what is wrong with the model or with what was asked.
+        BackendError: the plan cannot be built; the text names the fault of the model or of an option.
     """
     if not hasattr(library.module, "Builder"):
         raise BackendError(f"{library} runs plans and builds none: install tensorrt or tensorrt_rtx")
@@ -51,10 +51,10 @@ def build_plan(library: Library, spec: EngineSpec, tell: Tell) -> Path:
 
 
 def check(library: Library, spec: EngineSpec) -> None:
-    """Whether this TensorRT knows what is asked for.
+    """Check that this TensorRT supports the options.
 
     Raises:
-        BackendError: it does not.
+        BackendError: it does not support one.
     """
     flags = library.module.BuilderFlag
     for precision in spec.precisions:
@@ -71,7 +71,7 @@ def check(library: Library, spec: EngineSpec) -> None:
 
 
 def _gpu(library: Library, spec: EngineSpec) -> Device | None:
-    # TensorRT-RTX alone builds without a GPU, for one that is named; the others crash.
+    # Only TensorRT-RTX can build without a GPU, for a named one; the others would crash.
     if library.name == RTX and spec.compute_capability:
         return None
     return gpu_for_plans(spec.device, f"model '{spec.model}'")
@@ -88,7 +88,8 @@ class _Build:
         self.gpu = gpu
 
     def run(self, tell: Tell) -> memoryview:
-        """On a thread of its own, so that an interrupt ends the build at its next step and not the process in it."""
+        """Build on a thread of its own, so that an interrupt ends the build at its next step, not the process within
+        it."""
         monitor = make_monitor(self.module, Progress(tell))
         found: list[memoryview | BaseException] = []
         thread = threading.Thread(target=self._run, args=(monitor, found.append), name="TensorRT build")
@@ -120,7 +121,7 @@ class _Build:
         config.progress_monitor = monitor
         self._configure(config)
         add_profiles(builder, config, network, self.spec.profiles, self.spec.max_batch_size)
-        if self.library.name != RTX:  # which has no use for them
+        if self.library.name != RTX:  # RTX uses no timings
             self._take_timings(config)
         plan = builder.build_serialized_network(network, config)
         if plan is None:

@@ -1,4 +1,4 @@
-"""What builds leave for the next: plans, and the timings that they chose kernels by."""
+"""The cache of builds: plans, and the timings by which TensorRT chose kernels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CHUNK = 1 << 20
 
 
 def usual_folder() -> Path:
-    """Where plans are kept when nobody says where."""
+    """The default folder of plans."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "inferd" / "tensorrt"
 
 
 class PlanCache:
-    """A folder of its user's own: who can write there can run code in the server.
+    """A folder that only its user may write to: a writer could run code in the server.
 
     Plans are never removed: the folder may be deleted at any time.
     """
@@ -37,7 +37,7 @@ class PlanCache:
 
     @contextlib.contextmanager
     def only(self, key: str) -> Iterator[Path]:
-        """The file of a plan, which nobody else makes meanwhile."""
+        """The file of a plan; a lock keeps others from making it meanwhile."""
         with (self.folder / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self.folder / f"{key}.plan"
@@ -48,7 +48,7 @@ class PlanCache:
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that nobody ever sees a part of it."""
+    """Write a file so that readers see all of it or nothing."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             file.write(content)
@@ -60,19 +60,19 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def gpu_of(spec: EngineSpec, gpu: Device | None) -> str:
-    """What the plan is for, in words: kernels are chosen by measuring them on this GPU."""
+    """The target of the plan in words: TensorRT chooses kernels by measuring them on this GPU."""
     if gpu is None:
         return f"compute capability {spec.compute_capability}"
     return f"{gpu.name} {'.'.join(map(str, gpu.compute_capability))}"
 
 
 def key_of(spec: EngineSpec, library: Library, gpu: str) -> str:
-    """Equal for builds that come to the same.
+    """A key that is equal for builds with equal results.
 
-    Weights may lie in files beside the model: those count by name, size and time of change.
+    Weights may lie in files beside the model: these files count by name, size and time of change.
     """
     digest = hashlib.sha256()
-    asked = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")  # said by gpu and library
+    asked = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")  # the key has GPU and library
     digest.update(f"{library} {gpu} {asked}\n".encode())
     with spec.model.open("rb") as file:
         while chunk := file.read(CHUNK):

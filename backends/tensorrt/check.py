@@ -64,7 +64,7 @@ def _as_in_plan(spec: ModelSpec, tensor: TensorSpec) -> Dims:
 def _agree(plan: Dims, configured: Dims, *, batches: bool) -> bool:
     """Dimensions that both fix must be equal; a batch may be fixed at 1 row."""
     if not plan and configured == (1,):
-        return True  # a scalar, which a configuration cannot say
+        return True  # a scalar, which no configuration can describe
     if batches and plan[:1] == (1,):
         plan = (-1, *plan[1:])
     if batches and plan[:1] != (-1,):
@@ -78,7 +78,7 @@ def check_instance(spec: ModelSpec, plan: Plan, instance: InstanceSpec) -> None:
     """Compare the profiles that an instance may use, and the largest batch that they serve.
 
     Raises:
-        BackendError: the plan has no such profile, or none for so large a batch.
+        BackendError: the plan has no such profile, or no profile for so large a batch.
     """
     for index in instance.profiles:
         if index >= len(plan.profiles):

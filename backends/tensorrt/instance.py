@@ -41,13 +41,13 @@ class Context:
     context: Any  # IExecutionContext
     profile: Profile
     allocator: OutputAllocator  # of outputs whose shape depends on data
-    key: Key | None = None  # the shapes that it has been told
+    key: Key | None = None  # the shapes set last
     allocated: set[str] = field(default_factory=set)  # the outputs that the allocator has been set for
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What decides about the shapes of outputs: the inputs' shapes, and the values of those that are shapes."""
+    """The values that decide the shapes of outputs: the shapes of inputs, and the contents of shape tensors."""
 
     shapes: tuple[Dims, ...]
     values: tuple[Dims, ...]
@@ -55,14 +55,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known for one combination of shapes."""
+    """The profile and outputs of one combination of shapes."""
 
     context: Context
-    outputs: tuple[Dims, ...]  # -1 where data decide
+    outputs: tuple[Dims, ...]  # -1 if the data decide
 
 
 class TensorRTInstance(GpuInstance):
-    """Executes a plan. Nothing here waits for the device, except where a shape depends on what it computes."""
+    """Executes a plan. It waits for the device only if a shape depends on computed data."""
 
     writes_inputs = False
 
@@ -93,7 +93,7 @@ class TensorRTInstance(GpuInstance):
             if made is None or not made.set_optimization_profile_async(index, self.stream.handle):
                 why = reason(complaints, "it gives no reason")
                 raise BackendError(f"instance '{self.name}': TensorRT makes no context for profile {index}: {why}")
-        self.stream.synchronize()  # what the profile has copied to the device is there
+        self.stream.synchronize()  # the profile's copies to the device are done
         return Context(made, plan.profiles[index], make_allocator(module))
 
     def submit(self, batch: GpuBatch) -> None:
@@ -133,7 +133,7 @@ class TensorRTInstance(GpuInstance):
     # -- shapes -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, key: Key, values: Sequence[Array], complaints: list[str]) -> Known:
-        """Have a context know the shapes of the inputs; which one, and what the outputs are."""
+        """Choose a context and set the shapes of the inputs on it; the context and the outputs."""
         known = self._known.get(key)
         used = known.context if known else self._choose(key)
         for tensor, numbers in zip(self.shape_inputs, values, strict=True):
@@ -181,7 +181,7 @@ class TensorRTInstance(GpuInstance):
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def _place_outputs(self, batch: GpuBatch, known: Known) -> dict[str, Array]:
-        """Say where each output goes; the memory of those that TensorRT leaves with the host."""
+        """Set the address of each output; the memory of those that TensorRT leaves on the host."""
         context, allocator = known.context.context, known.context.allocator
         allocator.begin(batch, self._scrap, self.answered)
         on_host = {}
@@ -201,14 +201,14 @@ class TensorRTInstance(GpuInstance):
         return on_host
 
     def _scrap(self, name: str, size: int) -> int:
-        """Memory for an output that the configuration leaves out. It grows by doubling, and what it was stays."""
+        """Memory for an output that the configuration leaves out. It grows by doubling; older memory stays."""
         known = self._scraps.setdefault(name, [])
         if not known or known[-1].size < size:
             known.append(self.gpu.allocate(max(ALIGNMENT, 1 << (size - 1).bit_length())))
         return known[-1].pointer
 
     def _tell_shapes(self, batch: GpuBatch, known: Known) -> None:
-        """The shapes that data have decided; they are certain when the stream has come to its end."""
+        """Set the shapes that the data decide, which are known once the stream's work is done."""
         for tensor, dims in zip(self.outputs, known.outputs, strict=True):
             if -1 in dims and tensor.name in self.answered:
                 found = known.context.allocator.shapes.get(tensor.name)
@@ -217,7 +217,7 @@ class TensorRTInstance(GpuInstance):
                 batch.set_output_shape(tensor.name, found)
 
     def _send(self, batch: GpuBatch, on_host: dict[str, Array]) -> None:
-        """Shape tensors go the way of the other outputs. Each row of a batch has the values behind the batch size."""
+        """Send shape tensors as other outputs. Each row of a batch gets the values behind the batch size."""
         for name, values in on_host.items():
             if name not in self.answered:
                 continue
@@ -250,7 +250,7 @@ def _host_array(dims: Dims, tensor: PlanTensor) -> Array:
 
 
 def _values(batch: GpuBatch, tensor: PlanTensor) -> Array:
-    """What a shape tensor holds."""
+    """The content of a shape tensor."""
     given = np.frombuffer(batch.host_input(tensor.name), TYPES[tensor.datatype])
     values = _host_array(given.shape, tensor)
     values[:] = given

@@ -1,8 +1,8 @@
-"""The three TensorRTs: which one is imported, and what it says.
+"""The three TensorRTs: choice, import, and their log.
 
 `tensorrt` builds and runs plans; `tensorrt_lean` runs those that were built version-compatible, at a tenth of the size;
-`tensorrt_rtx` builds and runs plans of its own kind, for consumer GPUs. What is needed here has the same names in all
-of them, from version 10 on (`tests/backends/tensorrt/test_contract.py`).
+`tensorrt_rtx` builds and runs plans of its own kind, for consumer GPUs. The functions that this backend uses have the
+same names in all of them, from version 10 on (`tests/backends/tensorrt/test_contract.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
     }
 )
-"""The TensorRTs in the order in which they are looked for, and the modules that each may be.
+"""The TensorRTs in the order of the search, and the names of modules that each may have.
 
-The first name is re-exported by a package without code, which not every installation has.
+A package without code, which not every installation has, re-exports the module under the first name.
 """
 
 LEAN = "tensorrt_lean"
@@ -46,7 +46,7 @@ class Library:
 
     Args:
         name: one of MODULES.
-        module: what was imported for it.
+        module: the imported module.
     """
 
     def __init__(self, name: str, module: Any) -> None:
@@ -54,7 +54,7 @@ class Library:
         self.module = module
         self.version = str(module.__version__)
         self.loading = threading.Lock()
-        """Held while a plan is read or a context made: TensorRT says nothing about doing that in several threads."""
+        """Held while a plan is read or a context made: TensorRT does not document that as safe in several threads."""
         self._said = threading.local()
         self.logger = _logger(module, self._hear)  # one for the process: TensorRT ignores a second one
 
@@ -63,7 +63,7 @@ class Library:
 
     @contextmanager
     def complaints(self) -> Iterator[list[str]]:
-        """The errors that TensorRT tells on this thread meanwhile. They are logged unless it ends in an exception."""
+        """Collect TensorRT's errors on this thread. They are logged at the end, unless an exception ends the block."""
         errors: list[str] = []
         before = getattr(self._said, "errors", None)
         self._said.errors = errors
@@ -83,7 +83,7 @@ class Library:
             log.log(level, "%s", text)
 
     def load_plugins(self, files: Sequence[str]) -> None:
-        """Have plugins known: those of TensorRT itself, and those of these shared libraries.
+        """Register plugins: those of TensorRT itself, and those of these shared libraries.
 
         Raises:
             BackendError: a library does not load.
@@ -109,7 +109,7 @@ def _logger(module: Any, hear: Any) -> Any:
 
 
 def reason(complaints: Sequence[str], otherwise: str) -> str:
-    """What went wrong, of what TensorRT has complained: the first, from which the others follow."""
+    """The first of TensorRT's errors, from which the others follow, or `otherwise`."""
     return complaints[0].strip() if complaints else otherwise
 
 
@@ -130,7 +130,7 @@ def open_library(wanted: str, *, builds: bool = False) -> Library:
         builds: AUTO is the first that builds plans.
 
     Raises:
-        BackendError: there is none, or it does not import; the text says how to get one.
+        BackendError: none is installed, or none imports; the text says how to get one.
     """
     if wanted not in (AUTO, *MODULES):
         raise BackendError(f"there is no runtime '{wanted}' of TensorRT: expected {AUTO}, {', '.join(MODULES)}")

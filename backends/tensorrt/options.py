@@ -31,11 +31,11 @@ AMOUNT = re.compile(r"(\d+)(%?)")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of the weights that can be streamed may stay on the device."""
+    """How much of the streamable weights may stay on the device."""
 
     amount: int
     is_share: bool = False  # in percent, else in bytes
-    is_automatic: bool = False  # as TensorRT thinks fit for the memory that is free
+    is_automatic: bool = False  # TensorRT decides, by the free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Options:
 
     runtime: str  # of library.MODULES, or AUTO
     host_code: bool
-    build: EngineSpec  # of a model that is ONNX and no plan yet; its file and device are not said
+    build: EngineSpec  # of an ONNX model without a plan; without file and device
     strategy: str = STRATEGIES[0]
     budget: Budget | None = None
 
 
 def read_options(spec: ModelSpec, config: Mapping[str, str]) -> Options:
-    """Of a model's parameters and those of `--backend-config tensorrt,...`.
+    """Read a model's parameters and those of `--backend-config tensorrt,...`.
 
     Raises:
         BackendError: a value is not what its key takes.

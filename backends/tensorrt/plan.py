@@ -1,4 +1,4 @@
-"""What a plan says about itself: its tensors and the shapes that each of its optimisation profiles serves."""
+"""Reads plans: their tensors, and the shapes that each of their optimisation profiles serves."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class PlanTensor:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Which shapes, and which values of shape tensors, the kernels were chosen for. By name of the input."""
+    """The shapes, and the values of shape tensors, that the kernels were chosen for, by name of the input."""
 
     index: int
     shapes: Mapping[str, Range]
     values: Mapping[str, Range]
 
     def distance(self, shapes: Mapping[str, Dims], values: Mapping[str, Dims]) -> int | None:
-        """How far these are from what the profile is best for; None where it does not serve them."""
+        """The distance of shapes and values from the profile's best ones; None if the profile does not serve them."""
         total = 0
         for given, ranges in ((shapes, self.shapes), (values, self.values)):
             for name, numbers in given.items():
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def rows(self) -> int:
-        """The largest batch: of all inputs the least."""
+        """The largest batch that every input allows."""
         firsts = [greatest[0] for _, _, greatest in (*self.shapes.values(), *self.values.values()) if greatest]
         return min(firsts, default=0)
 
@@ -80,7 +80,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan that was read, and what it says."""
+    """A plan that was read."""
 
     engine: Any  # ICudaEngine
     runtime: Any  # the IRuntime that read it, which must outlive it
@@ -96,7 +96,7 @@ class Plan:
         return (tensor for tensor in self.tensors if not tensor.is_input)
 
     def signature(self, profiles: Iterable[int]) -> Signature:
-        """What the configuration is completed by, with the largest batch of these profiles.
+        """The signature that completes a configuration, with the largest batch of these profiles.
 
         A plan batches if the first dimensions of all its tensors vary, or are 1. As in Triton, it serves batches as
         large as one of the profiles allows.
@@ -120,10 +120,10 @@ def _spec(tensor: PlanTensor, batches: bool) -> TensorSpec:
 
 
 def gpu_for_plans(ordinal: int, what: str) -> Device:
-    """A device, current on this thread. TensorRT must not be asked for anything before: without one it crashes.
+    """Make a device current on this thread. TensorRT crashes if it is called before that.
 
     Raises:
-        BackendError: there is none.
+        BackendError: there is no such device.
     """
     if not driver.is_loaded() or ordinal >= driver.device_count():
         raise BackendError(
@@ -142,7 +142,7 @@ def read_plan(library: Library, path: Path, gpu: Device, what: str, *, host_code
         host_code: whether a plan may bring code for the host, as version-compatible ones do.
 
     Raises:
-        BackendError: it is no plan, or made for another GPU or version, or has tensors that are not served.
+        BackendError: the file is no plan, or is for another GPU or version, or has tensors that are not served.
     """
     with library.loading, library.complaints() as complaints:
         runtime = library.module.Runtime(library.logger)
@@ -164,7 +164,7 @@ def read_plan(library: Library, path: Path, gpu: Device, what: str, *, host_code
 
 
 def _invalidity(module: Any, runtime: Any, data: mmap.mmap) -> Iterator[str]:
-    """What TensorRT-RTX says of a plan that it does not read; the others say it in their log."""
+    """TensorRT-RTX's reason for not reading a plan; the others log theirs."""
     if hasattr(runtime, "get_engine_validity"):
         _, diagnostics = runtime.get_engine_validity(data)
         members = module.EngineInvalidityDiagnostics.__members__.items()

@@ -1,7 +1,7 @@
 """Optimisation profiles as one writes them: `x=1x3x224x224,8x3x224x224,64x3x224x224 s=1x1,2x2,8x8`.
 
-For each input that varies its least, best and greatest shape, for each shape tensor its least, best and greatest
-values; one alone stands for all three.
+A profile names for each input that varies its least, best and greatest shape, and for each shape tensor its least, best
+and greatest values; one alone stands for all three.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUMBERS = re.compile(r"\d+(x\d+)*")
 
 
 def parse_profile(text: str) -> dict[str, Range]:
-    """By input.
+    """The ranges of a profile, by input.
 
     Raises:
         BackendError: the text has another form, or the three are not in order.
@@ -47,13 +47,13 @@ def parse_profile(text: str) -> dict[str, Range]:
 
 
 def usual_profile(inputs: Mapping[str, tuple[int, ...]], max_batch_size: int) -> dict[str, Range]:
-    """Batches of 1 to `max_batch_size` rows, best for the largest.
+    """A profile for batches of 1 to `max_batch_size` rows, best for the largest.
 
     Args:
         inputs: the shapes of the inputs that vary, and of shape tensors.
 
     Raises:
-        BackendError: that says not all; the text says what else is needed.
+        BackendError: more than the batch varies; the text shows the profile that is needed.
     """
     if max_batch_size < 1 or any(dims[:1] != (-1,) or -1 in dims[1:] for dims in inputs.values()):
         shapes = ", ".join(f"{name} {list(dims)}" for name, dims in inputs.items())
@@ -77,7 +77,7 @@ def add_profiles(builder: Any, config: Any, network: Any, texts: Sequence[str], 
     """Give a builder's configuration the profiles that its network needs.
 
     Raises:
-        BackendError: they are missing, or do not fit the network.
+        BackendError: the profiles are missing, or do not fit the network.
     """
     varying = {tensor.name: tensor for tensor in _inputs(network) if tensor.is_shape_tensor or -1 in tensor.shape}
     if not varying:

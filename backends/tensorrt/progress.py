@@ -1,4 +1,4 @@
-"""How far a build has come."""
+"""The progress of a build."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Tell = Callable[[str, int], object]
-"""Told what is being done, and how much of the whole is done, in percent. On any thread."""
+"""Called on any thread with the current step, and how much of the whole is done, in percent."""
 
 
 class Monitor(Protocol):
@@ -28,7 +28,7 @@ class _Phase:
 
 
 class Progress:
-    """Sums nested phases up, each a part of its parent's current step.
+    """Sums up nested phases, each of which is a part of its parent's current step.
 
     Safe to use from several threads: TensorRT builds in some.
     """
@@ -64,13 +64,13 @@ class Progress:
         self._say(name, int(100 * share))
 
     def _say(self, name: str, percent: int) -> None:
-        if percent > self._told:  # never back: phases take steps that they did not announce
+        if percent > self._told:  # never less: phases take steps that they did not announce
             self._told = percent
             self._tell(name, percent)
 
 
 def make_monitor(module: Any, progress: Progress) -> Monitor:
-    """One that tells `progress`; `module` is the TensorRT."""
+    """A monitor that tells `progress`; `module` is the imported TensorRT."""
 
     class ProgressMonitor(module.IProgressMonitor):  # type: ignore[misc]  # the class is known at run time only
         def __init__(self) -> None:

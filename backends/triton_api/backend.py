@@ -19,9 +19,9 @@ log = logging.getLogger("inferd.backends")
 PROGRAM = "triton_api_backend.py"
 HOST = "backends.triton_api._host"
 ALWAYS_SAID = {"min-compute-capability": "6.000000", "default-max-batch-size": "4"}
-"""What Triton tells every backend where nothing else is said."""
+"""The configuration that Triton gives every backend by default."""
 COMPLETES = b"TRITONBACKEND_ModelSetConfig"
-"""What a library imports that completes configurations."""
+"""A symbol that libraries import if they complete configurations."""
 
 
 class TritonApiBackend(Backend):
@@ -35,8 +35,8 @@ class TritonApiBackend(Backend):
         """A backend.
 
         Args:
-            config: what `--backend-config` says; the library is told all of it.
-            name: that models know it by.
+            config: of `--backend-config`; the library gets all of it.
+            name: by which models name the backend.
             library: `libtriton_<name>.so`.
         """
         super().__init__(config)
@@ -57,8 +57,8 @@ class TritonApiBackend(Backend):
             "config": {**ALWAYS_SAID, "backend-directory": str(self._library.absolute().parent.parent), **self.config},
             "logs_verbosely": log.isEnabledFor(logging.DEBUG),
         }
-        # A backend may know that parameter itself, as Triton's for Python does: here it means the worker's interpreter,
-        # which must be the one that the host was built for.
+        # The parameter means the worker's interpreter, which must be the one that the host was built for. A backend may
+        # have a parameter of the same name, as Triton's backend for Python does.
         parameters = {key: value for key, value in source.spec.parameters.items() if key != ENVIRONMENT}
         source = replace(source, spec=replace(source.spec, parameters=parameters))
         workers = {key: value for key, value in self.config.items() if key in KEYS}

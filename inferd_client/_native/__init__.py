@@ -1,1 +1,1 @@
-"""What is native of the client and of the load driver: HTTP/2, gRPC's framing, the messages of ModelInfer."""
+"""The native part of the client and of the load driver: HTTP/2, gRPC's framing, the messages of ModelInfer."""

@@ -5,12 +5,12 @@
 
 The modules, in the order in which a call meets them:
 
-    schedule    which calls there are, when they are due, which get a deadline or are reset
+    schedule    the calls, when they are due, which get a deadline or are reset
     loop        waits in epoll, starts calls on free slots, counts them when they have ended
     connection  one HTTP/2 connection: its socket, its session, the slots of its calls
     tally       what happened; histogram: how long it took
     workload    makes requests and verifies answers; `Fixed` sends given messages in turn
-    sequences   those of sequences: `Sequences`
+    sequences   makes requests of sequences: `Sequences`
     driver      all of it for Python
 
 Everything that varies between calls derives from (seed, index), so a run can be repeated.

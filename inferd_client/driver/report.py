@@ -1,4 +1,4 @@
-"""What a run of the load driver found."""
+"""The results of a run of the load driver."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """protobuf is imported when somebody asks for its messages."""
+    """Import protobuf's messages at their first use."""
     if name in ("service_pb2", "service_pb2_grpc", "model_config_pb2"):
         import importlib
 

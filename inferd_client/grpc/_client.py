@@ -34,7 +34,7 @@ class CallContext:
         self._pending = pending
 
     def cancel(self) -> None:
-        """The answer is wanted no more: the callback gets an error with StatusCode.CANCELLED, unless there is one."""
+        """Cancel the call: the callback gets an error with StatusCode.CANCELLED, unless an answer has come."""
         self._pending.cancel()
 
 
@@ -45,17 +45,17 @@ class InferenceServerClient(Rpcs):
         url: HOST:PORT, or unix:PATH.
         verbose: print requests and answers.
         ssl: use TLS.
-        root_certificates: PEM file of whom to trust; None: whom the system trusts.
-        private_key, certificate_chain: PEM files of who we are.
+        root_certificates: PEM file of trusted roots; None: the system's.
+        private_key, certificate_chain: PEM files of this client's identity.
         creds: an ssl.SSLContext, in place of the four before.
         keepalive_options: see KeepAliveOptions.
-        channel_args: options of gRPC channels by name; those about keepalive, lengths of messages, the authority, the
-            name in the certificate and the user agent are understood, others mean nothing here.
+        channel_args: options of gRPC channels by name: the client knows those about keepalive, lengths of messages, the
+            authority, the name in the certificate and the user agent, and ignores others.
         connections: to the server, made when they are needed.
-        retries: see RetryOptions; None: failures are the caller's.
+        retries: see RetryOptions; None: the caller gets every failure.
 
     Raises:
-        InferenceServerException: an argument makes no sense. A server that is not there is found out by the first call.
+        InferenceServerException: an argument is wrong. An unreachable server is reported by the first call.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class InferenceServerClient(Rpcs):
         Args:
             model_name, model_version: of the model; without version the server chooses.
             inputs: its inputs.
-            outputs: those that are wanted; None: all.
-            request_id: comes back in the answer.
-            sequence_id, sequence_start, sequence_end: which sequence it belongs to; 0 and "": none.
-            priority: of those of the model; 0: its default.
-            timeout: microseconds that it may wait for its turn.
+            outputs: the wanted outputs; None: all.
+            request_id: the answer has it, too.
+            sequence_id, sequence_start, sequence_end: the request's sequence; 0 and "": none.
+            priority: a priority level of the model; 0: the model's default.
+            timeout: microseconds that the request may wait in the model's queue.
             client_timeout: seconds that the answer may take.
             headers: of the request.
             compression_algorithm: "gzip", "deflate" or None.
             parameters: for the model: text, bool, int or float.
 
         Raises:
-            InferenceServerException: there is no answer, and why.
+            InferenceServerException: there is no answer; with the reason.
         """
         pieces = request_pieces(
             model_name,
@@ -200,7 +200,7 @@ class InferenceServerClient(Rpcs):
         compression_algorithm: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> CallContext:
-        """Begin a request as of `infer`; at its end `callback(result=..., error=...)` is called in another thread."""
+        """Begin a request like `infer`'s; at its end another thread calls `callback(result=..., error=...)`."""
         pieces = request_pieces(
             model_name,
             inputs,
@@ -227,7 +227,7 @@ class InferenceServerClient(Rpcs):
         headers: Metadata = None,
         compression_algorithm: str | None = None,
     ) -> None:
-        """Begin the stream; `callback(result=..., error=...)` is called in another thread for each answer.
+        """Begin the stream; another thread calls `callback(result=..., error=...)` for each answer.
 
         Args:
             stream_timeout: seconds that the stream may last.
@@ -247,7 +247,7 @@ class InferenceServerClient(Rpcs):
         self._stream = Stream(self._channel, said, stream_timeout, encoding, callback)
 
     def stop_stream(self, cancel_requests: bool = False) -> None:
-        """End the stream: when all requests are answered, or, if told so, at once."""
+        """End the stream when all requests are answered, or at once with `cancel_requests`."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close(cancel_requests)
@@ -267,10 +267,11 @@ class InferenceServerClient(Rpcs):
         timeout: int | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send a request, as `infer` has it, in the stream.
+        """Send a request like `infer`'s in the stream.
 
         Args:
-            enable_empty_final_response: a decoupled model's end is answered, too, without outputs.
+            enable_empty_final_response: the server also tells the end of a decoupled model's responses, by one without
+            outputs.
 
         Raises:
             InferenceServerException: there is no stream, or it has ended.
@@ -311,7 +312,7 @@ class InferenceServerClient(Rpcs):
 
 
 def answer_type(method: str) -> Any:
-    """What an RPC answers."""
+    """The message class of an RPC's answer."""
     from inferd_client.pb import grpc_service_pb2 as pb
 
     return getattr(pb, f"{method}Response")
@@ -331,7 +332,7 @@ class _Answer:
 
 
 class Stream:
-    """The stream of a client: its requests are sent at once, its answers are called back."""
+    """The stream of a client: it sends requests at once, and calls back with answers."""
 
     def __init__(
         self,
@@ -352,7 +353,7 @@ class Stream:
         """Send a request.
 
         Raises:
-            InferenceServerException: it has ended.
+            InferenceServerException: the stream has ended.
         """
         if self._ended.is_set():
             raise_error(
@@ -362,7 +363,7 @@ class Stream:
         self._link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
 
     def close(self, cancel: bool) -> None:
-        """End it, and wait for the end."""
+        """End the stream, and wait for the end."""
         if cancel:
             self._link.give_up(self._call)
         elif not self._ended.is_set():
@@ -382,7 +383,7 @@ class Stream:
             self._tell(result=None, error=failure(call))
 
     def _tell(self, **answer: Any) -> None:
-        """Call back; what that raises is shown, and the next answers are told all the same."""
+        """Call back; an exception of the callback is printed, and the next answers are still called back."""
         try:
             self._callback(**answer)
         except Exception:

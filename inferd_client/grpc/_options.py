@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""The arguments that both clients take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_GRPC_MESSAGE_SIZE = INT32_MAX
 
 
 class KeepAliveOptions:
-    """When PINGs tell whether the server is still there.
+    """When PINGs check that the server still responds.
 
     Args:
         keepalive_time_ms: milliseconds without a sign of life until a PING.
@@ -46,10 +46,10 @@ def reached(
     keepalive_options: KeepAliveOptions | None,
     channel_args: Iterable[tuple[str, Any]] | None,
 ) -> tuple[Target, Options, Headers]:
-    """Where a server is, how it is reached, and what its calls say, of a client's arguments.
+    """The target, connection options and headers that a client's arguments mean.
 
     Raises:
-        InferenceServerException: they make no sense.
+        InferenceServerException: an argument is wrong.
         OSError: a file cannot be read.
     """
     try:

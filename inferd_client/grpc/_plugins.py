@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Request:
-    """What a plugin sees of a request.
+    """The part of a request that a plugin sees.
 
     Attributes:
         headers: by name; the plugin may change them.
@@ -24,11 +24,11 @@ class InferenceServerClientPlugin(ABC):
 
     @abstractmethod
     def __call__(self, request: Request) -> None:
-        """A request is about to be sent."""
+        """Called before each request is sent."""
 
 
 class BasicAuth(InferenceServerClientPlugin):
-    """Says in each request who asks.
+    """Adds the user's name and password to each request.
 
     Args:
         username, password: in ASCII.

@@ -57,9 +57,9 @@ class InferenceServerException(Exception):
     """A call that did not succeed.
 
     Args:
-        msg: what went wrong, for people.
+        msg: the error in words.
         status: the gRPC status, such as "StatusCode.UNAVAILABLE"; None where no call was made.
-        debug_details: what else is known.
+        debug_details: further details.
     """
 
     def __init__(self, msg: str | None, status: str | None = None, debug_details: Any = None) -> None:
@@ -76,7 +76,7 @@ class InferenceServerException(Exception):
         return text if self._status is None else f"[{self._status}] {text}"
 
     def message(self) -> str | None:
-        """What went wrong."""
+        """The error in words."""
         return self._msg
 
     def status(self) -> str | None:
@@ -84,7 +84,7 @@ class InferenceServerException(Exception):
         return self._status
 
     def debug_details(self) -> Any:
-        """What else is known."""
+        """Further details."""
         return self._debug_details
 
 
@@ -95,7 +95,7 @@ def raise_error(msg: str) -> NoReturn:
 
 @cache
 def _bfloat16() -> Any:
-    """What BF16 is for numpy: of ml_dtypes where that is installed, else the bits."""
+    """numpy's type for BF16: ml_dtypes.bfloat16 if installed, else uint16 for the bits."""
     import numpy as np
 
     try:
@@ -143,7 +143,7 @@ def serialized_byte_size(tensor_value: np.ndarray) -> int:
     """Bytes of the elements of an array of objects, without their lengths.
 
     Raises:
-        InferenceServerException: it is no array of objects.
+        InferenceServerException: the argument is no array of objects.
     """
     import numpy as np
 
@@ -156,7 +156,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray) -> np.ndarray:
     """The content of a BYTES tensor, as the only element of an array; an empty array for an empty one.
 
     Raises:
-        InferenceServerException: the elements are no strings.
+        InferenceServerException: the elements are neither strings nor bytes.
     """
     import numpy as np
 
@@ -171,7 +171,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray:
     """The elements of the content of a BYTES tensor, in one dimension.
 
     Raises:
-        ValueError: an element is longer than what is there.
+        ValueError: an element is longer than the remaining content.
     """
     import numpy as np
 

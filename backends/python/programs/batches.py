@@ -17,7 +17,7 @@ BATCH_KINDS = {
 
 
 class Batches:
-    """What a configuration says about batches.
+    """Makes batches and responses as a model's configuration says.
 
     Args:
         config: of the model, complete.
@@ -66,7 +66,7 @@ class Batches:
             outputs: arrays, or tensors of a framework with DLPack, by name; for the whole group.
 
         Raises:
-            TritonModelException: an output has not the rows of the group.
+            TritonModelException: an output has another number of rows than the group.
         """
         if not self.batching:
             return [pb_utils.InferenceResponse([_tensor(name, value) for name, value in outputs.items()])]
@@ -122,7 +122,7 @@ def _tensor(name: str, value: Any) -> Any:
 
 
 def tell(kind: str, shapes: list[tuple[int, ...]], dtype: Any) -> Any:
-    """What a batch input says about a ragged one.
+    """The value of a batch input, which describes a ragged input.
 
     Args:
         kind: of the configuration's `BatchInput`.

@@ -17,7 +17,7 @@ COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 
 
 def check_cuda() -> None:
-    """Whether PyTorch can use a GPU.
+    """Check that PyTorch can use a GPU.
 
     Raises:
         TritonModelException: it cannot; the text says why.
@@ -129,7 +129,7 @@ def import_file(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("inferd_torch_model", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # what is pickled, or compiled, names it
+    sys.modules[spec.name] = module  # pickled and compiled objects name the module
     spec.loader.exec_module(module)
     return module
 

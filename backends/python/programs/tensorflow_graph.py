@@ -15,13 +15,13 @@ v1: Any = None
 
 
 def import_tensorflow(xla: bool) -> None:
-    """Import the framework, which reads its environment variables then.
+    """Set TensorFlow's environment variables and import it: it reads them then.
 
     Raises:
-        TritonModelException: it is not there.
+        TritonModelException: TensorFlow is not installed.
     """
     global tf, v1
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors; what it says about the machine is no news of a model
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: the rest is about the machine, not the model
     if xla:
         flags = os.environ.get("TF_XLA_FLAGS", "")
         os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
@@ -35,7 +35,7 @@ def import_tensorflow(xla: bool) -> None:
 
 
 def check_gpus() -> None:
-    """Whether TensorFlow can use a GPU; without one it would compute on the CPU and say nothing.
+    """Check that TensorFlow can use a GPU; without one it would silently compute on the CPU.
 
     Raises:
         TritonModelException: it cannot; the text says why.
@@ -81,7 +81,7 @@ class TritonPythonModel:
     def _load_saved_model(self, told: dict[str, Any]) -> Any:
         log = tf.get_logger()
         level = log.level
-        log.setLevel("ERROR")  # it calls this way of loading deprecated, to those who wrote it
+        log.setLevel("ERROR")  # it warns that this way of loading is deprecated
         try:
             loaded = v1.saved_model.load(self._session, [told["tag"]], told["file"])
         finally:
@@ -174,7 +174,7 @@ _TYPES = {
 
 
 def _inputs(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and datatypes of all inputs of the graph, those included that requests do not carry."""
+    """Names and datatypes of all inputs of the graph, also of those that requests do not carry."""
     found = [(each["name"], each["data_type"]) for each in config.get("input", ())]
     for each in config.get("batch_input", ()):
         found += [(name, each["data_type"]) for name in each["target_name"]]

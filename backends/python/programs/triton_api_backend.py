@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def load_host(path: str) -> Any:
-    """The extension that hosts the backend. What it exports is there for all libraries that are loaded later."""
+    """The extension that hosts the backend. Libraries that are loaded later find its symbols."""
     loader = ExtensionFileLoader("_host", path)
     spec = importlib.util.spec_from_file_location("_host", path, loader=loader)
     assert spec is not None
@@ -36,7 +36,7 @@ def loaded(args: dict[str, str], config: dict[str, Any], completes: bool) -> Any
     """The backend with its model.
 
     Raises:
-        TritonModelException: it does not load, or refuses the model.
+        TritonModelException: the backend does not load, or refuses the model.
     """
     told = json.loads(args["triton_api"])
     settings = {**told["config"], "auto-complete-config": "true" if completes else "false"}

@@ -1,6 +1,6 @@
 """Start of a worker process: `<python> <this folder> WORK SIDE CALLS ARENA`, the numbers of inherited descriptors.
 
-`multiprocessing` runs it, too, in the processes that it does not fork, under a name of its own.
+`multiprocessing` runs this file, too, under another name, in the processes that it does not fork.
 """
 
 import importlib
@@ -12,25 +12,25 @@ import sys
 def main() -> int:
     """Serve one model instance."""
     folder = __file__.rpartition("/")[0]
-    # The first entry is the script's folder, whose modules are none of the model's business.
+    # The first entry is the script's folder, whose modules the model must not import.
     sys.path[:] = [place for place in sys.path if place not in (folder, "")]
     sys.path.append(folder + "/modules")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     work, side, calls, arena = map(int, sys.argv[1:5])
-    sys.argv[:] = [""]  # as in Triton: there are libraries that look for options of their own
+    sys.argv[:] = [""]  # as in Triton: some libraries look for their options there
 
     importlib.import_module("c_python_backend_utils")
     importlib.import_module("inferd_worker.signals").outlive()
     link = importlib.import_module("inferd_worker.link")
     worker = importlib.import_module("inferd_worker.worker")
-    # Without a server there is nobody to work for, and nobody to report to.
+    # Without a server the process has no work, and nobody to report to.
     return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
 
 
 def help_one() -> None:
     """Have a process that `multiprocessing` has started outlive signals as the worker does."""
-    # Without its package, of which a task need not use anything.
+    # Without the package around it, which the task may not need.
     spec = importlib.util.spec_from_file_location("inferd_signals", __file__.rpartition("/")[0] + "/signals.py")
     assert spec is not None and spec.loader is not None
     signals = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Calls of a model to other models (BLS): their responses, waited for by a thread, a coroutine or an iterator."""
+"""Calls of a model to other models (BLS): a thread, a coroutine or an iterator waits for the responses."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class BlockingCall(Call):
 
 
 class OpenCall(Call):
-    """A call under way whose responses are waited for one by one, by a thread or by coroutines."""
+    """A call under way: a thread or coroutines wait for its responses one by one."""
 
     __slots__ = ("_arrived", "_channel", "_future", "_loop")
 
     def __init__(self, channel: Channel, model: str, decoupled: bool) -> None:
         super().__init__(model, decoupled)
-        self._channel = channel  # that it was made by, also in a fork
+        self._channel = channel  # the one that sent it, also in a fork
         self._arrived: deque[InferenceResponse] = deque()
-        # What a coroutine waits on, and its loop, which is the only one that may touch it.
+        # A coroutine waits on the future; only its loop may touch it.
         self._future: asyncio.Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -79,7 +79,7 @@ class OpenCall(Call):
     # -- several
 
     def next(self) -> InferenceResponse:
-        """The next response, once it is there. Not after the final one."""
+        """Wait for the next response. Not to be called after the final one."""
         while not self._arrived:
             self.done = False
             if not self._arrived:  # it may have come in between
@@ -93,7 +93,7 @@ class OpenCall(Call):
         return response
 
     async def next_async(self) -> InferenceResponse:
-        """The next response; lets other coroutines run while it is on its way."""
+        """Wait for the next response, and let other coroutines run meanwhile."""
         import asyncio
 
         if self._arrived:
@@ -106,10 +106,10 @@ class OpenCall(Call):
         return response
 
     async def begun(self) -> ResponseIterator:
-        """An iterator over the responses, once the first is there."""
+        """Wait for the first response; an iterator over all of them."""
         import asyncio
 
-        iterator = ResponseIterator(self)  # at once: it ends the call where nobody waits for it any more
+        iterator = ResponseIterator(self)  # made first: its end ends the call if nobody waits any more
         if not self._arrived:
             future = self.future(asyncio.get_running_loop())
             self._resolve()  # it may have come in between
@@ -121,15 +121,15 @@ class OpenCall(Call):
         return self.final and not self._arrived
 
     def cancel(self) -> None:
-        """Say that nobody waits for it any more."""
+        """Tell the server that nobody waits for the call any more."""
         if not self.final:
             self._channel.cancel(self)
 
 
 class ResponseIterator:
-    """The responses to a request, as they come; afterwards all of them, again and again.
+    """The responses to a request, as they come; once all have come, it can be iterated again.
 
-    The last one may be empty: a decoupled model may end with a flag alone.
+    The last response may be empty: a decoupled model may end with a flag alone.
     """
 
     __slots__ = ("_call", "_index", "_seen")
@@ -137,7 +137,7 @@ class ResponseIterator:
     def __init__(self, call: OpenCall) -> None:
         self._call = call
         self._seen: list[InferenceResponse] = []
-        self._index = 0  # of the next response, once every one has been seen
+        self._index = 0  # of the next response, in a further iteration
 
     def __iter__(self) -> ResponseIterator:
         if self._call.is_over() and self._index >= len(self._seen):
@@ -221,7 +221,7 @@ def start_async(request: Request, decoupled: bool) -> asyncio.Future[Any]:
 
 
 def _send(channel: Channel, request: Request, call: Call) -> None:
-    """Send it; where it cannot be sent, that is its response."""
+    """Send a request; an error of sending becomes its response."""
     try:
         channel.call(request, call, PARENT.get())
     except TritonModelException as error:
@@ -271,7 +271,7 @@ class InferenceRequest(Request):
     # Answering: only the requests that a model is given can be answered
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends the responses to this request, one and the same each time.
+        """The sender of responses to this request, the same one each time.
 
         Raises:
             TritonModelException: the model made the request itself.
@@ -285,11 +285,11 @@ class InferenceRequest(Request):
         return False
 
     def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)
-        """What becomes of the request when `execute` returns.
+        """Say what becomes of the request when `execute` returns.
 
         Args:
-            flags: TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens if nothing is said, or
-                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the model is to be called with it again, which needs
+            flags: TRITONSERVER_REQUEST_RELEASE_ALL, the default, or
+                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the server calls the model with it again, which needs
                 `iterative_sequence` in its configuration.
         """
         raise TritonModelException("a request made by the model has no release flags")

@@ -1,4 +1,4 @@
-"""What a model's runtime needs of the server: the seam between the model's side and a transport.
+"""The seam between a model's runtime and a transport to the server.
 
 A worker has a channel on sockets and shared memory; a process that the model has forked has one to its parent.
 """
@@ -21,14 +21,14 @@ class Waiter:
     __slots__ = ("_event", "done")
 
     done: bool
-    _event: threading.Event | None  # made when it must sleep, which few must
+    _event: threading.Event | None  # made when the waiter must sleep, as few must
 
     def __init__(self) -> None:
         self.done = False
         self._event = None
 
     def wake(self) -> None:
-        """It has come, or there is work to do for whoever waits."""
+        """Wake the waiter: its result has come, or it is to read for the others."""
         if self._event is not None:
             self._event.set()
 
@@ -53,12 +53,12 @@ class Call(Waiter):
     """One call to another model under way, as a channel knows it.
 
     Attributes:
-        number: by which the channel knows it.
-        model: that is called.
+        number: the channel's number of the call.
+        model: the called model.
         decoupled: more than one response may come.
         large: its request does not fit into a packet.
         final: the last response has been delivered.
-        blocking: who makes it does nothing before its one response is there.
+        blocking: its thread does nothing else until the one response has come.
     """
 
     __slots__ = ("decoupled", "final", "large", "model", "number")
@@ -81,7 +81,7 @@ class Call(Waiter):
 class Channel(abc.ABC):
     """The way to the server. Every method may be called from any thread, and raises TritonModelException.
 
-    Requests are known by a key, which the channel gave them.
+    The channel gives each request a key, by which its methods name the request.
 
     Attributes:
         name: of the model's instance, for messages.
@@ -96,8 +96,8 @@ class Channel(abc.ABC):
         Args:
             key: of the request.
             response: to it.
-            final: no other follows.
-            wanted: indices of the outputs that were asked for; None for every one.
+            final: no other response follows.
+            wanted: indices of the requested outputs; None for all.
         """
 
     @abc.abstractmethod
@@ -109,15 +109,15 @@ class Channel(abc.ABC):
         """Send a request to another model; its responses are given to the call as they come, from any thread.
 
         Args:
-            request: what is asked.
+            request: the request.
             call: takes the responses.
             parent: key and id of the request that this one is made for; the key is 0 for none. It inherits the
                 deadline, cancellation, trace and id where it has none of its own.
 
-        What goes wrong when it has been sent is delivered as an error.
+        An error after sending is delivered as a response.
 
         Raises:
-            TritonModelException: it was not sent, and nothing is delivered.
+            TritonModelException: the request was not sent, and nothing is delivered.
         """
 
     @abc.abstractmethod
@@ -133,7 +133,7 @@ class Channel(abc.ABC):
         """Wait until a response of the call has come."""
 
     def expect(self) -> None:
-        """Responses are coming, or will, that no thread waits for."""
+        """Expect responses that no thread waits for, now or later."""
         return
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Model configurations: looked things up in, and completed by `auto_complete_config`."""
+"""Model configurations: look-ups in them, and their completion by `auto_complete_config`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModelConfig:
         """Set the largest batch.
 
         Raises:
-            ValueError: the configuration says more.
+            ValueError: the configuration has a larger one.
         """
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
@@ -63,7 +63,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Batch dynamically, with the defaults where the configuration says nothing about it.
+        """Batch dynamically, with the defaults where the configuration does not set them.
 
         Raises:
             ValueError: the configuration has another scheduler.

@@ -1,4 +1,4 @@
-"""The channel of a worker process: what goes through the side socket and that of calls, from any thread."""
+"""The channel of a worker process: the traffic of any thread on the side socket and the socket of calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 ERROR_LIMIT = 8 << 10
-"""Characters of an error that must fit into a packet in any encoding, because there may be no other memory."""
+"""Characters of an error that fit into a packet in any encoding: there may be no other memory."""
 LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
 
@@ -34,11 +34,11 @@ USE_DECOUPLED = (
     "support models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
     "'async_exec' calls for decoupled models.'"
 )
-"""What Triton says to models that expect one response of a decoupled model."""
+"""Triton's error for a model that expects one response of a decoupled model."""
 
 
 class Answer(Waiter):
-    """What the server says to a CALL."""
+    """The server's answer to a CALL."""
 
     __slots__ = ("said",)
 
@@ -46,7 +46,7 @@ class Answer(Waiter):
 
 
 class Credit(Waiter):
-    """How many responses may still be sent for a request; less than 0 while somebody waits to send one."""
+    """How many responses may still be sent for a request; below 0 while a thread waits to send one."""
 
     __slots__ = ("left",)
 
@@ -62,12 +62,12 @@ class Connection(Channel):
         link: the transport.
         name: of the instance.
         names: of inputs and outputs.
-        window: responses that may be sent for a request before the server has taken one.
+        window: how many responses of a request may be sent before the server takes one.
         verbose: whether the server wants verbose messages.
         flags: offset in the arena of the flags of cancelled requests.
 
     Attributes:
-        on_is_ready: called with the id of the question whether the model is ready; answered by `tell_ready`.
+        on_is_ready: called with the id of an IS_READY; `tell_ready` answers it.
     """
 
     def __init__(self, link: Link, name: str, names: Names, window: int, verbose: bool, flags: int) -> None:
@@ -84,7 +84,7 @@ class Connection(Channel):
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
         self._credits: dict[int, Credit] = {}
-        # Re-entrant: a sender that is let go of answers from wherever the interpreter finds that out.
+        # Re-entrant: the interpreter may drop a sender, which answers then, while this thread holds the lock.
         self._credit_lock = threading.RLock()
 
     def wait(self, call: Call) -> None:
@@ -94,7 +94,7 @@ class Connection(Channel):
         self._responses.read_always()
 
     def expect_questions(self) -> None:
-        """IS_READY may come."""
+        """Have a thread read the side socket: IS_READY may come."""
         self._side.read_always()
 
     def _dispatch(self, packet: Packet) -> None:
@@ -183,7 +183,7 @@ class Connection(Channel):
                 credit.finish()
 
     def give_back(self, key: int) -> None:
-        """Before the request is given back to come again: wait until the server has what was sent for it.
+        """Wait until the server has all that was sent for a request, before DONE reschedules the request.
 
         The socket keeps the order, so any answer on it says so.
         """
@@ -207,7 +207,7 @@ class Connection(Channel):
             raise
 
     def _send_call(self, request: Request, call: int, flags: int, parent: tuple[int, str]) -> bool:
-        """Whether it did not fit into a packet."""
+        """Send a call; True if the request did not fit into a packet."""
         number, request_id = parent
         pieces = encode_request(
             request._model_name,
@@ -234,7 +234,7 @@ class Connection(Channel):
         final = bool(packet.flags & p.FINAL)
         call = self._calls.pop(packet.id, None) if final else self._calls.get(packet.id)
         if call is None:
-            self._record(packet)  # nobody's: its memory goes back
+            self._record(packet)  # no call waits for it: its memory goes back
             return
         call.deliver(self._response_of(packet, call.model), final)
 
@@ -277,7 +277,7 @@ class Connection(Channel):
         self._link.send(self._socket_of(call), p.BLS_CANCEL, number=call.number)
 
     def _socket_of(self, call: Call) -> socket.socket:
-        # that of its request, which it must not overtake
+        # the socket of its request, which the packet must not overtake
         return self._link.side if call.large else self._link.calls
 
     # -----------------------------------------------------------------------------------------------------------------

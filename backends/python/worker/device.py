@@ -73,7 +73,7 @@ class SharedMemory:
         self.address = found.value
 
     def synchronize(self) -> None:
-        """Wait for all work on its GPU: nothing reads the memory any more."""
+        """Wait for all work on its GPU, so that nothing reads the memory any more."""
         with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
             self._driver.cuCtxSynchronize()  # an error of the model's work is the model's to find
 
@@ -90,7 +90,7 @@ _opening = threading.Lock()
 
 
 def _open(handle: bytes, device: int) -> SharedMemory:
-    """The memory of a handle, opened once for all who use it at a time."""
+    """The memory of a handle, which users at the same time share."""
     with _opening:
         memory = _shared.get((handle, device))
         if memory is None:
@@ -99,7 +99,7 @@ def _open(handle: bytes, device: int) -> SharedMemory:
 
 
 def synchronize_all() -> None:
-    """Wait until nothing reads memory of other processes any more, of that which is open."""
+    """Wait until no work reads open memory of other processes any more."""
     for memory in list(_shared.values()):
         memory.synchronize()
 
@@ -133,7 +133,7 @@ class SharedTensor:
 
     @property
     def address(self) -> int:
-        """Of the first element.
+        """The address of the first element.
 
         Raises:
             TritonModelException: the memory cannot be opened.
@@ -181,7 +181,7 @@ def _load(device: int) -> Any:
 
 @contextlib.contextmanager
 def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
-    """Makes the context that of the thread, whose own comes back."""
+    """Makes the context the thread's current one, and restores the thread's own at the end."""
     _check(driver, driver.cuCtxPushCurrent_v2(context))
     try:
         yield

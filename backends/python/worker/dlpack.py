@@ -1,4 +1,4 @@
-"""DLPack capsules, also for what numpy does not exchange: BF16, and the memory of devices.
+"""DLPack capsules, also for data that numpy does not exchange: BF16, and memory of devices.
 
 https://dmlc.github.io/dlpack/latest/c_api.html, version 0 capsules, which every framework reads.
 """
@@ -61,7 +61,7 @@ _capsule_rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def is_capsule(value: Any) -> bool:
-    """Whether this is a capsule of whatever kind."""
+    """Whether this is a capsule of any kind."""
     return type(value).__name__ == "PyCapsule"
 
 
@@ -75,7 +75,8 @@ class Foreign:
         device: DLPack's device type and number.
 
     Raises:
-        TritonModelException: it is no unused DLPack capsule, of no datatype of the protocol, or not C-contiguous.
+        TritonModelException: the object is no unused DLPack capsule, or its tensor has a datatype that the protocol
+            does not have, or is not C-contiguous.
     """
 
     __slots__ = ("__weakref__", "_managed", "address", "datatype", "device", "nbytes", "shape")

@@ -1,4 +1,4 @@
-"""What a model raises and what it answers with when something went wrong."""
+"""Errors of models: the exception that they raise, and the error that they answer with."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ERROR_CODES = (
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 (pathlib costs memory)
 _OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "backends/triton_api/")  # noqa: PTH118, PTH120
-"""What the files begin with whose frames are none of the model's; those of extensions are relative to the sources."""
+"""The beginnings of paths of files that are not the model's; paths of extensions are relative to the sources."""
 
 
 def error_text(error: BaseException) -> str:

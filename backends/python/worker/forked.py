@@ -1,7 +1,8 @@
 """Processes that a model forks: `multiprocessing` as it starts processes on Linux, `os.fork`, loaders of data.
 
-A fork has its parent's sockets, which two must not read. So each gets a socket of its own to its parent, where a thread
-does for it what it asks: calls to other models, logs, metrics. Requests are answered by the process that got them.
+A fork has its parent's sockets, but only one process may read them. So each fork gets a socket of its own to its
+parent, in which a thread does what the fork asks: calls to other models, logs, metrics. The process that got a request
+answers it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Forks:
-    """Sees to the forks of this process, from now on: in each, the runtime gets a channel to this process.
+    """Prepares every later fork of this process: in the fork, the runtime gets a channel to this process.
 
     Args:
         link: that of the process.
-        runtime: its channel does for forks what they ask.
+        runtime: its channel executes the forks' orders.
     """
 
     def __init__(self, link: Link, runtime: Runtime) -> None:
@@ -43,7 +44,7 @@ class Forks:
         self._lock.acquire()
         try:
             self._pair = socket.socketpair()
-        except OSError:  # it has no descriptors left: the fork will be told when it asks for something
+        except OSError:  # no descriptors are left: the fork gets an error when it asks for something
             self._pair = None
 
     def _in_parent(self) -> None:
@@ -59,7 +60,7 @@ class Forks:
     def _in_child(self) -> None:
         pair, self._pair = self._pair, None
         for other in self._ends:
-            other.close()  # else they would not end with their other side
+            other.close()  # else this fork would keep them open
         self._ends.clear()
         its_end = None
         if pair is not None:
@@ -104,11 +105,11 @@ class Forks:
 
 
 class Parent(Channel):
-    """What a fork does for its model: it asks its parent, for one thing at a time.
+    """The channel of a fork: it asks its parent, one thing at a time.
 
     Args:
         end: its socket to the parent; None: there is none.
-        channel: the parent's own, of which a fork may use nothing but the memory.
+        channel: the parent's own; a fork may use its memory alone.
     """
 
     def __init__(self, end: socket.socket | None, channel: Channel) -> None:
@@ -119,14 +120,14 @@ class Parent(Channel):
         self._lock = threading.Lock()
 
     def _do(self, method: str, parent: tuple[int, str], *arguments: Any) -> Any:
-        """Have the parent do it.
+        """Have the parent call a method.
 
         Raises:
-            TritonModelException: the parent is gone; or what it has raised.
+            TritonModelException: the parent is gone, or the method raised this.
         """
         if self._end is None:
             raise TritonModelException(
-                "this process has no connection to the one that has forked it, which had no descriptors left"
+                "this process has no connection to its parent, which had no file descriptors left when it forked"
             )
         from multiprocessing.connection import Connection
 
@@ -144,7 +145,7 @@ class Parent(Channel):
 
     def respond(self, *_: Any) -> None:
         raise TritonModelException(
-            "a process that the model has forked cannot answer requests: the one that was given them has to"
+            "a process that the model has forked cannot answer requests: answer them in the process that received them"
         )
 
     def is_cancelled(self, key: int) -> bool:
@@ -171,16 +172,16 @@ class Parent(Channel):
             call.sleep()
 
     def cancel(self, call: Call) -> None:
-        """It ends by itself: its parent waits for it."""
+        """Nothing: the call ends by itself, as the parent waits for it."""
 
     def consumed(self, call: Call) -> None:
-        """They have all come."""
+        """Nothing: all responses have come."""
 
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         return self._do("ask", PARENT.get(), question, dict(arguments))
 
     def metric(self, change: Mapping[str, Any]) -> None:
-        if not change["op"].startswith("delete"):  # the parent's go with the parent's objects
+        if not change["op"].startswith("delete"):  # the parent's objects own its metrics
             self._do("metric", PARENT.get(), dict(change))
 
     def log(self, level: int, text: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModelFailed(Exception):
-    """`execute` did not do what it must; the text is what callers are told."""
+    """`execute` raised, or returned something wrong; callers get the text."""
 
 
 class Host:
@@ -54,10 +54,10 @@ class Host:
     # Life
 
     def complete(self, config: Mapping[str, Any], args: dict[str, str]) -> dict[str, Any]:
-        """Have the model complete its configuration; one of the server's own programs is told what `load` would tell.
+        """Have the model complete its configuration; the server's own programs get the arguments of `load`, too.
 
         Raises:
-            TritonModelException: it does not return a ModelConfig.
+            TritonModelException: the model does not return a ModelConfig.
             Exception: whatever the model raises.
         """
         found: Any = ModelConfig(config)
@@ -98,7 +98,7 @@ class Host:
         self._model = self._execute = None
 
     def use_on_this_thread(self) -> None:
-        """The thread is the model's: what it calls of `triton_python_backend_utils` it calls for it."""
+        """Mark the thread as the model's: functions of `triton_python_backend_utils` act for this model there."""
         runtime.use_on_this_thread(self.runtime)
 
     def close(self) -> None:
@@ -109,10 +109,10 @@ class Host:
         forget_model(self._package)
 
     def is_ready(self) -> bool:
-        """What the model says, True if it does not say anything.
+        """The answer of the model's is_ready(); True if the model has none.
 
         Raises:
-            TritonModelException: it says something that is no bool.
+            TritonModelException: the answer is no bool.
             Exception: whatever the model raises.
         """
         if not self.has_is_ready:
@@ -131,7 +131,7 @@ class Host:
         """Have the model execute a batch.
 
         Returns:
-            A response for each request; None for one that is answered by its sender, or that is to be rescheduled.
+            A response for each request; None for one that its sender answers, or that is to be rescheduled.
 
         Raises:
             ModelFailed: the model raised, or returned something wrong.
@@ -152,7 +152,7 @@ class Host:
                 else:
                     result = self._event_loop().run(result)
             return self._checked(requests, result)
-        except ModelFailed as error:  # our own words: nothing of any request
+        except ModelFailed as error:  # the text is this module's, and quotes no request
             told = self._told(str(error), 1)
         except BaseException as error:
             # Also SystemExit: a model does not end its worker that way.
@@ -160,9 +160,9 @@ class Host:
         raise ModelFailed(told)
 
     def _told(self, failed: str, count: int) -> str:
-        """What the clients of so many requests are told; the log is told everything.
+        """The text for the clients of so many requests; the log gets the whole text.
 
-        The text of an exception may say what is in one request, which is nothing for the clients of the others.
+        The text of an exception may quote one request, which clients of the others must not see.
         """
         text = f"Failed to process the request(s) for model '{self.name}', message: {failed}"
         if count == 1:
@@ -210,7 +210,7 @@ class Host:
         return responses
 
     def unanswered(self, request: ReceivedRequest) -> bool:
-        """After a failure: whether the request has no final response yet. Its sender is closed."""
+        """Whether a request has no final response after a failure. Closes its sender."""
         return request._sender is None or close_for_error(request._sender)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -273,5 +273,5 @@ class EventLoop:
         return self.start(coroutine).result()
 
     def stop(self) -> None:
-        """Stop the loop after what it is doing."""
+        """Stop the loop after its current callback."""
         self._loop.call_soon_threadsafe(self._loop.stop)

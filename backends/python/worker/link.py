@@ -33,14 +33,14 @@ class Packet:
 
 MOST_DOUBTS, ENOUGH_DOUBTS = 8, 6
 RARELY = 8
-"""Where one doubts enough that it is worth it, one look in so many is not left out."""
+"""After many looks in vain, one look in so many still happens."""
 
 
 class Look:
     """Looks for the next packet of a socket before a thread sleeps, as long as packets come so soon.
 
-    Where less than a third of them do, the time would be taken from whoever has work to do, such as the models that a
-    model waits for: then most looks are left out.
+    If fewer than a third come so soon, looking takes CPU time from others, such as the models that this model waits
+    for: then most looks are left out.
     """
 
     __slots__ = ("_doubts", "_left_out", "_of")
@@ -48,10 +48,10 @@ class Look:
     def __init__(self, of: socket.socket) -> None:
         self._of = of
         self._doubts = 0  # one more for each look in vain, two less for any other
-        self._left_out = 0  # looks, since the last one
+        self._left_out = 0  # looks since the last one that happened
 
     def for_packet(self, buffer: memoryview, patience: float) -> int:
-        """The size of a packet that comes within so many seconds; 0: none has come, or none will any more."""
+        """The size of a packet that comes within so many seconds; 0: none came, or the socket has ended."""
         if self._doubts >= ENOUGH_DOUBTS:
             self._left_out += 1
             if self._left_out < RARELY:
@@ -65,7 +65,7 @@ class Look:
                 if time.monotonic() >= until:
                     self._doubts = min(self._doubts + 1, MOST_DOUBTS)
                     return 0
-                os.sched_yield()  # to whoever has work for this core, perhaps the packet itself
+                os.sched_yield()  # to other work for this core, perhaps the packet's sender
             else:
                 self._doubts = max(self._doubts - 2, 0)
                 return size
@@ -76,21 +76,21 @@ class Link:
 
     Args:
         work, side, calls, arena: the descriptors, which become the link's.
-        gone: called, on any thread, when the server is gone; does not return.
+        gone: any thread calls it when the server is gone; it does not return.
 
     Attributes:
-        patience: seconds for which a thread looks for its next packet before it sleeps. To sleep and to be woken takes
+        patience: seconds for which a thread looks for its next packet before it sleeps. Sleeping and waking takes
             that long where an idle core of a virtual machine has to be woken for it.
     """
 
     def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
         self.patience = 0.0
         self._gone = gone
-        self.forked = False  # this process is a fork of the one that the link is of: it sends and receives nothing
+        self.forked = False  # this process is a fork of the link's process: it sends and receives nothing
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.calls = socket.socket(fileno=calls)
-        # On these something follows what was sent.
+        # On these sockets an answer follows what was sent.
         self._looks = {each: Look(each) for each in (self.work, self.calls)}
         self.arena = mmap.mmap(arena, 0)
         self.memory = memoryview(self.arena)
@@ -139,7 +139,7 @@ class Link:
         return bytes(packet.data)
 
     def receive(self, of: socket.socket, buffer: memoryview) -> Packet:
-        """The next packet; waits for it. The worker ends when there can be none.
+        """Wait for the next packet. The worker ends when the server has closed the socket.
 
         Raises:
             TritonModelException: in a fork, which gets none.
@@ -156,7 +156,7 @@ class Link:
         return Packet(buffer[:size])
 
     def require(self) -> None:
-        """Where something is to be received.
+        """Check that this process may receive.
 
         Raises:
             TritonModelException: in a fork, which gets nothing.
@@ -166,10 +166,10 @@ class Link:
 
 
 class Reader:
-    """The reader of a socket that several threads wait on: whoever waits reads, and hands to the others what is theirs.
+    """Reads a socket that several threads wait on: one waiting thread reads, and hands the others their packets.
 
-    A model that only calls others from `execute` has no thread besides its own, and its calls wake none. A thread
-    reads all the time once something is expected that nobody waits for.
+    So a model that only calls others from `execute` needs no other thread, and its calls wake none. Once the worker
+    expects a packet that no thread waits for, a thread of the reader's own reads all the time.
 
     Args:
         link: the transport.
@@ -199,7 +199,7 @@ class Reader:
     def _wait_for_others(self, waiter: Waiter) -> None:
         self._link.require()
         waiter.prepare()
-        self._waiters.add(waiter)  # before the lock is tried: who lets go of it looks here for a successor
+        self._waiters.add(waiter)  # before the lock is tried: the thread that releases it looks here for a successor
         try:
             while not waiter.done:
                 if self._begin():
@@ -210,7 +210,7 @@ class Reader:
             self._waiters.discard(waiter)
 
     def _begin(self) -> bool:
-        """Become the one who reads; False: somebody else is."""
+        """Become the reading thread; False: another thread is."""
         return self._thread is None and self._reading.acquire(blocking=False)
 
     def _read_until(self, waiter: Waiter) -> None:

@@ -23,7 +23,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
         files: contents by path, such as "file:1/model.onnx", instead of the repository's.
 
     Raises:
-        TritonModelException: it does not load, or the server is not started with `--model-control-mode explicit`.
+        TritonModelException: the model does not load, or the server runs without `--model-control-mode explicit`.
     """
     contents: dict[str, bytes] = {}
     if files is not None:
@@ -43,7 +43,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
         unload_dependents: an ensemble's composing models as well.
 
     Raises:
-        TritonModelException: the server is not started with `--model-control-mode explicit`.
+        TritonModelException: the server runs without `--model-control-mode explicit`.
     """
     _ask("unload model", "unload_model", {"name": model_name, "unload_dependents": bool(unload_dependents)})
 

@@ -91,7 +91,7 @@ def encode_request(
 def _request_head(
     model_name: str, model_version: str, outputs: tuple[str, ...], *inputs: tuple[str, int, tuple[int, ...]]
 ) -> bytes:
-    """What a request begins with: all but its id, its parameters and its data."""
+    """The beginning of a request: all but its id, its parameters and its data."""
     head = [_text(1, model_name), _text(2, model_version)]
     for name, datatype, dims in inputs:
         shape = b"".join(map(varint, dims))
@@ -188,7 +188,7 @@ def _read_output(data: memoryview, at: int, end: int) -> tuple[str, int, tuple[i
 
 
 class _Head:
-    """What a response with one output and no parameters begins with, up to the data, which is the rest of it."""
+    """The bytes before the data, which end it, of a response with one output and no parameters."""
 
     __slots__ = ("head", "output", "size")
 
@@ -214,7 +214,7 @@ def decode_response(
 
     Args:
         data: the message.
-        buffer: what the message lies in; the tensors keep it.
+        buffer: the memory of the message; the tensors keep it alive.
         base: where in the buffer the message begins.
     """
     known = _heads.get(len(data))
@@ -244,7 +244,7 @@ def decode_response(
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """A tensor whose elements lie where the machine likes them; the message puts them anywhere."""
+    """A tensor with aligned elements; in a message they may lie at any address."""
     size = SIZES[tensor._dtype]
     if size > 1 and tensor._offset % size:
         data = bytearray(memoryview(tensor._buffer)[tensor._offset : tensor._offset + tensor._size])

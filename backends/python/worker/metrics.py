@@ -15,7 +15,7 @@ LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricKind(ErrorCode):
-    """What a metric does: an int with a name."""
+    """A kind of metric: an int with a name."""
 
     COUNTER: MetricKind
     GAUGE: MetricKind
@@ -39,7 +39,7 @@ class MetricFamily:
         kind: MetricFamily.COUNTER, GAUGE or HISTOGRAM.
 
     Raises:
-        TritonModelException: the name cannot be a metric's.
+        TritonModelException: the name is no valid name of a metric.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -102,10 +102,10 @@ class Metric:
         family._runtime.channel.metric({**change, "buckets": buckets or []})
 
     def increment(self, value: float) -> None:
-        """Add to a counter or gauge; a gauge also a negative number.
+        """Add to a counter or a gauge; a gauge also takes a negative number.
 
         Raises:
-            TritonModelException: it is a histogram, or the number is negative and this a counter.
+            TritonModelException: the metric is a histogram, or a counter and the number negative.
         """
         if self._family._kind == MetricKind.HISTOGRAM:
             raise self._refusal("increment", "does not support Increment")
@@ -134,10 +134,10 @@ class Metric:
         self._change("observe", value)
 
     def value(self) -> float:
-        """What all instances have counted under these labels, or what one of them has set last: asks the server.
+        """Ask the server for the sum of all instances under these labels, or for the value that one set last.
 
         Raises:
-            TritonModelException: it is a histogram, or the server does not keep it.
+            TritonModelException: the metric is a histogram, or the server does not know it.
         """
         if self._family._kind == MetricKind.HISTOGRAM:
             raise self._refusal("get", "does not support Value")

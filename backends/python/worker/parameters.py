@@ -13,7 +13,7 @@ def checked(parameters: dict[str, Any] | None) -> dict[str, Any] | None:
     Floats are accepted, which Triton refuses although the protocol carries them.
 
     Raises:
-        TritonModelException: they are no dictionary, or a key or value is of a type that the protocol does not have.
+        TritonModelException: the value is no dictionary, or a key or value has a type that the protocol does not have.
     """
     if parameters is None:
         return None

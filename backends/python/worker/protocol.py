@@ -7,12 +7,12 @@ compares them. It needs nothing but the standard library and Python 3.9.
 
 * *work*: EXECUTE and its answer, one at a time. In the worker the main thread reads it, in the server the thread of the
   instance, so a batch wakes one thread on each side and no other.
-* *side*: everything that comes at any time from any thread (responses of senders, logs, health). In the worker a
-  thread reads it that need not exist before something is expected: the server sends there only what the worker has
-  asked for (by ALLOCATE, by CALL, by using up its credit), and IS_READY if the worker said that it answers it.
-* *calls*: calls to other models (BLS). In the server the event loop itself reads it, so what it reads must be short: a
-  request that lies in the arena goes through *side*, and so does what follows it from the worker about that call.
-  In the worker whoever waits for a response reads it.
+* *side*: packets of any thread at any time (responses of senders, logs, health). In the worker a thread reads it, which
+  need not exist before the worker expects something: the server sends there only what the worker has asked for (by
+  ALLOCATE, by CALL, by using up its credit), and IS_READY if the worker said that it answers it.
+* *calls*: calls to other models (BLS). In the server the event loop itself reads it, so its packets must be short: a
+  request that lies in the arena goes through *side*, and so do the worker's later packets about that call.
+  In the worker, the thread that waits for a response reads it.
 * *arena*: a sealed, sparse memfd, mapped whole and once by both (`mmap.mmap(fd, 0)`); it is as large as it ever can
   be, and only pages that have been written to exist. It has no name in any file system: it goes with the last process.
 
@@ -31,8 +31,8 @@ An input of EXECUTE may also lie where a client has put it on the GPU of the ins
 the handle in CUDA_MEMORY points): the worker opens that memory itself, reads it until the request ends, and closes it.
 Or it lies in shared memory of a client that the server trusts (place REGION, `offset` from the beginning of the object;
 REGION_MEMORY has the server's descriptor of it), if READY has said that the worker can open that. The worker maps it
-for itself, and what it writes there stays its own. Its client may change the object once the EXECUTE has its DONE: what
-the worker keeps of it for longer has to be a copy by then.
+privately: the client does not see what the worker writes there. The client may change the object once the EXECUTE has
+its DONE, so by then the worker copies what it keeps of it.
 
 **Memory.** The server owns every byte of the arena; the worker has no allocator.
 

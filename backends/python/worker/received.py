@@ -1,4 +1,4 @@
-"""Requests that a model is given."""
+"""Requests that a model receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedRequest(InferenceRequest):
-    """A request that a model is given. `serialization` makes them, and sets what is read on demand only."""
+    """A request that a model receives. `serialization` makes it, and sets the attributes that are read on demand."""
 
     __slots__ = ("_decoupled", "_key", "_release", "_runtime", "_sender", "_states", "_wanted")
 
@@ -24,8 +24,8 @@ class ReceivedRequest(InferenceRequest):
     _release: int
     _runtime: Runtime
     _sender: InferenceResponseSender | None
-    _states: list[Tensor]  # those that it comes again with; there is none where it does not
-    _wanted: frozenset[int] | None  # indices of the outputs that were asked for; None for every one
+    _states: list[Tensor]  # states of a rescheduled request; unset for any other
+    _wanted: frozenset[int] | None  # indices of the requested outputs; None for all
 
     def __init__(self) -> None:
         raise TypeError("requests of this class come from the server")
@@ -42,7 +42,7 @@ class ReceivedRequest(InferenceRequest):
         return self._runtime.channel.is_cancelled(self._key)
 
     def set_release_flags(self, flags: int) -> None:
-        """What becomes of the request when `execute` returns."""
+        """Say what becomes of the request when `execute` returns."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unable to set release flags. Unsupported flag {flags} provided.")
         self._release = flags

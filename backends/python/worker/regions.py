@@ -1,10 +1,10 @@
 """Shared memory of clients that the server trusts, as inputs of a model: mapped here, so that nobody copies it.
 
-What the model writes there stays its own: the mapping is private, and a page is copied when it is first written to. Its
-client may write there as soon as it has its answer, and a private mapping shows that in all pages that were not
-copied. So what the model holds on to for longer than it executes is made its own first. Nothing helps against a client
-that shortens its object: the system takes away copied pages, too, and whoever reads them is ended by SIGBUS. (Another
-mapping in their place would lose what a thread of the model writes meanwhile.)
+The client does not see what the model writes there: the mapping is private, and the kernel copies a page at the first
+write. The client may write to its object once it has its answer, and a private mapping shows that in all pages that
+were not copied. So the worker copies, when an execution ends, all pages that the model still holds. Nothing helps
+against a client that shortens its object: the kernel then takes away copied pages, too, and SIGBUS ends a process that
+reads them. (Another mapping in their place would lose what a thread of the model writes meanwhile.)
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .errors import TritonModelException
 MOST_MAPPED = 256
 """Mappings at a time: each keeps a descriptor of this process open, of which the model wants some, too."""
 POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE: each page becomes what it would be after it was written to."""
+"""MADV_POPULATE_WRITE: each page becomes as it would be after a write to it."""
 
 
 class Mapped(mmap.mmap):
-    """A part of an object, which tensors lie in and keep; it is unmapped when nothing refers to it any more."""
+    """A mapped part of an object, which its tensors keep; it is unmapped when nothing refers to it any more."""
 
 
 class Regions:
     """The objects of the batch that is executed.
 
     Args:
-        folder: has the server's descriptors of them, by their numbers.
+        folder: the folder that has the server's descriptors of the objects, by their numbers.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._mapped: list[weakref.ref[Mapped]] = []  # of this batch
-        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # and what models have kept of others
+        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # also kept by the model from earlier batches
 
     def reaches(self, descriptor: int) -> bool:
         """Whether this process can open the objects of regions, and the kernel can copy mapped pages for it."""
@@ -49,7 +49,7 @@ class Regions:
         return True
 
     def map(self, descriptor: int, offset: int, size: int) -> tuple[Mapped | bytearray, int]:
-        """So many bytes of an object, mapped or, where that cannot be, copied; where they begin in it, too.
+        """So many bytes of an object, mapped, or copied if they cannot be mapped; and where they begin in that memory.
 
         Raises:
             TritonModelException: the object is shorter, or cannot be read.
@@ -80,7 +80,7 @@ class Regions:
         return memory, before
 
     def let_go(self) -> None:
-        """The execution ends: what something still refers to is copied."""
+        """Copy the memory that something still refers to: the execution ends."""
         if self._mapped:
             for memory in self._mapped:
                 _make_own(memory())
@@ -107,7 +107,7 @@ def _copy(opened: int, offset: int, size: int) -> bytearray:
 
 
 def _make_own(memory: Mapped | None) -> None:
-    # Nobody else may write its pages: a thread of the model may be writing there, and what it writes would be lost.
+    # The kernel copies the pages in place: a copy made here would lose what a thread of the model writes meanwhile.
     if memory is not None:
-        with suppress(OSError):  # some of the object is gone, or all memory is: there is nothing to be kept
+        with suppress(OSError):  # the object was shortened, or memory has run out: nothing can be kept
             memory.madvise(POPULATE_WRITE)

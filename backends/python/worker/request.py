@@ -1,4 +1,4 @@
-"""Requests: what they say. `calls` has those that a model makes, `received` those that it is given."""
+"""The content of requests. `calls` has those that a model makes, `received` those that it receives."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ NO_TRACE = InferenceTrace()
 
 
 class Request:
-    """A request to a model: what it says.
+    """The content of a request to a model.
 
     Args:
-        request_id: a name for it; that of the request being executed where it is left out.
+        request_id: a name for the request; by default the one of the request being executed.
         correlation_id: the sequence that it belongs to: an int or str; 0 or "" for none.
         inputs: its inputs.
         requested_output_names: the outputs wanted; all of them if the list is empty.
-        model_name: the model that is asked.
+        model_name: the called model.
         model_version: its version; -1 for the latest.
         flags: TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
-        timeout: in microseconds: how long it may wait; 0 for no limit of its own.
+        timeout: how long the request may wait, in microseconds; 0 for no limit of its own.
         preferred_memory: where the outputs are wanted.
-        trace: that it belongs to; that of the request being executed where it is left out.
+        trace: the trace that the request belongs to; by default the one of the request being executed.
         parameters: str keys, values of bool, int, str or float.
         priority: 1 is the highest; 0 for the model's default.
 
@@ -134,11 +134,11 @@ class Request:
         return list(self._outputs)
 
     def model_name(self) -> str:
-        """The model that is asked. (Not in Triton.)"""
+        """The name of the called model. (Not in Triton.)"""
         return self._model_name
 
     def model_version(self) -> int:
-        """The version that is asked; -1 for the latest. (Not in Triton.)"""
+        """The version of the called model; -1 for the latest. (Not in Triton.)"""
         return self._model_version
 
     def preferred_memory(self) -> PreferredMemory:
@@ -150,11 +150,11 @@ class Request:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Set them, for a request that is to be made."""
+        """Set the flags of a request that the model is to make."""
         self._flags = int(flags)
 
     def timeout(self) -> int:
-        """How long it may wait, in microseconds; 0 for no limit."""
+        """How long the request may wait, in microseconds; 0 for no limit."""
         return self._timeout
 
     def priority(self) -> int:

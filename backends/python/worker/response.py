@@ -14,7 +14,7 @@ FINAL = 1
 
 
 def require_tensors(values: Sequence[object], none: str, *about: str) -> None:
-    """Refuse anything in a list of tensors that is no tensor.
+    """Check that a list holds nothing but tensors.
 
     Raises:
         TritonModelException: with the text `none`, into which `about` is put, for a None.
@@ -28,7 +28,7 @@ def require_tensors(values: Sequence[object], none: str, *about: str) -> None:
 
 
 class InferenceResponse:
-    """What a model answers a request with, or is answered with.
+    """A response: a model's own, or one to its call to another model.
 
     Args:
         output_tensors: its outputs, none for an error.

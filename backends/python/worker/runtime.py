@@ -1,4 +1,4 @@
-"""The model that is running: what the functions of `triton_python_backend_utils` act for."""
+"""The running model, for which the functions of `triton_python_backend_utils` act."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Runtime:
     """One instance of a model.
 
     Attributes:
-        channel: the way to the server; another one in a process that the model has forked. Who keeps the runtime and
-            looks here has the right one.
+        channel: the way to the server; another one in a process that the model has forked. So callers keep the
+            runtime and read the channel here each time.
         model_dir: the version directory.
         module: the name of the package that the model's file is imported into.
         initialized, finalizing: calls to other models are allowed between the two.
@@ -36,10 +36,10 @@ class Runtime:
 
 NO_PARENT = (0, "")
 PARENT: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("inferd_parent", default=NO_PARENT)
-"""Key and id of the request that is being executed where it is one alone; calls to other models are made for it."""
+"""Key and id of the request being executed, if it is one alone; calls to other models are made on its behalf."""
 
-# A worker process has one runtime. The server's process has one for each instance of its in-process models: then the
-# thread says which, or, on a thread that a model started, the module whose code is on the stack.
+# A worker process has one runtime. The server's process has one for each instance of its in-process models: there the
+# thread decides, or, on a thread that a model started, the module whose code is on the stack.
 _runtimes: list[Runtime] = []
 _thread = threading.local()
 
@@ -55,7 +55,7 @@ def remove(runtime: Runtime) -> None:
 
 
 def use_on_this_thread(runtime: Runtime | None) -> None:
-    """Say whose thread this is."""
+    """Set the runtime that this thread belongs to."""
     _thread.runtime = runtime
 
 

@@ -1,4 +1,4 @@
-"""The sender through which a model answers a request when it likes."""
+"""The sender by which a model answers a request at any time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class InferenceResponseSender:
     """Sends the responses to one request. Safe to use from any thread, also after `execute` has returned.
 
-    A request whose sender was let go of without a final response is answered with an error.
+    A sender that is dropped without a final response answers its request with an error.
     """
 
     __slots__ = ("__weakref__", "_closed", "_decoupled", "_key", "_lock", "_runtime", "_sent", "_wanted")
@@ -33,7 +33,7 @@ class InferenceResponseSender:
         raise TypeError("an InferenceResponseSender comes from request.get_response_sender()")
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, or say that there are no more.
+        """Send a response, or say that no more will come.
 
         Args:
             response: may be left out where the flags say that this is the end.
@@ -43,7 +43,7 @@ class InferenceResponseSender:
             TritonModelException: unknown flags, nothing to send, the sender has been closed, a second response of a
                 model that is not decoupled, or an output that the protocol cannot carry.
 
-        It waits while the client of a decoupled model takes longer to read than the model to answer.
+        The call waits while the client of a decoupled model reads more slowly than the model answers.
         """
         if flags not in (0, FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -95,7 +95,7 @@ def make_sender(runtime: Runtime, key: int, decoupled: bool, wanted: frozenset[i
 
 
 def abandon(sender: InferenceResponseSender) -> None:
-    """Answer for a model that let go of a sender: every request gets a final response."""
+    """Answer for a model that dropped a sender: every request gets a final response."""
     sender._closed = True
     complete = sender._sent and not sender._decoupled
     error = TritonError(
@@ -105,16 +105,17 @@ def abandon(sender: InferenceResponseSender) -> None:
     response = None if complete else InferenceResponse(error=error)
 
     def answer() -> None:
-        with suppress(TritonModelException):  # in a fork, whose parent answers
+        with suppress(TritonModelException):  # a fork cannot answer: its parent does
             sender._runtime.channel.respond(sender._key, response, True, sender._wanted)
 
-    # On a thread of its own: the interpreter may find out in the middle of anything, also of what sending waits for.
+    # On a thread of its own: the interpreter may drop a sender at any point, also while the caller holds a lock that
+    # sending needs.
     with suppress(RuntimeError):  # the interpreter ends: nobody waits any more
         threading.Thread(target=answer, daemon=True).start()
 
 
 def close_for_error(sender: InferenceResponseSender) -> bool:
-    """Take the right to answer from the model, after `execute` failed; False if there was none left."""
+    """Close a sender after `execute` failed; False if the model had sent the final response."""
     with sender._lock:
         was_open, sender._closed = not sender._closed, True
     return was_open

@@ -30,10 +30,10 @@ _ONE_OUTPUT = tuple(Struct(p.RESPONSE_HEAD.format + p.TENSOR.format[1:] + f"{ran
 _PADDING = tuple(bytes(size) for size in range(8))
 
 MOST_DIMENSIONS = 16
-"""Of a tensor, as the server has it."""
+"""The largest number of dimensions of a tensor, as in the server."""
 
 SMALL = 4096
-"""Bytes of an output that goes into the record rather than into memory of its own."""
+"""An output of at most so many bytes goes into the record, a larger one into memory of its own."""
 
 _TENSOR = p.TENSOR
 _TENSOR_SIZE = p.TENSOR.size
@@ -67,7 +67,7 @@ class Names:
     Attributes:
         inputs: names by index.
         outputs: names by index.
-        output_index: the other way round.
+        output_index: indices of outputs by name.
     """
 
     def __init__(self, inputs: list[str], outputs: list[str], warn: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class Names:
         self._warn = warn
 
     def tell_unknown(self, output: str) -> None:
-        """Say once that the model answers with an output that its configuration does not have."""
+        """Warn once that the model answers with an output that its configuration does not have."""
         if output not in self._unknown and len(self._unknown) < MOST_WARNINGS:
             self._unknown.add(output)
             self._warn(f"output '{output}' is left out: the configuration has only {self.outputs}")
@@ -88,11 +88,11 @@ class RequestReader:
     """Makes requests of the records of EXECUTE.
 
     Args:
-        runtime: through whose channel they are answered.
+        runtime: its channel answers the requests.
         names: of inputs and outputs.
         model_name, model_version: of the model.
         decoupled: each request may have any number of responses.
-        regions: reaches shared memory of clients.
+        regions: maps shared memory of clients.
 
     Attributes:
         reached_gpu: some request had an input on a GPU.
@@ -122,7 +122,7 @@ class RequestReader:
 
         Args:
             record: of EXECUTE; its INLINE tensors lie in it and keep it. One in the arena has none.
-            arena: called for what ARENA tensors lie in and keep, once there is one.
+            arena: called for the memory that ARENA tensors lie in and keep, if there are any.
         """
         count = p.EXECUTE_HEAD.unpack_from(record)[0]
         return [
@@ -172,14 +172,14 @@ class RequestReader:
             request._wanted = request._parameters = None
             request._trace = NO_TRACE
             request._outputs = self._names.outputs
-        # A decoupled model's request lives on after `execute`, and its sender sees to it that it is answered.
+        # A decoupled model's request outlives `execute`: its sender ensures that it gets a final response.
         request._sender = make_sender(self._runtime, number, True, request._wanted) if self._decoupled else None
         return request
 
     def _on_gpu(
         self, record: bytearray | memoryview, at: int, name: str, datatype: int, shape: tuple[int, ...], offset: int
     ) -> Tensor:
-        from .device import SharedTensor  # not before there is one
+        from .device import SharedTensor  # imported for the first tensor on a GPU
 
         self.reached_gpu = True
         handle, device, _ = p.CUDA_MEMORY.unpack_from(record, at)
@@ -250,16 +250,16 @@ class ResponseWriter:
         self.size = 0
 
     def record(self) -> bytes:
-        """What has been written."""
+        """The record written so far."""
         return b"".join(self._parts)
 
     def add_status(self, status: int) -> None:
-        """A request that is not answered here."""
+        """Add the status of a request that this record does not answer."""
         self._parts.append(_RESPONSE_HEAD.pack(status, 0, 0, 0, 0, _RESPONSE_HEAD.size))
         self.size += _RESPONSE_HEAD.size
 
     def add_reschedule(self, states: Sequence[Tensor]) -> None:
-        """A request that comes again, with these states changed.
+        """Reschedule a request, with these states changed.
 
         Raises:
             TritonModelException: there is no memory for a state.
@@ -277,9 +277,9 @@ class ResponseWriter:
         self.size += len(encoded)
 
     def copy_borrowed(self) -> None:
-        """Copy the outputs that lie among the inputs: the model holds on to those, and may write to them.
+        """Copy the outputs that lie in inputs: the model keeps those inputs, and may write to them.
 
-        A response that there is no memory for becomes an error.
+        A response without memory for its copy becomes an error.
         """
         refused: dict[int, str] = {}  # by places among the parts
         for at, (index, datatype, rank, place, offset, size) in self._borrowed:
@@ -302,11 +302,11 @@ class ResponseWriter:
         wanted: frozenset[int] | None,
         inputs: Sequence[Tensor] = (),
     ) -> None:
-        """A response, without the outputs that nobody asked for.
+        """Add a response, without the outputs that the request does not want.
 
         Args:
-            response: it.
-            wanted: indices of the outputs that were asked for; None for every one.
+            response: the response.
+            wanted: indices of the requested outputs; None for all.
             inputs: of the request, among which an output may lie.
 
         Raises:
@@ -377,7 +377,7 @@ class ResponseWriter:
                 datas.append(_PADDING[-len(data) & 7])
                 at += p.align(len(data))
         except BaseException:
-            del self._borrowed[borrowed_before:]  # an error comes in the place of this response
+            del self._borrowed[borrowed_before:]  # an error replaces this response
             raise
         self._add(status, len(tensors), encoded, heads, datas)
 
@@ -389,7 +389,7 @@ class ResponseWriter:
         self.size += total
 
     def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
-        """Where a tensor lies: place, offset, bytes, its data if that goes into the record, where it would be `at`, and
+        """Where a tensor lies: place, offset, bytes, its data if that goes into the record at `at`, and
         whether it lies among the inputs.
         """
         array = tensor._array
@@ -417,7 +417,7 @@ _ELSEWHERE = (bytearray, Mapped)  # of inputs that do not lie in the arena, but 
 
 
 def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
-    """Where in the arena a tensor lies whose data is an input's, or a part of it."""
+    """The offset in the arena of a tensor whose data is an input's, or a part of it; None for any other."""
     array = tensor._array
     for each in inputs:
         whole = each._buffer

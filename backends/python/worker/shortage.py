@@ -1,7 +1,7 @@
-"""Responses that there is no memory for: errors take their places in the record of a batch.
+"""Responses without memory: errors take their places in the record of a batch.
 
-The other requests of the batch are answered as they were to be. What stands INLINE is found by where it lies in the
-record, so it is told anew where the responses before it have become longer or shorter.
+The other responses of the batch stay as they are. INLINE data is found by its offset in the record, so the offsets
+change where the responses before it become longer or shorter.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from . import protocol as p
 
 SHORT = "no shared memory"
-"""The error where a longer one for each response does not fit."""
+"""The text where a longer one for each response does not fit."""
 
 
 def error_response(code: int, text: str) -> bytes:
     """A response that is an error, as it stands in a record."""
-    encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # a text ends with a zero on the way
+    encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # the server reads the text up to a zero byte
     total = p.align(p.RESPONSE_HEAD.size + len(encoded))
     head = p.RESPONSE_HEAD.pack(p.STATUS_ERROR, code, 0, len(encoded), 0, total)
     return (head + encoded).ljust(total, b"\0")
@@ -55,7 +55,7 @@ def fitting(record: bytes, limit: int, text: str) -> bytes:
 
 
 def _largest(sizes: Collection[int], least: int) -> list[int]:
-    """The numbers of those that are larger than this, the largest first."""
+    """The indices of the sizes above `least`, the largest first."""
     larger = [(size, number) for number, size in enumerate(sizes) if size > least]
     return [number for _, number in sorted(larger, reverse=True)]
 
@@ -81,7 +81,7 @@ def _replaced(record: bytes, responses: list[int], errors: Mapping[int, bytes]) 
 
 
 def _moved(response: bytes, by: int) -> bytes:
-    """A response that lies so many bytes behind where it lay."""
+    """A response moved by so many bytes."""
     if by == 0:
         return response
     moved = bytearray(response)

@@ -1,13 +1,12 @@
-"""SIGTERM and SIGINT: the server alone ends a worker, and the model what it has started.
+"""SIGTERM and SIGINT: only the server ends a worker, and only the model ends the processes that it has started.
 
-A service manager sends them to every process of a service at once. Workers have to answer before they go, and so have
-the processes that help them: a pool of `multiprocessing` never learns that one of its own was ended in the middle of a
-task, and waits for it for ever. So a worker ignores both signals, and a process that it forks, or that
-`multiprocessing` starts, obeys those alone that the model's own processes send, as `terminate()` does: see
-`_outlive.c`.
+A service manager sends both signals to every process of a service at once. Workers and their helper processes must
+answer first: a pool of `multiprocessing` never learns that a signal ended one of its processes in the middle of a task,
+and waits for it for ever. So a worker ignores both signals, and a process that it forks, or that `multiprocessing`
+starts, obeys only signals of the model's own processes, as `terminate()` sends them: see `_outlive.c`.
 
-Programs of other kinds obey any: workers are started with both ignored, but a handler that does nothing takes the place
-of that, which is handed on to no other program.
+Other programs that the model starts obey every signal: a worker starts with both signals ignored, which programs would
+inherit, and replaces that by a handler that does nothing, which they do not inherit.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from functools import cache
 from typing import Any
 
 SUPERVISOR = "INFERD_SUPERVISOR"
-"""The variable of the environment that says whose descendants the model's processes are."""
+"""The environment variable with the process id of the model's supervisor."""
 
 _USUAL: dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 _forking = threading.local()
 
 
 def outlive() -> None:
-    """Have this process, a worker, ignore both, and what it starts obey the model. Called on the main thread."""
+    """Have this worker ignore both signals, and the processes that it starts obey the model. On the main thread
+    only."""
     os.environ[SUPERVISOR] = str(os.getppid())
     for number in _USUAL:
         signal.signal(number, _nothing)
-        signal.siginterrupt(number, False)  # libraries need not expect it
+        signal.siginterrupt(number, False)  # libraries may not expect EINTR
     os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_obey_the_model)
 
 
 def outlive_as_helper() -> None:
-    """Have this process, which `multiprocessing` has started, obey the model alone, if it is one of a worker's."""
+    """Have this process, which `multiprocessing` has started, obey only the model, if a worker is its ancestor."""
     if SUPERVISOR in os.environ:
         for number in _USUAL:
             _obey_own(number)
@@ -46,7 +46,7 @@ def _nothing(_number: int, _frame: Any) -> None:
 
 
 def _hold() -> None:
-    # A fork that is told to end before it has its own handlers ends when it has them.
+    # Signals that come before a fork has its handlers wait until it has them.
     _library()  # not in a fork: a lock of the loader may be held there for ever
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, list(_USUAL))
 
@@ -73,7 +73,7 @@ def _obey_own(number: int) -> None:
 
 @cache
 def _library() -> Any:
-    """Of `_outlive.c`; None where it cannot be had: then both signals end what a model has forked."""
+    """The library of `_outlive.c`; None if it is missing: then both signals end the model's forks."""
     try:
         import ctypes
 

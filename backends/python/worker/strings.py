@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _native: Any
 try:
-    from . import _strings as _native  # there for the interpreter that the server was built with
+    from . import _strings as _native  # built for the server's own interpreter only
 except ImportError:
     _native = None
 
@@ -21,10 +21,10 @@ LONGEST = 0xFFFFFFFF
 
 
 def pack(elements: list[Any]) -> bytes:
-    """The encoded tensor of these elements; what is neither bytes nor str is turned into a str, as Triton does.
+    """The encoded tensor of these elements; one that is neither bytes nor str becomes a str, as in Triton.
 
     Raises:
-        TritonModelException: an element is longer than 4 GiB, which its length cannot say.
+        TritonModelException: an element is longer than 4 GiB, the most that its length can say.
     """
     encoded = [element if element.__class__ is bytes else _encoded(element) for element in elements]
     for element in encoded:
@@ -52,7 +52,7 @@ def unpack(data: Any) -> list[bytes]:
         TritonModelException: the data ends within an element.
     """
     elements = _native.unpack(data) if _native is not None else None
-    return unpack_slowly(data) if elements is None else elements  # which also says what is wrong
+    return unpack_slowly(data) if elements is None else elements  # the slow form also finds the error
 
 
 def unpack_slowly(data: Any) -> list[bytes]:

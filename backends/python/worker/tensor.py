@@ -24,7 +24,7 @@ _numpy: Any = None
 
 
 def numpy() -> Any:
-    """The module, imported when the first array is made. An import statement there costs as much as the array."""
+    """The module numpy, imported at the first call. An import statement at each use would cost as much as an array."""
     global _numpy
     if _numpy is None:
         import numpy as _numpy
@@ -40,7 +40,7 @@ class Tensor:
             request leaves, so do not write to it before.
 
     Raises:
-        TritonModelException: the name is empty, or the array's dtype is none of the protocol.
+        TritonModelException: the name is empty, or the protocol does not have the array's dtype.
 
     A tensor that came in reads its data when it is first asked for, in place: `as_numpy` is a view on the memory that
     the request arrived in, and may be written to.
@@ -120,7 +120,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor on the memory of another framework's.
+        """A tensor on the memory of another framework's tensor.
 
         Args:
             name: of the input or output.
@@ -230,7 +230,7 @@ def wire_bytes(tensor: Tensor) -> Any:
     if tensor._dtype == BYTES:
         return pack_array(array)
     if tensor._dtype == BF16 and array.dtype == bfloat16():
-        return array.view("u2")  # ml_dtypes' type does not do the buffer protocol
+        return array.view("u2")  # ml_dtypes' type lacks the buffer protocol
     return array
 
 
@@ -262,7 +262,7 @@ def _check_device(device: int) -> None:
 
 
 def _capsule_of(tensor: Any, device: int) -> Any:
-    """Its capsule, with the work on it done before the memory is read."""
+    """The tensor's capsule; reads of its memory come after the work on it."""
     if device in CPU_DEVICE_TYPES:
         return tensor.__dlpack__()
     # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, and copies in it come after that.

@@ -7,8 +7,8 @@ def text_of(value: object, what: str) -> str:
     """A text as a str. Also bytes are taken, as Triton does: an element of a BYTES tensor may name a model.
 
     Raises:
-        TypeError: it is neither; `what` says what it should have been.
-        UnicodeDecodeError: they are not UTF-8.
+        TypeError: the value is neither; `what` names it in the text.
+        UnicodeDecodeError: the bytes are not UTF-8.
     """
     if isinstance(value, str):
         return str(value)

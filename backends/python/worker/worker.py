@@ -1,4 +1,4 @@
-"""The worker process of one model instance: configured, given batches, finalized, all on its main thread."""
+"""The worker process of one model instance. Its main thread is configured, executes batches and finalizes the model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ ALIGNMENT = 64  # of outputs in the arena: a cache line
 class Lease:
     """The memory of one EXECUTE: the model may hold on to it for longer than it executes.
 
-    Tensors lie in an array over the arena; arrays made on it keep that very object. Whether somebody holds on to it is
-    known by its end alone, of which a weak reference tells: counts of references mean something else in each
-    interpreter.
+    Tensors lie in an array over the arena; arrays made on it keep that very object. A weak reference tells when it is
+    freed. Reference counts would not do: they mean something else in each interpreter.
     """
 
     def __init__(self, link: Link, number: int) -> None:
@@ -37,11 +36,11 @@ class Lease:
         self._number = number
         self._whole: Any = None
         self._watch: Any = None  # most batches fit into their packets, and have neither this nor `_first`
-        # The end of the execution and that of the array may come on any threads: the first takes what is in here.
+        # The execution and the array may end on different threads: the first to end takes the item.
         self._first: list[None]
 
     def arena(self) -> Any:
-        """What the tensors of the arena lie in."""
+        """The array that the arena's tensors lie in."""
         if self._whole is None:
             import numpy as np
 
@@ -55,7 +54,7 @@ class Lease:
         self._whole = None
         if self._watch is None or self._watch() is None:
             return False
-        _leases.add(self)  # before it can be let go of
+        _leases.add(self)  # before the array can be freed
         try:
             self._first.pop()
         except IndexError:
@@ -75,7 +74,7 @@ _leases: set[Lease] = set()  # those that the model holds on to: the reference t
 
 
 class OutputMemory:
-    """Memory of the arena for the outputs of one batch: first what came with it, then what is asked for."""
+    """Memory of the arena for the outputs of one batch: first the grant of the EXECUTE, then further grants."""
 
     def __init__(self, link: Link, offset: int, size: int) -> None:
         self._link = link
@@ -119,7 +118,7 @@ class Worker:
         self._regions: Regions
 
     def run(self) -> int:
-        """Serve until the server says that it is enough.
+        """Serve until the server sends FINALIZE.
 
         Returns:
             The exit status.
@@ -127,7 +126,7 @@ class Worker:
         link = self._link
         link.send(link.work, p.HELLO, number=p.VERSION)
         if not self._configure(link.receive_work()):
-            # Its end must not overtake what it has said: the server hangs up, or kills it, once it has read that.
+            # The process must not end before the server has read its packets: then the server hangs up, or kills it.
             link.receive_work()
             return 1
         while True:
@@ -142,7 +141,7 @@ class Worker:
         return 0
 
     def close(self) -> None:
-        """Forget the model, after `run`, where the process goes on."""
+        """Forget the model after `run`, if the process goes on."""
         if self._host is not None:
             self._host.close()
 
@@ -194,7 +193,7 @@ class Worker:
             )
         try:
             self._send_text(p.READY, json.dumps(said).encode())
-        except TritonModelException as error:  # what it has to say does not fit
+        except TritonModelException as error:  # its answer does not fit
             said = {"error": f"the answer to CONFIGURE: {error}", "code": p.CODE_INTERNAL}
             self._send_text(p.READY, json.dumps(said).encode())
         return "error" not in said and config["mode"] == "serve"
@@ -258,14 +257,14 @@ class Worker:
         if self._reader.reached_gpu:
             from .device import synchronize_all
 
-            synchronize_all()  # what the model keeps open is the client's again once it has the answer
+            synchronize_all()  # the client may write to memory that the model keeps open once it has the answer
         kept = lease.end()
         if kept:
             writer.copy_borrowed()
         self._send_done(writer.record(), memory, p.KEPT if kept else 0, packet.id)
 
     def _send_done(self, record: bytes, memory: OutputMemory, flags: int, number: int) -> None:
-        """Say what was executed; what the server has no memory for becomes an error."""
+        """Send DONE; a response without memory becomes an error."""
         try:
             self._send_text(p.DONE, record, memory, flags=flags, number=number)
             return
@@ -277,7 +276,7 @@ class Worker:
         self._send_text(p.DONE, record, flags=flags, code=p.CODE_INTERNAL, number=number)
 
     def _execute_readable(self, writer: ResponseWriter, requests: list[ReceivedRequest]) -> None:
-        """Write what the model says to the requests whose inputs can be read, and an error for each of the others."""
+        """Write the model's responses to requests with readable inputs, and an error for each other request."""
         unreadable, self._reader.unreadable = self._reader.unreadable, {}
         readable = [request for request in requests if request._key not in unreadable]
         responses: list[InferenceResponse | None] = []
@@ -285,7 +284,7 @@ class Worker:
         try:
             if readable:
                 responses = self._host.execute(readable)
-        except ModelFailed as error:  # which is nothing for the clients of the others
+        except ModelFailed as error:  # clients of the unreadable requests keep their own error
             failed = str(error)
         following = iter(responses)
         for request in requests:
@@ -312,14 +311,14 @@ class Worker:
     def _write_open(self, writer: ResponseWriter, request: ReceivedRequest) -> None:
         if request._release == RELEASE_RESCHEDULE:
             if request._sender is not None:
-                request._sender._closed = True  # the request comes again, with another
+                request._sender._closed = True  # the rescheduled request has a new sender
                 if request._sender._sent:
                     self._connection.give_back(request._key)
             writer.add_reschedule(getattr(request, "_states", ()))
         elif request._sender is None:
             writer.add_error(
                 p.CODE_INTERNAL,
-                f"model '{self._host.name}' returned None for a request that it has not taken the response sender of",
+                f"model '{self._host.name}' returned None for a request without calling its get_response_sender()",
             )
         else:
             writer.add_status(p.STATUS_OPEN)

@@ -58,13 +58,13 @@ DEFAULTS: dict[str, Any] = {
     "timeout": None,
     "parameters": None,
 }
-"""Of what `stream_infer` is given for each request."""
+"""The keys that `stream_infer` knows in the dict of each request."""
 
 
 class InferenceServerClient(Rpcs):
     """A client of one server, for coroutines of one event loop at a time.
 
-    The arguments are those of `inferd_client.grpc.InferenceServerClient`, and so are the methods, which are awaited.
+    Arguments and methods are those of `inferd_client.grpc.InferenceServerClient`; the methods are awaited.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class InferenceServerClient(Rpcs):
         """Send requests in a stream.
 
         Args:
-            inputs_iterator: of each request the arguments of `infer` that are about it, as a dict, and
+            inputs_iterator: for each request a dict of those arguments of `infer` that describe it, and
                 `enable_empty_final_response`.
             stream_timeout: seconds that the stream may last.
             headers: of the stream.
@@ -283,7 +283,7 @@ class ResponseIterator:
         return answer["result"], answer["error"]
 
     def _take(self) -> bool:
-        """Take what has arrived, so that the server may send more. Returns whether there was something."""
+        """Take the answers that have arrived, so that the server may send more. Returns whether there was one."""
         if self._polled is None:
             return False
         self._found.extend(self._call.messages())
@@ -292,7 +292,7 @@ class ResponseIterator:
         return bool(self._found)
 
     def cancel(self) -> bool:
-        """No further answers are wanted. Returns whether the stream was still going on."""
+        """Cancel the stream. Returns whether it was still going on."""
         if self._ended:
             return False
         self._cancelled = True

@@ -1,7 +1,7 @@
 """CUDA shared memory, with the names of `tritonclient.utils.cuda_shared_memory`; needs cuda-bindings.
 
 A region is memory of a device of this process. The server opens it by the handle that
-`client.register_cuda_shared_memory(name, get_raw_handle(region), device_id, byte_size)` tells it.
+`client.register_cuda_shared_memory(name, get_raw_handle(region), device_id, byte_size)` sends.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CudaSharedMemoryRegion:
 
     Args:
         triton_shm_name: its name for the server.
-        cuda_shm_handle: by which other processes open it.
-        base_addr: where it begins.
+        cuda_shm_handle: the handle by which other processes open the memory.
+        base_addr: the address of its first byte.
         byte_size: its size.
         device_id: its device.
     """
@@ -57,7 +57,7 @@ class CudaSharedMemoryRegion:
         self._byte_size = byte_size
         self._device_id = device_id
         self._lock = threading.Lock()
-        self._users = 1  # who has created it, and tensors of it
+        self._users = 1  # its creator, and tensors made of it
 
     def _use(self) -> None:
         with self._lock:
@@ -66,7 +66,7 @@ class CudaSharedMemoryRegion:
             self._users += 1
 
     def _leave(self) -> None:
-        """The last one frees the memory."""
+        """A user leaves; the last one frees the memory."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -79,7 +79,7 @@ def create_shared_memory_region(triton_shm_name: str, byte_size: int, device_id:
     """Allocate a region on a device.
 
     Raises:
-        CudaSharedMemoryException: it cannot be.
+        CudaSharedMemoryException: the driver refuses, or there is none.
     """
     with on(device_id):
         address = int(call("cuMemAlloc", byte_size))
@@ -95,7 +95,7 @@ def create_shared_memory_region(triton_shm_name: str, byte_size: int, device_id:
 
 
 def get_raw_handle(cuda_shm_handle: CudaSharedMemoryRegion) -> bytes:
-    """By which another process opens the region, in Base64."""
+    """The handle by which another process opens the region, in Base64."""
     return base64.b64encode(cuda_shm_handle._cuda_shm_handle)
 
 
@@ -103,7 +103,7 @@ def _place(region: CudaSharedMemoryRegion, offset: int, size: int) -> int:
     """The address of so many bytes in the region.
 
     Raises:
-        CudaSharedMemoryException: they are not all within it, or it was destroyed.
+        CudaSharedMemoryException: the bytes exceed the region, or it was destroyed.
     """
     if region._users == 0:
         raise CudaSharedMemoryException(f"region '{region._triton_shm_name}' was destroyed")
@@ -202,7 +202,7 @@ def get_contents_as_numpy(
 
 
 class _Shared:
-    """A tensor in a region, for whoever takes it by DLPack."""
+    """A tensor in a region, to be taken by DLPack."""
 
     def __init__(self, region: CudaSharedMemoryRegion, datatype: str, shape: Sequence[int], offset: int) -> None:
         self._region = region
@@ -222,7 +222,7 @@ class _Shared:
 def as_shared_memory_tensor(
     cuda_shm_handle: CudaSharedMemoryRegion, datatype: str, shape: Sequence[int], offset: int = 0
 ) -> Any:
-    """A tensor in the region, for `from_dlpack`: a view, which keeps the memory when it is destroyed.
+    """A tensor in the region, for `from_dlpack`: a view, which keeps the memory after the region is destroyed.
 
     Raises:
         CudaSharedMemoryException: the region is not that large, or the datatype has no place of a fixed size.

@@ -1,4 +1,4 @@
-"""DLPack where numpy cannot read it: tensors in a device's memory, taken and given."""
+"""DLPack for tensors in a device's memory, which numpy cannot exchange: taking and giving them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {
     "UINT16": (1, 16), "UINT32": (1, 32), "UINT64": (1, 64), "FP16": (2, 16), "FP32": (2, 32), "FP64": (2, 64),
     "BF16": (4, 16),
 }  # fmt: skip
-"""Of datatypes of the protocol: DLPack's code and bits."""
+"""DLPack's code and bits by datatype of the protocol."""
 
 
 class _Device(ctypes.Structure):
@@ -71,7 +71,7 @@ class Taken:
 
 
 def taken(tensor: Any, stream: int) -> Taken:
-    """A tensor of a CUDA device, once what makes it is in order before what comes on the stream.
+    """Take a tensor of a CUDA device; later work on the stream comes after the work that makes the tensor.
 
     Raises:
         ValueError: it does not lie contiguously.
@@ -89,7 +89,7 @@ def taken(tensor: Any, stream: int) -> Taken:
     return Taken((found.data or 0) + found.byte_offset, math.prod(shape) * width // 8, capsule)
 
 
-# What was given and is not let go of yet, by the address of its _Managed.
+# Tensors that were given and not released yet, by the address of their _Managed.
 _given: dict[int, tuple[_Managed, Any, Callable[[], None]]] = {}
 
 
@@ -100,7 +100,7 @@ def _let_go(address: int) -> None:
 
 
 def _unwanted(capsule: int) -> None:
-    """Nobody has taken the tensor that was given."""
+    """The destructor of a capsule that nobody has taken."""
     if _is_valid(capsule, _NAME):
         _let_go(_raw_pointer(capsule, _NAME))
 
@@ -109,7 +109,7 @@ _deleter, _destructor = _Deleter(_let_go), _Destructor(_unwanted)
 
 
 def given(address: int, device: int, datatype: str, shape: Sequence[int], done: Callable[[], None]) -> Any:
-    """A capsule of a tensor of a CUDA device; `done` is called when whoever takes it lets go of it."""
+    """A capsule of a tensor of a CUDA device; `done` is called when its taker releases it."""
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     code, bits = KINDS[datatype]
     tensor = _Tensor(

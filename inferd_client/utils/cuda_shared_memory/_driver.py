@@ -1,4 +1,4 @@
-"""The CUDA driver, by cuda-bindings: each device has its primary context and one stream here, which are waited for."""
+"""The CUDA driver, by cuda-bindings. For each device: its primary context and one stream, on which callers wait."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ except ImportError as error:
     ) from error
 
 NON_BLOCKING = 1
-"""A flag of streams: what others do on the default stream does not wait for them."""
+"""A flag of streams: work on the default stream does not wait for them."""
 
 
 class CudaSharedMemoryException(RuntimeError):
-    """A region cannot be made, or is not what it should be; or the driver refuses."""
+    """A region cannot be made or used, or the driver refuses."""
 
     def __init__(self, msg: str) -> None:
         super().__init__(msg)
@@ -29,10 +29,10 @@ class CudaSharedMemoryException(RuntimeError):
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """What a function of the driver returns beside its status.
+    """Call a function of the driver; what it returns beside its status.
 
     Raises:
-        CudaSharedMemoryException: it fails, or there is no driver.
+        CudaSharedMemoryException: the function fails, or there is no driver.
     """
     try:
         status, *found = getattr(driver, function)(*arguments)
@@ -68,7 +68,7 @@ def _device(number: int) -> _Device:
 
 @contextmanager
 def on(number: int) -> Iterator[Any]:
-    """Have a device be the thread's; gives its stream.
+    """Make a device the thread's current one; yields its stream.
 
     Raises:
         CudaSharedMemoryException: there is no such device.

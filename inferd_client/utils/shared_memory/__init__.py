@@ -1,6 +1,6 @@
 """System shared memory, with the names of `tritonclient.utils.shared_memory`.
 
-Regions are objects of POSIX shared memory; a region that was created here goes away with the last handle to it.
+Regions are objects of POSIX shared memory; the last handle to a region that this process created removes it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = [
 
 
 class SharedMemoryException(Exception):
-    """A region cannot be made, or is not what it should be."""
+    """A region cannot be made or used."""
 
 
 @dataclass
 class _Mapped:
-    """An object that is mapped here: how often, and whether it was created here."""
+    """A mapped object: how many handles it has, and whether this process created it."""
 
     handles: int = 0
     created: bool = False
@@ -54,7 +54,7 @@ class SharedMemoryRegion:
 
 
 def _opened(key: str) -> shared_memory.SharedMemory:
-    """An object that there is; who has created it takes it away, not this process's resource tracker."""
+    """Open an existing object; its creator removes it, not this process's resource tracker."""
     found = shared_memory.SharedMemory(key)
     resource_tracker.unregister(found._name, "shared_memory")  # type: ignore[attr-defined]
     return found
@@ -63,10 +63,10 @@ def _opened(key: str) -> shared_memory.SharedMemory:
 def create_shared_memory_region(
     triton_shm_name: str, shm_key: str, byte_size: int, create_only: bool = False
 ) -> SharedMemoryRegion:
-    """Map the object with a key, created where there is none; with `create_only`, it must be created.
+    """Map the object with a key, and create it if it does not exist; with `create_only`, it must not exist.
 
     Raises:
-        SharedMemoryException: it cannot be.
+        SharedMemoryException: the object cannot be created or opened.
     """
     region = SharedMemoryRegion(triton_shm_name, shm_key)
     created = False
@@ -123,7 +123,7 @@ def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: 
     """A tensor in the region: a view of it, but for strings.
 
     Raises:
-        SharedMemoryException: it does not fit.
+        SharedMemoryException: the tensor exceeds the region.
     """
     import numpy as np
 
@@ -137,10 +137,10 @@ def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: 
 
 
 def strings_at(memory: Any, offset: int, shape: Sequence[int]) -> Any:
-    """A tensor of strings: each has its size before it.
+    """A tensor of strings, each with its size before it.
 
     Raises:
-        SharedMemoryException: there is none.
+        SharedMemoryException: the memory holds no such tensor.
     """
     import numpy as np
 
@@ -156,12 +156,12 @@ def strings_at(memory: Any, offset: int, shape: Sequence[int]) -> Any:
 
 
 def mapped_shared_memory_regions() -> list[str]:
-    """The keys of what is mapped."""
+    """The keys of mapped objects."""
     return list(_mapped)
 
 
 def destroy_shared_memory_region(shm_handle: SharedMemoryRegion) -> None:
-    """Unmap it; the last handle of what was created here takes the object away."""
+    """Unmap a region; the last handle removes an object that this process created."""
     key = shm_handle._shm_key
     known = _mapped[key]
     known.handles -= 1

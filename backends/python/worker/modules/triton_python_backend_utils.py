@@ -1,6 +1,6 @@
 """Makes the folder above the package that models know by this name.
 
-By hand, because the interpreter is the model's own and need not have inferd installed. The folder of this file is on
+Not by an import, because the interpreter is the model's own and need not have inferd. The folder of this file is on
 `sys.path`, so that also processes that a model spawns, which begin anew, can import what the model's file imports.
 """
 

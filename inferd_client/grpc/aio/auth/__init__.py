@@ -1,4 +1,4 @@
-"""Plugins that say who asks."""
+"""Plugins that authenticate the client."""
 
 from inferd_client.grpc._plugins import BasicAuth
 
