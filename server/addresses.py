@@ -1,4 +1,4 @@
-"""Where the server listens, and the rules for single addresses.
+"""The addresses on which the server listens, and the rules for single ones.
 
 127.0.0.1:8001                                            an address; the other options hold for it
 unix:///run/x.sock,mode=0600,tokens=off                   with rules of its own after commas
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-LONGEST_SOCKET_PATH = 107  # what the kernel takes
+LONGEST_SOCKET_PATH = 107  # bytes, the kernel's limit
 
 RESTRICTABLE = (
     "health",
@@ -72,11 +72,11 @@ Address = TcpAddress | UnixAddress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds at one address; None: what the server's options say. Times are milliseconds."""
+    """The rules of one address; None: the server's options decide. Times are milliseconds."""
 
     tls: bool | None = None
     groups: tuple[str, ...] | None = None  # the RPC groups that are served there
-    tokens: bool | None = None  # False: nobody is asked for a token or for a restricted protocol's header
+    tokens: bool | None = None  # False: no client needs a token or a restricted protocol's header
     reflection: bool | None = None
     mode: int | None = None
     owner: str | None = None
@@ -88,7 +88,7 @@ class Rules:
     handshake_timeout: int | None = None
 
     def __str__(self) -> str:
-        """As it stands behind an address."""
+        """The rules as they are written behind an address."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return "".join(f",{name.replace('_', '-')}={_shown(name, value)}" for name, value in given if value is not None)
 
@@ -120,7 +120,7 @@ def parse_address(text: str, port: int) -> Address:
         port: the port where it names none.
 
     Raises:
-        SettingsError: it is none of these, or the port is not one.
+        SettingsError: the text has another form, or the port is not valid.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
@@ -157,7 +157,7 @@ def parse_bind(text: str, port: int) -> Bind:
         port: the port where it names none.
 
     Raises:
-        SettingsError: the address or a rule is none, or does not fit the other.
+        SettingsError: the address or a rule is not valid, or they do not fit each other.
     """
     first = _RULE.search(text)
     address = parse_address(text[: first.start()] if first else text, port)

@@ -64,13 +64,13 @@ from server.settings.shown import tell_options
 log = logging.getLogger("inferd")
 
 SWITCH_INTERVAL = 50e-6
-"""Seconds after which a thread that waits for the GIL may have it: the loop must not wait Python's default of 5 ms."""
+"""Seconds after which a waiting thread gets the GIL: the loop must not wait Python's default of 5 ms."""
 
 HELD_SHARE = 4
-"""The part of the memory that requests and answers of clients may take, unless --max-held-bytes says more."""
+"""The part of the memory that requests and answers of clients may take by default; --max-held-bytes sets another."""
 
 SEQUENCES_SHARE = 0.75
-"""Of the exit timeout, for which sequences go on when the server stops; the rest is for the requests that run then."""
+"""The part of the exit timeout in which sequences go on when the server stops; the rest is for running requests."""
 
 TELL_PROGRESS = 10.0
 """Seconds between lines about models that are being loaded."""
@@ -102,7 +102,7 @@ def run(settings: Settings) -> int:
     finally:
         if COUNTERS in os.environ:
             gc.collect()
-            # one write: lines of the log, of threads that end, go to the same place
+            # one write: threads that end may log to the same stream
             print(f"live: {json.dumps(live_counters())}\n", end="", flush=True)
     return 0
 
@@ -123,7 +123,7 @@ class StopSignal:
         await self._asked.wait()
 
     def at_once(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called before the process ends at once."""
+        """Have `callback` called before the second signal ends the process."""
         self._cleaning.append(callback)
 
     def _on_signal(self, number: int) -> None:
@@ -137,7 +137,7 @@ class StopSignal:
         _exit(128 + number)
 
     def out_of_time(self) -> None:
-        """End the process: what was to finish has not; the status is that of a process that the signal has ended."""
+        """End the process with unfinished work; the status is that of a process that the signal has ended."""
         log.error("Exit timeout expired. Exiting immediately.")
         for callback in self._cleaning:
             callback()
@@ -154,7 +154,7 @@ async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
     if settings.log_verbose:
         tell_options(settings)
-    # what is wrong with addresses, certificates and tokens is told before models are loaded
+    # errors of addresses, certificates and tokens come before models are loaded
     policy = _policy(settings)
     _try_addresses(settings, policy)
     engine = make_engine(settings)
@@ -179,7 +179,7 @@ def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
     """Open the sockets and close them again.
 
     Raises:
-        StartError: one cannot be listened on.
+        StartError: the server cannot listen on an address.
     """
     try:
         for bind in settings.binds:
@@ -191,7 +191,7 @@ def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
 
 
 async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:
-    """Load the models; what went wrong, None when the server was told to stop meanwhile."""
+    """Load the models; the errors, or None if a signal stopped the server meanwhile."""
     loop = asyncio.get_running_loop()
     loading, stopped = loop.create_task(engine.start(set_aside)), loop.create_task(stop.wait())
     began = loop.time()
@@ -213,14 +213,14 @@ async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[st
 
 
 async def _close(engine: Engine, deadline: float, stop: StopSignal, recording: Recording | None) -> None:
-    """Unload everything; a model that still runs at `deadline`, on the loop's clock, does not keep the process."""
+    """Unload everything; at `deadline`, on the loop's clock, the process ends although models still run."""
     remaining = deadline - asyncio.get_running_loop().time()
     late = False
     try:
         await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
     except TimeoutError:
         late = True
-    if recording is not None:  # after the last request has ended, whose call may have ended before
+    if recording is not None:  # after the last request, which may outlast its call
         await asyncio.to_thread(recording.close)
     if late:
         stop.out_of_time()
@@ -234,7 +234,7 @@ def _recording(settings: Settings, engine: Engine) -> Recording:
 
 
 def make_loader(settings: Settings) -> BackendLoader:
-    """What finds backends."""
+    """The loader that finds backends."""
     loader = BackendLoader(settings.backend_settings, settings.backend_directory)
     for name in loader.unknown():
         log.warning("--backend-config=%s,...: there is no backend of this name, there are %s", name, ", ".join(BUILTIN))
@@ -242,7 +242,7 @@ def make_loader(settings: Settings) -> BackendLoader:
 
 
 def model_options(settings: Settings, gpus: Gpus) -> Options:
-    """How configurations are read."""
+    """The options by which the engine reads configurations."""
     return Options(
         auto_complete=not settings.disable_auto_complete_config,
         config_name=settings.model_config_name,
@@ -256,7 +256,7 @@ def make_engine(settings: Settings) -> Engine:
     """The engine, in which nothing is loaded yet.
 
     Raises:
-        StartError: the settings do not go with this machine.
+        StartError: the settings do not fit this machine.
     """
     gpus = Gpus(
         GpuPolicy(
@@ -323,7 +323,8 @@ async def _serve_door(
     logs: Logs,
     recording: Recording,
 ) -> float:
-    """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
+    """Serve until a signal, then let running calls finish; returns the time on the loop's clock when all must be
+    over."""
     if settings.log_file:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
@@ -369,7 +370,7 @@ async def _serve_door(
 
 
 def _service(settings: Settings, engine: Engine, door: Door, logs: Logs) -> Service:
-    """What metrics of the server are read from."""
+    """The sources of the server's metrics."""
     build = {"version": metadata.version("inferd"), "transport": settings.transport}
     traffic = door.traffic if isinstance(door, NativeDoor) else Traffic
     return Service(engine, build, kinds=CALL_KINDS, traffic=traffic, lines_lost=lambda: logs.lost)
@@ -396,7 +397,7 @@ async def _serve_metrics(settings: Settings, service: Service, exemplars: Exempl
 
 
 def _forwarder(settings: Settings, engine: Engine) -> Forwarder | None:
-    """What makes headers request parameters; the keys of restricted protocols are secrets and stay headers."""
+    """Makes headers request parameters; the keys of restricted protocols are secrets and stay headers."""
     if not settings.grpc_header_forward_pattern:
         return None
     keys = [header for _, header, _ in settings.restricted_protocols]
@@ -406,7 +407,7 @@ def _forwarder(settings: Settings, engine: Engine) -> Forwarder | None:
 
 
 def _beside(access: Access, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
-    """What runs beside the door for as long as it does."""
+    """Tasks that run for as long as the door serves."""
     yield access.watch()
     yield look_after_memory(usable_memory())
     if load is not None:
@@ -431,7 +432,7 @@ def _access(settings: Settings, engine: Engine) -> Access:
 
 
 def _binds(settings: Settings) -> list[Bind]:
-    """Where to listen; on the native door each says whether server reflection is served there."""
+    """The addresses to listen on; on the native door each says whether it serves reflection."""
     binds = settings.binds
     if settings.transport == "grpcio":
         return list(binds)
@@ -450,7 +451,7 @@ def _extensions(settings: Settings) -> tuple[str, ...]:
 
 
 def _is_reflected(settings: Settings) -> bool:
-    """The service is there; with grpcio it cannot be kept from a single address."""
+    """Whether the server offers reflection; with grpcio no single address can refuse it."""
     every = all if settings.transport == "grpcio" else any
     return every(_is_reflected_at(settings, bind) for bind in settings.binds)
 

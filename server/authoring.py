@@ -34,11 +34,11 @@ class Kind:
     """Model files of one framework.
 
     Attributes:
-        backend: that serves them.
+        backend: the backend that serves them.
         file: their name in a version's folder.
-        suffixes: of their names elsewhere; of folders, what lies in them.
-        hint: what is to be looked at in the configuration that is written.
-        guesses: whether the backend guesses what the file does not say.
+        suffixes: of their names elsewhere; for a folder, of the files in it.
+        hint: what the user should check in the written configuration.
+        guesses: whether the backend guesses what the file does not record.
     """
 
     backend: str
@@ -54,17 +54,17 @@ KINDS = (
         "pytorch",
         "model.pt",
         (".pt", ".pth", ".jit", ".torchscript"),
-        "TorchScript does not say shapes and datatypes: with these it ran, on zeros. Look whether they are meant.",
+        "TorchScript does not record shapes and datatypes. The model ran with these, on zeros: check them.",
         guesses=True,
     ),
     Kind("pytorch", "model.pt2", (".pt2",)),
     Kind("openvino", "model.xml", (".xml",)),
     Kind("tensorflow", "model.savedmodel", ("saved_model.pb",)),
-    Kind("tensorflow", "model.graphdef", (".graphdef",), "A GraphDef does not say its tensors: name its operators."),
+    Kind("tensorflow", "model.graphdef", (".graphdef",), "A GraphDef does not record its tensors: name its operators."),
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
-    Kind("python", "model.py", (".py",), "A model.py says its tensors in auto_complete_config, or here."),
+    Kind("python", "model.py", (".py",), "A model.py declares its tensors in auto_complete_config, or here."),
 )
-"""What can be made a model of, the one that is meant by a suffix first."""
+"""The kinds of model files; the first one with a suffix is the one that the suffix means."""
 
 
 def make_model(
@@ -77,16 +77,16 @@ def make_model(
     force: bool,
     backend_config: tuple[str, ...] = (),
 ) -> int:
-    """Write a model's folder, and print what is in it; the exit status of the command.
+    """Write a model's folder, and print its configuration; the exit status of the command.
 
     Args:
-        inputs: what is known of those of a TorchScript file, "NAME:DATATYPE:SIZE,SIZE" each; without the batch, unless
-            the largest batch is 0.
+        inputs: known inputs of a TorchScript file, "NAME:DATATYPE:SIZE,SIZE" each; without the batch, unless the
+            largest batch is 0.
         backend_config: options of backends, as the server takes them.
 
     Raises:
-        Misused: the inputs make no sense.
-        InvalidArgument: the file is none of a model.
+        Misused: an input has another form, or the file records its inputs itself.
+        InvalidArgument: the file is no model file.
         AlreadyExists: the repository has such a model.
         ConfigError: the file cannot be read by its framework.
     """
@@ -95,10 +95,10 @@ def make_model(
     check_name(name)
     known = [known_input(text) for text in inputs]
     if known and not kind.guesses:
-        raise Misused(f"--input is for TorchScript files: {file.name} says itself what it takes")
+        raise Misused(f"--input is for TorchScript files: {file.name} records its inputs itself")
     target = repository / name
     if target.exists() and not force:
-        raise AlreadyExists(f"{target} is there: give another --name, or --force to write over it")
+        raise AlreadyExists(f"{target} exists: give another --name, or --force to write over it")
     config, problem = _completed(file, kind, name, max_batch_size, known, backend_config)
     version = target / "1"
     version.mkdir(parents=True, exist_ok=True)
@@ -110,16 +110,16 @@ def make_model(
     print(f"serve it:    inferd serve --model-repository {repository}{options}")
     print(f"look at it:  inferd check {repository}{options}")
     if problem:
-        print(f"inferd: it does not serve yet: {problem}", file=sys.stderr)
+        print(f"inferd: the model cannot be served yet: {problem}", file=sys.stderr)
         return 1
     return 0
 
 
 def kind_of(file: Path) -> Kind:
-    """Of a model file or folder.
+    """The kind of a model file or folder.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is no model file, or does not exist.
     """
     if not file.exists():
         raise InvalidArgument(f"there is no file {file}")
@@ -133,10 +133,10 @@ def kind_of(file: Path) -> Kind:
 
 
 def known_input(text: str) -> TensorSpec:
-    """Of "NAME:DATATYPE:SIZE,SIZE", without the batch.
+    """The input that "NAME:DATATYPE:SIZE,SIZE" describes, without the batch.
 
     Raises:
-        Misused: it is none.
+        Misused: the text has another form.
     """
     rest, _, sizes = text.rpartition(":")
     name, _, datatype = rest.rpartition(":")
@@ -151,7 +151,7 @@ def known_input(text: str) -> TensorSpec:
 
 
 def _put(file: Path, target: Path) -> None:
-    """Copy a file, with those that hold its weights (of ONNX and OpenVINO), or a folder."""
+    """Copy a folder, or a file with its files of weights (of ONNX and OpenVINO)."""
     if file.is_dir():
         shutil.copytree(file, target, dirs_exist_ok=True)
         return
@@ -166,7 +166,7 @@ def _put(file: Path, target: Path) -> None:
 
 
 def _usual_name(file: Path) -> str:
-    """The file's own name; of a usual one that of the model's folder."""
+    """The file's name without its suffix; for a usual name such as model.onnx, the name of the model's folder."""
     if file.stem != "model":
         return file.stem
     folder = file.absolute().parent
@@ -181,7 +181,7 @@ def _completed(
     known: Sequence[TensorSpec],
     backend_config: tuple[str, ...],
 ) -> tuple[pb.ModelConfig, str]:
-    """The configuration, and what keeps it from being served."""
+    """The completed configuration, and the problem that keeps it from being served."""
     found = minimal = pb.ModelConfig(name=name, backend=kind.backend)
     if max_batch_size is not None:
         minimal.max_batch_size = max_batch_size
@@ -200,7 +200,7 @@ def _completed(
                 _reshape_scalars(minimal)
             text = text_format.MessageToString(minimal)
             if max_batch_size == 0:
-                text += "max_batch_size: 0\n"  # which is not what an absent one says
+                text += "max_batch_size: 0\n"  # an absent one would mean something else
             (model / CONFIG).write_text(text)
             made = ModelFolder(name, model, Path(folder), (1,))
             prepared = configuration.prepare(made, options, loader)
@@ -214,7 +214,7 @@ def _completed(
 
 
 def _unbatched(signature: Signature) -> Signature:
-    """With the batch among the dimensions."""
+    """The signature with the batch among the dimensions."""
     if not signature.batches:
         return signature
     inputs, outputs = (
@@ -224,7 +224,7 @@ def _unbatched(signature: Signature) -> Signature:
 
 
 def _reshape_scalars(config: pb.ModelConfig) -> None:
-    """A configuration says at least one dimension; clients see it, the model does not."""
+    """Give scalars one dimension, as every configuration must: clients see it, the model does not."""
     tensors: list[pb.ModelInput | pb.ModelOutput] = [*config.input, *config.output]
     for tensor in tensors:
         if not tensor.dims:
@@ -233,7 +233,7 @@ def _reshape_scalars(config: pb.ModelConfig) -> None:
 
 
 def commented(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> str:
-    """The text of a config.pbtxt, with what one may want to change in it."""
+    """The text of a config.pbtxt, with comments about fields that the user may want to change."""
     return "\n".join(_lines(config, kind, file, problem)) + "\n"
 
 
@@ -242,7 +242,7 @@ def _lines(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> Iter
     if kind.hint and not (kind.guesses and problem):
         yield f"# {kind.hint}"
     for line in problem.splitlines():
-        yield f"# It does not serve yet: {line}"
+        yield f"# The model cannot be served yet: {line}"
     yield f'name: "{config.name}"'
     yield f'backend: "{config.backend or kind.backend}"'
     yield ""
@@ -258,7 +258,7 @@ def _lines(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> Iter
         yield '# output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1000 ] }'
     yield ""
     if config.max_batch_size:
-        yield "# Requests that come close to each other are executed together. `inferd tune` finds out what pays."
+        yield "# Requests that come close to each other are executed together. `inferd tune` finds the best values."
         yield "dynamic_batching {"
         yield "  # max_queue_delay_microseconds: 100"
         yield "}"

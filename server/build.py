@@ -1,7 +1,7 @@
-"""What this server was built from, and whether the imported modules are from that build.
+"""The build of this server, and whether the imported modules belong to it.
 
 `setup.py` writes a record beside the native extensions. In a source tree the record can be compared with the sources.
-Extensions that were built from other sources fail at the import, with errors that do not say what to do.
+Extensions that were built from other sources fail at the import, with errors that do not tell the remedy.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FRAMEWORKS = {
     "obstore": ("obstore",),
     "huggingface_hub": ("huggingface_hub",),
 }
-"""Distributions that the server uses where they are installed, by what one calls them."""
+"""Distributions that the server uses if they are installed, by their common names."""
 OF_IMPORTS = (ImportError, TypeError, ValueError, AttributeError, SystemError)
-"""What the import of an extension raises that does not fit the others."""
+"""Exceptions of importing an extension that does not fit the others."""
 
 
 def digest_of_sources(root: Path = ROOT) -> str:
@@ -49,7 +49,7 @@ def digest_of_sources(root: Path = ROOT) -> str:
 
 
 def record() -> dict[str, str]:
-    """What the build has noted: kind, commit, sources, python; empty when it has noted nothing."""
+    """The record of the build: kind, commit, sources, python; empty without a record."""
     try:
         found = json.loads(RECORD.read_text())
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def _version(names: tuple[str, ...]) -> str:
 
 
 def stale_sources() -> str:
-    """A sentence, where the extensions were built from other sources than lie here; else nothing."""
+    """A warning if the extensions were built from other sources than lie here; else empty."""
     built, now = record().get("sources"), digest_of_sources()
     if not built or not now or built == now:
         return ""
@@ -92,7 +92,7 @@ def stale_sources() -> str:
 
 
 def explained(error: BaseException) -> str:
-    """A sentence about an error of an import that is the build's fault; nothing for any other error."""
+    """An explanation of an import error that the build has caused; empty for any other error."""
     if not isinstance(error, OF_IMPORTS):
         return ""
     if stale := stale_sources():

@@ -37,7 +37,7 @@ LONGEST_TIMEOUT_MS = 60_000
 
 
 class CacheConfigError(ValueError):
-    """A `--cache-config` that says something else than a cache."""
+    """A `--cache-config` that does not describe a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LocalCache:
     size: int  # bytes
     ttl: float = 0.0  # seconds; 0: for ever
     entry: int = 0  # bytes of one answer at most; 0: a quarter of the size
-    compare: bool = False  # large inputs are compared, too, and not their digests alone
+    compare: bool = False  # compare large inputs themselves, not only their digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class RedisCache:
     user: str = ""
     password: str = ""
     db: int = 0
-    connect_timeout: float = 1.0  # for a connection to be made, when it is tried whether the server is there again
+    connect_timeout: float = 1.0  # for a connection of the probe, after Redis was down
     socket_timeout: float = 0.1  # the longest that a request waits for Redis, a connection included
-    wait_timeout: float = 0.1  # of which for a connection that others use
+    wait_timeout: float = 0.1  # the part of it that a request waits for a free connection
     pool_size: int = 8  # connections
     cert: Path | None = None
     key: Path | None = None
@@ -71,16 +71,16 @@ class RedisCache:
     prefix: str = "inferd"
 
     def __repr__(self) -> str:
-        return f"RedisCache({self.address})"  # and nothing secret
+        return f"RedisCache({self.address})"  # without secrets
 
     @property
     def address(self) -> str:
-        """Where the server is, for people."""
+        """The address of the Redis server, for messages."""
         return self.host if self.host.startswith("/") else f"{self.host}:{self.port}"
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS is spoken: as with Triton's, when any of its files is named."""
+        """Whether the connection uses TLS: as in Triton, if any of its files is named."""
         return any((self.cert, self.key, self.cacert, self.cacert_dir))
 
 
@@ -88,11 +88,11 @@ CacheConfig = LocalCache | RedisCache | None
 
 
 def parse_cache_config(entries: tuple[str, ...], environment: Mapping[str, str] = os.environ) -> CacheConfig:
-    """What the options say together; None without any, or for a local cache of size 0.
+    """The cache that all options describe together; None without any, or for a local cache of size 0.
 
     Args:
         entries: the values of all `--cache-config`.
-        environment: has the name and the password for Redis where the options do not.
+        environment: the source of Redis' user name and password if the options lack them.
 
     Raises:
         CacheConfigError: an entry has another form, an unknown cache or key, or a value out of range, or entries name
@@ -192,5 +192,5 @@ def _milliseconds(values: Mapping[str, str], key: str, default: float) -> float:
 
 
 def _hidden(entry: str) -> str:
-    """The entry without what might be a password."""
+    """The entry without parts that might be a password."""
     return entry.partition("password")[0]

@@ -16,12 +16,12 @@ from server.settings import Settings
 
 
 def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:
-    """Print what is found, a line or more for each model; the exit status of the command.
+    """Check models and print the findings, a line or more for each model; the exit status of the command.
 
     Args:
-        settings: which repositories, and how they are read.
+        settings: the repositories, and how to read them.
         load: make instances, too.
-        form: of what is printed: text, json, or github for remarks at the lines of a pull request.
+        form: of the output: text, json, or github for remarks at the lines of a pull request.
 
     Raises:
         ConfigError: a repository cannot be read.
@@ -73,7 +73,7 @@ def _print_github(reports: Sequence[Report]) -> None:
 
 
 def _placed(line: str) -> dict[str, str | int]:
-    """The file, the line, the column (0 where it says none) and the text of a finding."""
+    """The file, the line, the column (0 for none) and the text of a finding."""
     found = PLACE.match(line)
     if found is None:
         return {"file": "", "line": 0, "column": 0, "text": line}
@@ -82,12 +82,12 @@ def _placed(line: str) -> dict[str, str | int]:
 
 PLACE = re.compile(r"([^\s:]+):(\d+)(?::(\d+))?: (.*)", re.DOTALL)
 PLACES = {"file": "file", "line": "line", "col": "column"}
-"""GitHub's names of what a finding says of its place."""
+"""GitHub's names for the parts of a finding's place."""
 FORMS = {"text": _print_text, "json": _print_json, "github": _print_github}
 
 
 async def _loaded(settings: Settings) -> dict[str, str]:
-    """Load everything as the server does; by model, what went wrong."""
+    """Load everything as the server does; the problems by model."""
     engine = make_engine(settings)
     try:
         await engine.start()

@@ -1,8 +1,8 @@
-"""The command `inferd`: runs a command line, and reports what went wrong in a sentence.
+"""The command `inferd`: runs a command line, and reports an error in a sentence.
 
 A value of `serve` comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config
-names, else it is the default. Flags are tritonserver's where it has the option: `--x=true` and `--x true` both work.
-Its options without meaning here are accepted or refused, see `server.foreign`.
+names, else it is the default. Options that tritonserver has, too, have its names: `--x=true` and `--x true` both work.
+`server.foreign` accepts or refuses tritonserver's options that mean nothing here.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def as_inferd(command: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of the command: 0, 1 when it failed, 2 when it was asked wrongly, 130 when it was interrupted."""
+    """Run a command; its exit status: 0, 1 if it failed, 2 for a wrong command line, 130 if it was interrupted."""
     try:
         status = run(as_inferd(sys.argv if arguments is None else ["inferd", *arguments]))
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         text, status = "cancelled", CANCELLED
-    except BrokenPipeError:  # of `inferd ... | head`: nobody reads the rest, at exit neither
+    except BrokenPipeError:  # of `inferd ... | head`: nobody reads the rest, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(tokens: list[str]) -> int:
-    """Do what a command line asks for. Returns the exit status."""
+    """Execute a command line. Returns the exit status."""
     if page := manual.asked(tokens):
         print(page, end="")
         return 0
@@ -68,7 +68,7 @@ def run(tokens: list[str]) -> int:
         print(*describe(), sep="\n")
         return 0
     if tokens[0].startswith("-"):
-        raise Misused(f"{tokens[0]}: a command comes first: see inferd --help")
+        raise Misused(f"expected a command first, got {tokens[0]}: see inferd --help")
     if tokens[:1] == ["serve"]:
         from server.spelling import translated, unknown_variables
 
@@ -85,7 +85,7 @@ def run(tokens: list[str]) -> int:
 
 
 def explained(error: Exception) -> tuple[str, int]:
-    """The lines about an error that are for the user, and the exit status; no text for what is a fault of ours."""
+    """The message of an error, and the exit status; an empty message for a fault of the program itself."""
     from cyclopts import CycloptsError
 
     from server import build

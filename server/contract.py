@@ -39,12 +39,12 @@ FORMATS = {
 }
 """How `struct` writes an element; BF16 as its bits."""
 TOLERANCE = {"FP16": 1e-2, "BF16": None, "FP32": 1e-4, "FP64": 1e-9}
-"""By how much answers may differ with the batch that they were computed in; None: they are not compared."""
+"""How much answers may differ between batches; None: they are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule of the contract, and what breaks it; an empty text: nothing does."""
+    """One rule of the contract, and how the backend breaks it; empty if it does not."""
 
     rule: str
     broken: str = ""
@@ -92,7 +92,7 @@ def _tell(model: str, finding: Finding) -> bool:
 
 
 def _without_a_file(settings: Settings, spec: ModelSpec) -> Iterator[Finding]:
-    """A version that has no file is refused with a BackendError, if at all."""
+    """The backend may refuse a version without a file, but only with a BackendError."""
     rule = "a missing model file is a BackendError"
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / spec.name / "1"
@@ -110,7 +110,7 @@ def _without_a_file(settings: Settings, spec: ModelSpec) -> Iterator[Finding]:
 
 
 async def _answers(engine: Engine, spec: ModelSpec) -> list[Finding]:
-    """Requests alone, and then all at once, in batches of whatever size and on all instances."""
+    """Send requests one by one, and then all at once, in batches of any size and on all instances."""
     if spec.sequence is not None or spec.decoupled:
         return [Finding("answers", "")]
     chance = random.Random(7)
@@ -154,7 +154,7 @@ def _content(tensor: TensorSpec, shape: Sequence[int], chance: random.Random) ->
 
 
 async def _ask(engine: Engine, message: pb.ModelInferRequest) -> pb.ModelInferResponse | str:
-    """The answer; a text where there is none."""
+    """The answer, or the text of an error."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[pb.ModelInferResponse | str] = loop.create_future()
 

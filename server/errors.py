@@ -36,7 +36,7 @@ class ServerError(Exception):
 
     status: ClassVar[Status] = Status.INTERNAL
     reason: str = ""
-    """What google.rpc.ErrorInfo says, in UPPER_SNAKE_CASE; empty for the usual one of the status."""
+    """The reason of google.rpc.ErrorInfo in UPPER_SNAKE_CASE; empty for the status' usual one."""
 
 
 class InvalidArgument(ServerError):
@@ -46,7 +46,7 @@ class InvalidArgument(ServerError):
 
 
 class Misused(InvalidArgument):
-    """A command is asked for something that makes no sense."""
+    """A command line with a wrong argument."""
 
 
 class NotFound(ServerError):
@@ -56,13 +56,13 @@ class NotFound(ServerError):
 
 
 class AlreadyExists(ServerError):
-    """The request would make something that is there."""
+    """The request would make something that exists."""
 
     status = Status.ALREADY_EXISTS
 
 
 class Exhausted(ServerError):
-    """A bound is reached, or the system has no more of something."""
+    """A limit is reached, or the system has no more of a resource."""
 
     status = Status.RESOURCE_EXHAUSTED
 
@@ -80,13 +80,13 @@ class Unimplemented(ServerError):
 
 
 class Internal(ServerError):
-    """Our fault or the model's."""
+    """The fault of the server or of a model."""
 
     status = Status.INTERNAL
 
 
 class Denied(ServerError):
-    """The caller may not do this: UNAUTHENTICATED, PERMISSION_DENIED, or what Triton answers instead."""
+    """The caller has no right to do this: UNAUTHENTICATED, PERMISSION_DENIED, or Triton's status instead."""
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
@@ -100,7 +100,7 @@ class ConfigError(InvalidArgument):
 
 
 def answer(error: BaseException) -> tuple[Status, str]:
-    """The status and text that a client gets for `error`; anything unforeseen is INTERNAL without its internals."""
+    """The status and text that a client gets for `error`; an unforeseen one is INTERNAL, without its text."""
     if isinstance(error, ServerError):
         return error.status, str(error)
     return Status.INTERNAL, f"internal error: {type(error).__name__}"

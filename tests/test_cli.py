@@ -519,7 +519,7 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (["--nonsense"], "--nonsense: a command comes first"),
+        (["--nonsense"], "expected a command first, got --nonsense"),
         (["models", "load"], "models load: name a model"),
         (["models", "unload"], "models unload: name a model"),
         (["models", "describe"], "models describe: --model is needed, with a value: see inferd models describe --help"),

@@ -1,4 +1,4 @@
-"""The commands that send requests to a server, of this project or another that speaks the v2 protocol.
+"""The commands that send requests to a server: inferd, or another that speaks the v2 protocol.
 
 Each imports what it needs when it is run.
 """
@@ -23,7 +23,7 @@ Switch = Annotated[bool, Parameter(negative=())]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Server:
-    """How a server is reached.
+    """The address of a server, and how to connect to it.
 
     Attributes:
         url: HOST:PORT, or unix:PATH.
@@ -44,7 +44,7 @@ class Server:
     timeout: float = 60.0
 
     def reach(self) -> Reach:
-        """The same, checked."""
+        """These values, checked."""
         from server.tools.reach import Reach
 
         headers = metadata(self.header)
@@ -52,10 +52,10 @@ class Server:
 
 
 def metadata(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Pairs of "KEY=VALUE" each.
+    """The pairs of texts "KEY=VALUE".
 
     Raises:
-        Misused: one is none.
+        Misused: a text has another form.
     """
     found = []
     for each in headers:

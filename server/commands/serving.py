@@ -1,7 +1,7 @@
 """The commands that use the server's own code, on this machine: `serve`, `check`, `check-backend`, `config show`,
 `build-engine`.
 
-The server and its frameworks are imported when one of them is run.
+Each command imports the server and the frameworks when it runs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def show_config(
 
 
 def _origins(tokens: Sequence[str]) -> dict[str, str]:
-    """By the names of fields of Settings: where each value is from, if it is not the default."""
+    """The origin of each value that is not the default, by field of Settings."""
     names = [field.name for field in dataclasses.fields(Settings)]
     flags = {token.partition("=")[0].removeprefix("--").replace("-", "_") for token in tokens if token.startswith("--")}
     given = [token.partition("=")[2] for token in tokens if token.startswith("--config=")]
@@ -191,7 +191,7 @@ def build_engine(
     if not model.is_file():
         raise Misused(f"build-engine: there is no file {model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    _ = Gpus(GpuPolicy(library=cuda_driver) if cuda_driver else None).count  # the driver is asked before TensorRT is
+    _ = Gpus(GpuPolicy(library=cuda_driver) if cuda_driver else None).count  # loads the driver before TensorRT does
     spec = EngineSpec(
         model=model,
         profiles=profile,
@@ -214,7 +214,7 @@ def build_engine(
         target = output or model.with_name("model.plan")
         copy = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copyfile(built, copy)
-        copy.replace(target)  # nobody sees a part of it
+        copy.replace(target)  # readers see the whole file or none
     except (BackendError, OSError) as error:
         print(f"inferd: {error}", file=sys.stderr)
         return 1

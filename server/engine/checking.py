@@ -1,6 +1,6 @@
-"""`inferd check`: what would keep models from being served, or has no effect in their configurations.
+"""`inferd check`: finds problems that keep models from being served, and configuration that has no effect.
 
-The steps are those of a load, up to where code of a model would run. Each model is checked, whatever is wrong with
+It takes the steps of a load, up to where code of a model would run. A problem of one model does not stop the check of
 others.
 """
 
@@ -22,12 +22,12 @@ from server.errors import ConfigError, ServerError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found about one model.
+    """The findings about one model.
 
     Attributes:
         name: of the model.
-        problem: why it cannot be served; empty when nothing was found.
-        warnings: what is ignored.
+        problem: why the model cannot be served; empty if it can.
+        warnings: about ignored fields.
     """
 
     name: str
@@ -62,7 +62,7 @@ def check(repositories: Repositories, options: configuration.Options, loader: Ba
 def _look_at(
     folder: ModelFolder, options: configuration.Options, loader: BackendLoader
 ) -> tuple[configuration.Prepared | None, str]:
-    """The model's configuration, as far as it can be had, and what is wrong."""
+    """The model's configuration, if it can be prepared, and the problem."""
     prepared = None
     try:
         prepared = configuration.prepare(folder, options, loader)
@@ -77,14 +77,14 @@ def _look_at(
         return prepared, f"{folder.path}: {error}"
     except OSError as error:
         return prepared, f"{error.filename or folder.path}: {(error.strerror or str(error)).lower()}"
-    except Exception as error:  # frameworks raise anything; the other models are looked at
+    except Exception as error:  # frameworks raise anything; the check goes on with other models
         return prepared, f"{folder.path}: {type(error).__name__}: {error}"
     problems = (_placed(folder, version, text) for version, text in prepared.problems.items())
     return prepared, "\n".join(dict.fromkeys(problems))
 
 
 def _placed(folder: ModelFolder, version: int, problem: str) -> str:
-    """What is wrong with a version, with the place where; most texts say it."""
+    """The problem of a version with its place, which most texts have already."""
     return problem if str(folder.path) in problem else f"{folder.version_path(version)}: {problem}"
 
 
@@ -99,7 +99,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What is logged as a warning inside of the block, in place of a log."""
+    """Collect the warnings that are logged inside of the block, instead of logging them."""
     said: list[str] = []
     log, handler = logging.getLogger("inferd"), _Collector(said.append)
     propagates, log.propagate = log.propagate, False

@@ -45,10 +45,10 @@ from server.errors import Internal, InvalidArgument, Unavailable
 log = logging.getLogger("inferd.engine")
 
 LOAD_PATIENCE = 30.0
-"""Seconds for which a load on demand waits while none of those before it gets on: one of them may wait for it."""
+"""Seconds for which a load on demand waits while no earlier load makes progress: one of these may wait for it."""
 LEFT_AFTER = 5.0
-"""Seconds after its end in which a version and its model must be gone, or the collector looks for them."""
-ON_DEMAND = "not loaded: a request for it has it loaded"
+"""Seconds after the end of a version in which its objects must be freed; else the garbage collector runs."""
+ON_DEMAND = "not loaded: the next request for it loads it"
 
 Deliver = Callable[[int, str, bytes | None], None]
 
@@ -57,18 +57,18 @@ class Engine:
     """Serves the models of `repositories`.
 
     Args:
-        repositories: where models come from; paths are folders of model folders.
+        repositories: the sources of models; paths are folders of model folders.
         loader: finds backends.
         options: how configurations are read.
         load_threads: models loaded at a time.
         strict_readiness: be ready only while every model is.
-        max_inflight: requests that may be in the house; 0 for any number.
+        max_inflight: requests that may be in the server; 0 for any number.
         max_queued: requests that may wait for one version of a model; 0 for any number.
-        shared_memory: what clients may do with shared memory.
-        cache: where answers of models with response_cache are kept.
-        hardware: where instances run and what limits them.
-        control: when models are loaded and unloaded.
-        load_retries: how many times more a version is loaded that has failed to.
+        shared_memory: the policy for shared memory of clients.
+        cache: keeps the answers of models with response_cache.
+        hardware: the devices and limits of instances.
+        control: decides when models are loaded and unloaded.
+        load_retries: how many times the load of a version is repeated after it failed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Engine:
         self._after_delivery: list[Callable[[], None]] = []
         self._bridge = BridgeHandle()
         self._refusals = RefusalLog()
-        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # looked at after each delivery
+        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # checked after each delivery
         self._started = False
         self._closing = False
         self.measures = Measures()  # of models' own
@@ -129,16 +129,16 @@ class Engine:
         )
         self._poller: Poller | None = None
         self._demand: Demand | None = None
-        self.on_demand: tuple[str, ...] = ()  # names of models that were there at the start and are loaded on demand
-        self.problems: Mapping[str, str] = {}  # by model, why it was not loaded at the start
+        self.on_demand: tuple[str, ...] = ()  # models found at the start that are loaded on demand
+        self.problems: Mapping[str, str] = {}  # why models were not loaded at the start, by model
 
     # -- life --
 
     async def start(self, on_loaded: Callable[[], None] = lambda: None) -> list[str]:
-        """Load the models that are to be loaded at the start; what went wrong, one line for each that is not ready.
+        """Load the models of the start; the errors, one line for each model that is not ready.
 
         Args:
-            on_loaded: called when they are loaded, before the server is ready.
+            on_loaded: called when the models are loaded, before the server is ready.
         """
         loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self, self.measures, self.infer.entrance))
@@ -180,7 +180,7 @@ class Engine:
             )
 
     def _explained(self, failure: Failure, folders: Sequence[ModelFolder]) -> str:
-        """A failure as a line for people; one of a model that was not found is logged here, others were before."""
+        """A failure in one line. Logs a model that was not found; other failures were logged before."""
         if not failure.is_missing:
             return str(failure)
         known = {folder.name: folder.problem for folder in folders}
@@ -192,11 +192,11 @@ class Engine:
         return text
 
     def progress(self) -> str:
-        """What has been loaded and what is being loaded, in one line."""
+        """The loaded models and the running loads, in one line."""
         return overview.progress(self._models)
 
     def table(self) -> list[str]:
-        """What there is, a line for each version."""
+        """A table with a line for each version."""
         return overview.table(self._models)
 
     def memory_usage(self) -> dict[str, dict[str, int]]:
@@ -204,7 +204,7 @@ class Engine:
         return {"host": host().usage(), **self.gpus.usage()}
 
     async def close(self) -> None:
-        """Unload everything. Requests that are queued are executed first; the loop must still run."""
+        """Unload everything, after queued requests were executed. The loop must still run."""
         self._closing = True
         if self._poller is not None:
             await self._poller.close()
@@ -213,7 +213,7 @@ class Engine:
         await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
-        self._on_finished()  # the refused refer to no version, so nobody has waited for them
+        self._on_finished()  # logs refused requests: they have no version, so no version's end waited for them
         await asyncio.to_thread(self.shared_memory.close)
         await asyncio.to_thread(self._repositories.close)
         loop = asyncio.get_running_loop()
@@ -222,14 +222,14 @@ class Engine:
         bring_back()
 
     def drain(self) -> None:
-        """Be not ready any more, for good; requests are still served."""
+        """Report not ready from now on; requests are still served."""
         self._closing = True
         self._models.announce("", None, False)
 
     async def finish_sequences(self, seconds: float) -> None:
-        """Begin no sequences any more; return when those that have begun have ended, or after so many seconds.
+        """Refuse new sequences; return when all live ones have ended, or after so many seconds.
 
-        Requests are served meanwhile, and models are not loaded or unloaded any more.
+        Requests are still served; loads and unloads are refused from now on.
         """
         self._lifecycle.stop()
         for loaded in self._models.every():
@@ -262,7 +262,7 @@ class Engine:
                     last.set_result(None)
 
     async def _until(self, is_over: Callable[[], bool]) -> None:
-        """Return when this is so, which can only come with a delivery."""
+        """Return when the condition holds; it is checked after each delivery of answers."""
         while not is_over():
             awaited = is_over, asyncio.get_running_loop().create_future()
             self._awaited.append(awaited)
@@ -277,7 +277,7 @@ class Engine:
             callback()
 
     async def _end(self, version: LoadedVersion) -> None:
-        """Close a version that no request finds any more; returns when the last answer has reached its sink."""
+        """Close a version that no new request finds; returns when the last answer has reached its sink."""
         if self._store is not None:
             self._store.release(version.name)
         await on_thread(version.close)
@@ -286,7 +286,7 @@ class Engine:
         asyncio.get_running_loop().call_later(LEFT_AFTER, collect_if_left, version.weak())
 
     async def _drained(self, version: LoadedVersion) -> None:
-        """Return when no sequence is open on a version that drains."""
+        """Return when the last sequence on a draining version has ended."""
         await self._until(lambda: not version.sequences)
 
     # -- models come and go --
@@ -300,20 +300,20 @@ class Engine:
         asked_by: str = "",
         allowed: Allowed = anything,
     ) -> None:
-        """Load a model, or load it anew if something has changed; an ensemble with the models of its steps.
+        """Load a model, or load it anew if its files have changed; an ensemble with the models of its steps.
 
         Args:
             name: of the model.
             config: a configuration as JSON text, instead of the one in the model's folder.
             files: contents by "file:<version>/<file>", instead of the model's folder; needs `config`.
             asked_by: the model that asks and waits; empty for a client.
-            allowed: whether who asks may load a model of this name; asked for the models of steps, too.
+            allowed: whether the caller may load a model of this name; checked for the models of steps, too.
 
         Raises:
             Unavailable: models are not loaded on demand, or the server is stopping.
-            Denied: an ensemble has a step whose model who asks may not load; the text does not say which.
+            Denied: the caller may not load the model of an ensemble's step; the text does not name it.
             InvalidArgument: the name or the override is not well formed, or the model does not load.
-            Internal: it is in no repository.
+            Internal: the model is in no repository.
         """
         self._require_control(name)
         override = read_override(name, config, files or {}) if config or files else NOTHING
@@ -324,14 +324,14 @@ class Engine:
     async def unload(
         self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything
     ) -> None:
-        """Have no request find a model any more; those that were accepted are finished behind this.
+        """Unload a model: no new request finds it. Accepted requests finish in the background.
 
         Args:
             name: of the model; nothing happens if there is none.
-            dependents: with an ensemble, unload the models of its steps that nobody loaded by their names and no other
-                ensemble has, when its last request is finished.
+            dependents: of an ensemble, also unload the models of its steps, after its last request, unless somebody
+                loaded them by name or another ensemble has them.
             asked_by: the model that asks and waits; empty for a client.
-            allowed: whether who asks may unload a model of this name; dependents for which that is not so stay.
+            allowed: whether the caller may unload a model of this name; dependents that it may not unload stay.
 
         Raises:
             Unavailable: models are not unloaded on demand, or the server is stopping.
@@ -348,24 +348,24 @@ class Engine:
         check_name(name)
 
     async def bring(self, name: str, *, asked_by: str = "") -> None:
-        """Have a model loaded that is loaded on demand; return when it is served, or is in no repository.
+        """Load a model on demand; return when it is served, or when no repository has it.
 
         Args:
             name: of the model.
-            asked_by: the model that waits for it, which may be made itself: the load goes on beside its load.
+            asked_by: the model that waits for the load, and may be loading itself: the two loads run side by side.
 
         Raises:
-            Unavailable, Exhausted: as a request for it would be answered.
+            Unavailable, Exhausted: the error that a request for the model would get.
         """
         if self._demand is not None:
             await self._demand.bring(name, asked_by=asked_by)
 
     def is_awaited(self, name: str) -> bool:
-        """Whether a request for this model, which is or was in a repository, would have it loaded."""
+        """Whether a request would load this model, which is or was in a repository."""
         return self._demand is not None and not self._closing and self._demand.failure(name) is None
 
     async def is_on_demand(self, name: str) -> bool:
-        """Whether the model is not loaded, and a request for it would have it loaded, as far as that can be told."""
+        """Whether the model is not loaded and a request would load it; False if no repository can tell now."""
         if self._demand is None or self._models.versions(name) or self._demand.failure(name):
             return False
         return await self._demand.has(name)
@@ -379,13 +379,13 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Requests are welcome: everything has been loaded and nothing is about to end."""
+        """Whether the server wants requests: the start is over, and the server is not stopping."""
         if not self._started or self._closing:
             return False
         return not self._strict or self._models.are_ready
 
     async def check(self) -> bool:
-        """`ready`, and every model that can tell says so of itself, where readiness is strict."""
+        """Whether `ready`, and, with strict readiness, every model that can tell reports itself ready."""
         if not self.ready or not self._strict:
             return self.ready
         return all(await asyncio.gather(*(version.check() for version in self._models.asked())))
@@ -407,30 +407,30 @@ class Engine:
         return self._models.versions(name)
 
     def loaded(self) -> list[LoadedVersion]:
-        """All versions that serve anything."""
+        """All versions that serve requests."""
         return list(self._models.every())
 
     @property
     def loads(self) -> int:
-        """Versions that were loaded, ever."""
+        """How many versions were loaded since the start."""
         return self._lifecycle.loaded
 
     @property
     def failed_loads(self) -> int:
-        """How often a model failed to load."""
+        """How many loads of models failed since the start."""
         return self._lifecycle.failed
 
     def index(self) -> list[IndexEntry]:
-        """All models that are or were loaded, or should have been, and their versions, with their states."""
+        """All models that are or were loaded or failed to load, and their versions, with their states."""
         return self._models.index()
 
     @property
     def names(self) -> list[str]:
-        """Of the models in the index."""
+        """The names of the models in the index."""
         return sorted(self._models)
 
     async def repository_index(self) -> list[IndexEntry]:
-        """`index`, and the models that lie in the repositories and were never loaded."""
+        """`index`, and the models of the repositories that were never loaded."""
         known = [entry async for part in slices(self.names) for name in part for entry in self._models.index_of(name)]
         names = {entry.name for entry in known}
         folders = await on_thread(self._repositories.scan, names)
@@ -445,12 +445,12 @@ class Engine:
         return [self._demanded(entry) async for part in slices(found) for entry in part]
 
     async def statistics(self, versions: Iterable[LoadedVersion]) -> bytes:
-        """What these have done since they were loaded, as an encoded ModelStatisticsResponse."""
+        """The statistics of versions since their loads, as an encoded ModelStatisticsResponse."""
         parts = [encode_statistics([version.account() for version in part]) async for part in slices(versions)]
         return b"".join(parts)
 
     def _demanded(self, entry: IndexEntry) -> IndexEntry:
-        """The entry of a model that is loaded on demand: what is not there need not be missing."""
+        """The entry of a model with loading on demand: if it is not loaded, it is not missing."""
         assert self._demand is not None
         if error := self._demand.failure(entry.name):
             if entry.reason:
@@ -493,6 +493,6 @@ class Engine:
         )
 
     def stream_ended(self, number: int) -> None:
-        """A stream has ended, and with it the sequences that are tied to it."""
+        """End the sequences that are tied to a stream, which has ended."""
         for loaded in self._models.with_sequences():
             loaded.stream_ended(number)

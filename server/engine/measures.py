@@ -21,7 +21,7 @@ log = logging.getLogger("inferd.engine")
 KINDS = ("counter", "gauge", "histogram")
 
 MOST = 10_000
-"""Families, metrics and buckets of all models together; further ones are not kept."""
+"""The most families, metrics and buckets of all models together; further ones are refused."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -32,8 +32,8 @@ class Sample:
 
     Attributes:
         labels: by name.
-        value: of a counter or gauge; the sum of what a histogram has seen.
-        buckets: of a histogram: upper bounds, the last one infinite, and how many values were at or below each.
+        value: of a counter or gauge; of a histogram the sum of its values.
+        buckets: of a histogram: upper bounds, the last one infinite, and how many values were up to each.
     """
 
     labels: Mapping[str, str]
@@ -60,7 +60,7 @@ class _Metric:
 
     @property
     def size(self) -> int:
-        """How much it takes of `MOST`."""
+        """How much of `MOST` it takes."""
         return 1 + len(self.counts)
 
     def sample(self, labels: Labels) -> Sample:
@@ -80,9 +80,9 @@ class _Family:
 
 
 class Measures:
-    """All of them. May be used from any thread.
+    """All metrics of models. Any thread may use it.
 
-    A user is whatever makes metrics and lives as long as they should: a worker's instance.
+    A user is the owner of metrics, which live as long as it does: the instance of a worker.
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ class Measures:
         self._guard = threading.Lock()
 
     def change(self, user: object, change: Mapping[str, Any]) -> None:
-        """Take a change in; one that cannot be is logged.
+        """Apply a change; a wrong one is logged.
 
         Args:
-            user: who has made it.
+            user: the owner of the metric.
             change: as `backends/python/worker/protocol.py` describes METRIC.
         """
         with self._guard:
@@ -106,16 +106,16 @@ class Measures:
             log.warning("a metric of %s: %s", user, problem)
 
     def value(self, family: str, labels: Mapping[str, str]) -> float:
-        """Of a counter or gauge, over all who count there.
+        """The value of a counter or gauge, over all of its users.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such metric.
         """
         with self._guard:
             return self._families[family].metrics[_key(labels)].value
 
     def release(self, user: object) -> None:
-        """This user is gone."""
+        """Remove a user, and metrics without other users."""
         with self._guard:
             for name, family in tuple(self._families.items()):
                 family.users.pop(user, None)
@@ -141,14 +141,14 @@ class Measures:
     # -- with the lock --
 
     def _change(self, user: object, change: Mapping[str, Any]) -> str:
-        """What is wrong with it, if anything."""
+        """Apply a change; the problem, empty without one."""
         operation = change["op"]
         if operation == "family":
             return self._add_family(user, change["name"], change["description"], change["kind"])
         name = change["family"]
         family = self._families.get(name)
         if family is None or not family.users[user]:
-            return ""  # it was refused
+            return ""  # a metric that was refused before
         if operation == "delete_family":
             family.users[user] -= 1
             family.users += Counter()  # drops those with none left

@@ -11,18 +11,18 @@ from server.errors import Status
 log = logging.getLogger("inferd.requests")
 
 LINES_PER_SECOND = 20
-"""A client that sends nothing but wrong requests must not fill the disk, nor take the loop's time."""
+"""The limit keeps a client with many wrong requests from filling the disk and taking the loop's time."""
 
 CUT_AT = 512
-"""Characters of a text that are logged."""
+"""How many characters of a text are logged."""
 
 
 TOLD_ELSEWHERE = (Status.UNAUTHENTICATED, Status.PERMISSION_DENIED)
-"""What was refused for want of rights the log of access has, with its peer."""
+"""Statuses that are not logged here: the access log has these refusals, with their peers."""
 
 
 class RefusalLog:
-    """Writes a line for each refused request, and beyond the limit one line with the number of those left out."""
+    """Writes a line for each refused request, and one with the number of requests beyond the limit."""
 
     def __init__(self, lines_per_second: int = LINES_PER_SECOND) -> None:
         self._limit = lines_per_second
@@ -34,7 +34,7 @@ class RefusalLog:
         """Log requests that were answered with (status, text), and `left_out` more whose texts are not known.
 
         Args:
-            now: seconds on any clock that does not go back; the monotonic one when not given.
+            now: seconds of a monotonic clock; by default time.monotonic().
         """
         second = int(time.monotonic() if now is None else now)
         if second != self._second:

@@ -14,7 +14,7 @@ from server.errors import InvalidArgument, ServerError
 
 
 class ModelService(Protocol):
-    """What models may ask about models; see `server.engine.engine.Engine`."""
+    """The part of `server.engine.engine.Engine` that serves models' questions."""
 
     async def load(
         self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""
@@ -25,20 +25,20 @@ class ModelService(Protocol):
         """Unload a model, and its dependents with it."""
 
     def model(self, name: str, version: str = "") -> LoadedVersion:
-        """A ready version; raises ServerError where there is none."""
+        """A ready version; raises ServerError without one."""
 
     async def is_on_demand(self, name: str) -> bool:
-        """Whether the model is not loaded, and a request for it would have it loaded."""
+        """Whether the model is not loaded, and a request would load it."""
 
     async def bring(self, name: str, *, asked_by: str = "") -> None:
-        """Have a model loaded that is loaded on demand; the model that asks may be one that is made."""
+        """Load a model on demand; the model that asks may be loading itself."""
 
 
 class EngineServices:
-    """Safe to use from any thread; made on the loop that the engine lives on.
+    """The services; any thread may use them. Made on the engine's event loop.
 
     Args:
-        models: who loads, unloads and finds models.
+        models: loads, unloads and finds models.
         measures: metrics of models' own.
         entrance: capsule of the submission, for models' requests.
     """
@@ -75,7 +75,7 @@ class EngineServices:
             case "is_model_ready":
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "is_decoupled":
-                if name != asked_by:  # whose load cannot wait for itself
+                if name != asked_by:  # a model's load cannot wait for itself
                     await self._models.bring(name, asked_by=asked_by)
                 return self._models.model(name, str(arguments.get("version", ""))).spec.decoupled
             case "load_model":

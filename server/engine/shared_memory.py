@@ -1,4 +1,4 @@
-"""Shared memory of clients: who may register which object, and how far a client is trusted.
+"""Shared memory of clients: the rights to register objects, and the trust in their clients.
 
 Without `shared`, a client may use shared memory if the kernel tells its user, as on unix sockets, and only objects
 that this user owns; users do not see each other's regions. With `shared` every caller may register every object that
@@ -47,17 +47,17 @@ _FAMILIES: dict[int, type[ServerError]] = {
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryPolicy:
-    """What clients may do.
+    """The rights of clients.
 
     Attributes:
         shared: every caller may register objects, and use all regions.
-        access: use every region in place ("map"), copy what is in every one first ("copy"), or use those of the
-            server's own user in place ("auto"); with "none" nobody may register any.
+        access: use every region in place ("map"), copy the content of every region first ("copy"), use regions of the
+            server's own user in place and copy others ("auto"), or let no client register any ("none").
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
-        user_regions, user_byte_size: the same for the regions of one user; 0: half of it. There are no users where all
-            share.
+        user_regions, user_byte_size: the same for the regions of one user; 0: half of it. Without effect with
+            `shared`.
         max_copied: bytes of one input that are copied out of a region.
     """
 
@@ -73,10 +73,10 @@ class SharedMemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The process at the other end of a unix socket, as the kernel names it."""
+    """The process at the other end of a unix socket, from the kernel."""
 
     uid: int
-    pid: int  # 0: this process cannot see it
+    pid: int  # 0: the server cannot see the process
 
 
 class SharedMemory:
@@ -99,7 +99,7 @@ class SharedMemory:
             infer.use_regions(self.regions, shared=self.policy.shared, max_copied=self.policy.max_copied)
 
     def scope(self, user: User | None) -> int:
-        """Where the names of a caller are looked up; NONE for one that may not use shared memory."""
+        """The scope of a caller's names; NONE for a caller that may not use shared memory."""
         if self.policy.access == "none":
             return NONE
         if self.policy.shared:
@@ -178,9 +178,9 @@ class SharedMemory:
             raise _FAMILIES[error.status](str(error)) from error
 
     def unregister(self, user: User | None, kind: int, name: str) -> None:
-        """Unregister one region, or with an empty name all of a kind; what is not there is no error.
+        """Unregister one region, or with an empty name all of a kind; a missing region is no error.
 
-        Blocks until those of a GPU that no request uses are closed: their clients may free them afterwards.
+        Blocks until regions of a GPU that no request uses are closed: then their clients may free them.
         """
         scope = self._required_scope(user)
         if name:
@@ -195,7 +195,7 @@ class SharedMemory:
         self.regions.remove_owned(owner)
 
     def status(self, user: User | None, kind: int, name: str) -> list[RegionStatus]:
-        """One region, or with an empty name all of a kind that the caller may use.
+        """The status of one region, or with an empty name of all regions of a kind that the caller may use.
 
         Raises:
             NotFound: there is no such region of this kind.
@@ -214,7 +214,7 @@ class SharedMemory:
         return [found]
 
     def close(self) -> None:
-        """Unregister everything. Blocks until what no request uses is closed."""
+        """Unregister everything. Blocks until all regions that no request uses are closed."""
         self.regions.close()
         closing.wait_closed()
 
@@ -261,10 +261,10 @@ class SharedMemory:
             )
 
     def _trusts(self, user: User | None, owner: int | None = None) -> bool:
-        """Whether a region is used in place; `owner` is the user of its object, if it has one.
+        """Whether a region is used in place; `owner` is the user that owns its object, if there is one.
 
-        A process of the server's own user that the server can see could end it anyway (kill(2)), and owns the files
-        that it reads: nothing is lost by trusting it.
+        A visible process of the server's own user could kill the server anyway, and owns the files that the server
+        reads: trusting it gives it no further power.
         """
         if self.policy.access != "auto":
             return self.policy.access == "map"
@@ -276,12 +276,12 @@ class SharedMemory:
 
 
 def _of_user(most: int, of_all: int) -> int:
-    """What one user may have; without a limit of its own half of what all may, so that others find something."""
+    """The limit of one user; by default half of the limit of all, so that no user can take all."""
     return min(most, of_all) if most else -(-of_all // 2)
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidArgument unless a region may be called so."""
+    """Raise InvalidArgument unless a region may have this name."""
     if not 0 < len(name.encode()) <= LONGEST_NAME:
         raise InvalidArgument(
             f"failed to register shared memory region: invalid args: expected a name of 1 to {LONGEST_NAME} bytes, got "
@@ -290,7 +290,7 @@ def check_name(name: str) -> None:
 
 
 def is_object_name(text: str) -> bool:
-    """Whether a file in DIRECTORY can have this name and be a shared memory object; semaphores live there too."""
+    """Whether this can be the name of a shared memory object in DIRECTORY, which also has semaphores."""
     return (
         0 < len(text.encode()) <= LONGEST_NAME
         and not set(text) & {"/", "\0"}
@@ -300,7 +300,7 @@ def is_object_name(text: str) -> bool:
 
 
 def _opened(key: str, name: str) -> tuple[int, bool]:
-    """A descriptor of the object, and whether it may be written to; never one of what a link points to."""
+    """A descriptor of the object, and whether it may be written to. Links are not followed."""
     path = f"{DIRECTORY}/{name}"
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

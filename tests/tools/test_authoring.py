@@ -148,7 +148,7 @@ def test_a_file_of_a_version_has_the_name_of_its_model(tmp_path):
 def test_what_cannot_be_found_out_is_said(tmp_path, make, capsys):
     """Guards the status 1 and the word about --input; and wrong ones, which are status 2."""
     written = make(scripted(tmp_path / "named.pt", Named()), status=1)
-    assert "# It does not serve yet: model 'named': forward() takes a dictionary" in written
+    assert "# The model cannot be served yet: model 'named': forward() takes a dictionary" in written
     assert "--input NAME:DATATYPE:SIZE,SIZE" in capsys.readouterr().err
     assert "no argument 'y': it takes x, bias" in make(
         scripted(tmp_path / "sums.pt", Sums()), "--input", "y:FP32:1", status=1

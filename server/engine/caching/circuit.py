@@ -12,23 +12,23 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 TIMEOUTS: Final = 3
-"""Calls in a row that may be late before nobody asks any more."""
+"""Calls in a row that may be late before the circuit opens."""
 
 PROBE_SECONDS: Final = 1.0
-"""Between two tries while it is open."""
+"""Seconds between two probes while the circuit is open."""
 
 QUIET_SECONDS: Final = 60.0
-"""In which it is logged once at most that it has opened."""
+"""Seconds in which the circuit logs at most once that it has opened."""
 
 
 class Circuit:
-    """Closed, until `failed` opens it.
+    """A circuit, closed until `failed` opens it.
 
     Args:
-        what: it leads to, for the log.
-        without: what becomes of requests meanwhile, for the log.
-        probe: succeeds when the other side is well, else raises; bounded in time by itself.
-        log: where it tells.
+        what: the name of the service, for the log.
+        without: the fate of requests while the circuit is open, for the log.
+        probe: returns if the service works, else raises; limits its own time.
+        log: the logger.
     """
 
     def __init__(self, what: str, without: str, probe: Callable[[], Awaitable[object]], log: logging.Logger) -> None:
@@ -42,15 +42,15 @@ class Circuit:
 
     @property
     def open(self) -> bool:
-        """Whether nobody should ask."""
+        """Whether callers must not call the service."""
         return self._probing is not None
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """The service has answered a call."""
         self._late = 0
 
     def failed(self, error: BaseException, *, late: bool) -> None:
-        """A call was not answered: because of this error, which is a timeout if `late`."""
+        """A call has failed with this error, which is a timeout if `late`."""
         self._late += 1
         if self.open or (late and self._late < TIMEOUTS):
             return

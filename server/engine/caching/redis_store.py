@@ -2,11 +2,11 @@
 
 The key of a response is PREFIX:MODEL:VERSION:DIGEST. The digest is the SHA-256 of everything that the response depends
 on (`Lookup.parts`) and of the model's fingerprint; requests with equal digests count as identical. The value is an
-encoded inference.ModelInferResponse behind a checksum that also covers the key: values that somebody else has written,
-or that are truncated, count as missing.
+encoded inference.ModelInferResponse behind a checksum that also covers the key: truncated values, and values that
+another program has written, count as missing.
 
-A lookup takes at most `socket_timeout`, whatever Redis does; then the model answers. If Redis is down or slow, it is
-not called for a while, and nothing is kept.
+A lookup takes at most `socket_timeout`, whatever Redis does; then the model answers. If Redis is down or slow, the
+store does not call it for a while, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = logging.getLogger("inferd.cache")
 MAGIC: Final = b"inferd1\n"
 HEAD: Final = len(MAGIC) + 4
 LARGE: Final = 1 << 20
-"""Bytes from which on digests and messages are made on another thread."""
+"""From so many bytes on, another thread computes digests and encodes messages."""
 
 MOST_WRITING: Final = 64 << 20
-"""Bytes of answers on their way to Redis; what comes when there are more is not kept."""
+"""The most bytes of answers on their way to Redis; the store does not keep answers beyond."""
 
 Identity = Callable[[str, int], bytes | None]
 Answer = tuple[list[tuple[str, str, list[int], bytes]], list[tuple[str, int, Any]]]
@@ -52,8 +52,8 @@ class RedisStore(AnswerStore):
     """Answers of models with `response_cache`, in Redis.
 
     Args:
-        config: where Redis is, and how long it may take.
-        identity: the fingerprint of a version; None: its answers are not kept.
+        config: the address of Redis, and its time limits.
+        identity: returns the fingerprint of a version; None: the store keeps none of its answers.
 
     Raises:
         ConfigError: the client library is not installed.
@@ -70,17 +70,17 @@ class RedisStore(AnswerStore):
             self._probe,
             log,
         )
-        self._lookups: dict[Lookup, bytes] = {}  # with the identity of what is to answer
+        self._lookups: dict[Lookup, bytes] = {}  # with the fingerprint of the version
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # bytes
-        self._wrong = 0  # values and answers of Redis
+        self._wrong = 0  # wrong values and refused commands of Redis
 
     async def start(self) -> None:
-        """Look whether Redis is there. It need not be: then it is tried again."""
+        """Look whether Redis answers. If not, the circuit's probe tries again."""
         await self._ask(self._probe())
 
     async def close(self) -> None:
-        """Let the connections go. Nothing is in flight any more."""
+        """Close the connections. No call is in flight any more."""
         await self._circuit.close()
         for task in self._tasks:
             task.cancel()
@@ -88,7 +88,7 @@ class RedisStore(AnswerStore):
         await self._client.aclose()
 
     def release(self, model: str) -> None:
-        """Have the model answer all that is being looked up for it: it is about to end."""
+        """End all lookups for a model, which answers itself: the model is about to end."""
         for lookup in [lookup for lookup in self._lookups if lookup.model == model]:
             lookup.missing()
 
@@ -108,12 +108,12 @@ class RedisStore(AnswerStore):
         if lookup.key is None or self._circuit.open or self._writing + len(answer) > MOST_WRITING:
             return
         if self._identity(lookup.model, lookup.version) != self._lookups[lookup]:
-            return  # it was loaded anew, or a model of its steps was: who has answered is not known
+            return  # the model, or one of its steps, was loaded anew: the answer may be of either
         self._writing += len(answer)
         self._begin(self._write(lookup.key, answer))
 
     def forget(self, lookup: Lookup) -> None:
-        del self._lookups[lookup]  # what it still waits for is bounded
+        del self._lookups[lookup]  # its call to Redis ends within its time limit
 
     # --
 
@@ -138,7 +138,7 @@ class RedisStore(AnswerStore):
         digest = await _work(size, _digest, identity, inputs, outputs, parameters)
         key = f"{self._config.prefix}:{lookup.model}:{lookup.version}:{digest}"
         value = await self._client.get(key)
-        lookup.key = key  # where the answer of the model belongs, too; not if Redis could not even be read
+        lookup.key = key  # the key for the model's answer, too; unset if Redis could not be read
         return None if value is None else await _work(len(value), _decode, key, value)
 
     async def _write(self, key: str, answer: bytes) -> None:
@@ -154,7 +154,7 @@ class RedisStore(AnswerStore):
             await self._client.ping()
 
     async def _ask(self, call: Awaitable[T]) -> T | None:
-        """What the call gives within the time for it; None when it fails."""
+        """The result of a call within its time limit; None if it fails."""
         import redis
 
         try:
@@ -167,7 +167,7 @@ class RedisStore(AnswerStore):
             self._circuit.failed(error, late=True)
             return None
         except (redis.RedisError, OSError) as error:
-            self._circuit.failed(error, late=isinstance(error.__cause__, TimeoutError))  # of waiting for a connection
+            self._circuit.failed(error, late=isinstance(error.__cause__, TimeoutError))  # no free connection
             return None
         self._circuit.succeeded()
         return result
@@ -193,7 +193,7 @@ def _client(config: RedisCache) -> redis.asyncio.Redis:
         "password": config.password or None,
         "socket_connect_timeout": config.connect_timeout,
         "socket_timeout": config.socket_timeout,
-        "retry": Retry(NoBackoff(), 0),  # a request does not wait for a second try
+        "retry": Retry(NoBackoff(), 0),  # no second try: a request would wait for it
     }
     if config.host.startswith("/"):
         settings |= {"path": config.host, "connection_class": client.UnixDomainSocketConnection}
@@ -209,7 +209,7 @@ def _client(config: RedisCache) -> redis.asyncio.Redis:
 
 
 async def _work(size: int, function: Callable[..., T], *args: Any) -> T:
-    """The function's result; on another thread if it has many bytes to read."""
+    """The function's result; another thread runs it if it has many bytes to read."""
     return function(*args) if size < LARGE else await asyncio.to_thread(function, *args)
 
 
@@ -234,7 +234,7 @@ def _decode(key: str, value: bytes) -> Answer:
     """Outputs and parameters as `Lookup.found` takes them.
 
     Raises:
-        ValueError: `_encode` has made no such value for this key.
+        ValueError: the value is not one that `_encode` makes for this key.
     """
     answer = memoryview(value)[HEAD:]
     if not value.startswith(MAGIC) or value[len(MAGIC) : HEAD] != _checksum(key, answer):

@@ -1,6 +1,6 @@
 """The rules for `optimization.execution_accelerators`: the names that a backend knows, if instances can use them.
 
-For a kind of device on which the model has no instance they are hints without effect, see `refused`.
+Accelerators of a kind of device on which the model has no instance are hints without effect, see `refused`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KIND = pb.ModelInstanceGroup.Kind
 
 
 def broken_accelerator_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
-    """What is wrong with the accelerators of a complete configuration; `backend` is None for an ensemble."""
+    """Findings about the accelerators of a complete configuration; `backend` is None for an ensemble."""
     accelerators = config.optimization.execution_accelerators
     for name, entries, known, kind in (
         ("gpu_execution_accelerator", accelerators.gpu_execution_accelerator, "gpu_accelerators", KIND.KIND_GPU),

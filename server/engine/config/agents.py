@@ -16,14 +16,14 @@ from server.pb import model_config_pb2 as pb
 
 CHECKSUM = "checksum"
 ALGORITHMS = {"MD5": "md5", "SHA256": "sha256", "SHA512": "sha512"}
-"""By the name that a parameter begins with. Triton has the first only."""
+"""Algorithms by the beginning of a parameter's name. Triton has the first only."""
 
 
 def run_agents(config: pb.ModelConfig, model_dir: Path, source: Source) -> None:
-    """Have the model's agents look at its folder. Blocks: it may read all files.
+    """Have the model's agents process its folder. Blocks: an agent may read all files.
 
     Raises:
-        ConfigError: there is no such agent, or a file is not what its checksum says.
+        ConfigError: there is no such agent, or a file does not match its checksum.
     """
     raise_any(_findings(config, model_dir), config.name, source)
 
@@ -41,7 +41,7 @@ def _findings(config: pb.ModelConfig, model_dir: Path) -> Iterator[Finding]:
 
 
 def _checked(key: str, expected: str, model_dir: Path) -> str:
-    """What is wrong with the file that a parameter `MD5:1/model.onnx` names; empty when nothing is."""
+    """The problem of the file that a parameter `MD5:1/model.onnx` names; empty without one."""
     name, colon, file = key.partition(":")
     algorithm = ALGORITHMS.get(name.upper())
     if algorithm is None or not colon or not file:

@@ -27,7 +27,7 @@ class Tensors(Protocol):
 
 
 def needs_signature(config: pb.ModelConfig, source: Source) -> bool:
-    """Whether there is anything that the model file could complete."""
+    """Whether the model file could complete anything."""
     tensors: list[ModelTensor] = [*config.input, *config.output]
     return (
         not config.input
@@ -45,8 +45,8 @@ def complete(
 ) -> frozenset[str]:
     """Fill in, in place and as Triton does: tensors, the largest batch of a model that can batch, dynamic batching.
 
-    A maximum batch size is added neither when the file says 0 nor when the tensors it gives have the batch dimension
-    among their dims: both mean that the model is to be served without batching.
+    A maximum batch size is not added if the file has max_batch_size 0, or if its tensors have the batch dimension among
+    their dims: both mean that the model is to be served without batching.
 
     Returns:
         The names of tensors that have no dimension but the batch dimension.
@@ -95,10 +95,10 @@ def _ranks_fit(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
 
 
 def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Collection[str]) -> frozenset[str]:
-    """Add all tensors but the `others` where none is given, else what those that are given leave out.
+    """Add all tensors but the `others` if none is given, else complete the given ones.
 
     Args:
-        whole: the model can batch, and is to be served without.
+        whole: the model can batch, but is to be served without batching.
     """
     if not tensors:
         for spec in specs:
@@ -108,7 +108,7 @@ def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Co
     scalars = set()
     for tensor in tensors:
         if tensor.name not in known:
-            continue  # the backend says so when it loads the model
+            continue  # the backend reports it when it loads the model
         spec = known[tensor.name]
         if not tensor.data_type:
             tensor.data_type = TYPE_OF[spec.datatype]
@@ -120,5 +120,5 @@ def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Co
 
 
 def _whole(spec: TensorSpec) -> tuple[int, ...]:
-    """The dims of a tensor of a model that can batch, and is to be served without."""
+    """The dims of a tensor of a model that can batch, but is to be served without batching."""
     return (spec.dims[0] + 1,) if spec.shape_tensor else (-1, *spec.dims)

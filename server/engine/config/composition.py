@@ -15,13 +15,13 @@ from server.errors import ConfigError
 
 
 def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | ConfigError]:
-    """Complete each ensemble by what the models of its steps say; other models are as they were.
+    """Complete each ensemble from the models of its steps; other models stay as they are.
 
     Args:
-        prepared: all models by name; None for one whose own configuration is bad.
+        prepared: all models by name; None for one with a bad configuration.
 
     Returns:
-        The others, with the error of each ensemble that does not fit its models.
+        All other models, and the error of each ensemble that does not fit its models.
     """
     found: dict[str, Prepared | ConfigError] = {}
     for name in prepared:
@@ -37,7 +37,7 @@ def models_of(spec: ModelSpec) -> frozenset[str]:
 def _compose(
     name: str, prepared: Mapping[str, Prepared | None], found: dict[str, Prepared | ConfigError], above: tuple[str, ...]
 ) -> None:
-    """Put the model into `found`; an ensemble behind those that it is made of."""
+    """Put the model into `found`; an ensemble comes behind the models of its steps."""
     one = prepared.get(name)
     if one is None or name in found:
         return
@@ -95,7 +95,7 @@ def _missing(
     known: Collection[str],
     models: Mapping[str, Prepared | ConfigError],
 ) -> Iterator[Finding]:
-    """Steps whose model, or the version of it, is not there."""
+    """Findings about steps whose model or version does not exist."""
     for index, step in enumerate(steps):
         model = models.get(step.model)
         if step.model not in known:
@@ -121,7 +121,7 @@ def _batch_sizes(spec: ModelSpec, models: list[ModelSpec]) -> Iterator[Finding]:
 
 
 def _completed(step: StepSpec, model: ModelSpec) -> StepSpec:
-    """The step with what its model says."""
+    """The step with the properties of its model."""
     optional = frozenset(tensor.name for tensor in model.inputs if tensor.optional)
     return replace(step, optional=optional, decoupled=model.decoupled)
 
@@ -163,7 +163,7 @@ def _shown(dims: tuple[int, ...]) -> str:
 
 
 class _Edges:
-    """Follows the maps of all steps; a tensor is first described by the ensemble or by the first step that has it."""
+    """Follows the maps of all steps; the ensemble, or the first step that has a tensor, describes it first."""
 
     def __init__(self, spec: ModelSpec, models: list[ModelSpec]) -> None:
         assert spec.ensemble is not None
@@ -199,7 +199,7 @@ class _Edges:
     def _edges(
         self, path: FieldPath, edges: Mapping[str, str], model: ModelSpec, tensors: Iterable[TensorSpec], unknown: str
     ) -> Iterator[Finding]:
-        """Each entry of a map names one of the model's tensors and agrees with it."""
+        """Check that each entry of a map names one of the model's tensors and agrees with it."""
         known = {tensor.name: tensor for tensor in tensors}
         for name, tensor in edges.items():
             if name in known:
@@ -209,7 +209,7 @@ class _Edges:
                 yield self._finding((*path, name), text, f"its {unknown.split()[-1]}s: {', '.join(known)}")
 
     def _agree(self, path: FieldPath, name: str, node: _Node) -> Iterator[Finding]:
-        """Datatype and shape at this end of the edge are those of the tensor."""
+        """Check that datatype and shape at this end of the edge are those of the tensor."""
         first = self.nodes.setdefault(name, node)
         what = f"ensemble tensor {name}: inconsistent"
         if first.tensor.datatype != node.tensor.datatype:

@@ -25,7 +25,7 @@ TYPE_OF: Mapping[str, pb.DataType] = MappingProxyType(
 """ "FP32" → pb.TYPE_FP32, "BYTES" → pb.TYPE_STRING."""
 
 NAME_OF: Mapping[int, str] = MappingProxyType({number: name for name, number in TYPE_OF.items()})
-"""The way back."""
+"""The opposite: pb.TYPE_FP32 → "FP32"."""
 
 SIZE_OF: Mapping[str, int] = MappingProxyType(
     {name: size for size, names in _BY_SIZE.items() for name in names},

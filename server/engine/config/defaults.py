@@ -1,4 +1,4 @@
-"""The defaults of a configuration, filled in as Triton does, so that ModelConfig shows what is in force."""
+"""The defaults of a configuration, filled in as Triton does, so that ModelConfig shows the effective values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from server.pb import model_config_pb2 as pb
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""
 
-# Triton runs two instances of these on the CPU where no count is given; of TensorFlow, too, where an instance has here
-# a process and a copy of the graph to itself.
+# Backends of which Triton runs two instances on the CPU without a count. Triton does so for TensorFlow, too, but here
+# an instance of it has a process and a copy of the graph to itself.
 TWO_CPU_INSTANCES = {"onnxruntime"}
 
 
@@ -25,7 +25,7 @@ def identify_name(config: pb.ModelConfig, model_dir: Path, source: Source) -> No
     """Fill in the name.
 
     Raises:
-        ConfigError: it is another than the folder's.
+        ConfigError: the configured name is not the folder's.
     """
     if not config.name:
         config.name = model_dir.name
@@ -39,7 +39,7 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source:
     """Fill in name, platform, backend and model file.
 
     Raises:
-        ConfigError: the name is another than the folder's, or the backend is unknown or cannot be told.
+        ConfigError: the name is not the folder's, or the backend is unknown or cannot be determined.
     """
     identify_name(config, model_dir, source)
     if config.HasField("ensemble_scheduling") and not config.platform and not config.backend:
@@ -59,7 +59,7 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source:
 
 
 def fill_defaults(config: pb.ModelConfig, gpus: int = 0) -> None:
-    """Fill in the defaults of everything else on a machine with so many GPUs; doing it again changes nothing."""
+    """Fill in all other defaults on a machine with so many GPUs. A second call changes nothing."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") in (None, "latest") and not policy.latest.num_versions:
         policy.latest.num_versions = 1
@@ -102,7 +102,7 @@ def _normalise_instances(config: pb.ModelConfig, gpus: int) -> None:
 
 
 def _best_kind(config: pb.ModelConfig, group: pb.ModelInstanceGroup, gpus: int) -> pb.ModelInstanceGroup.Kind:
-    """What KIND_AUTO means: a GPU if those that the group lists are there and the model is quicker on one."""
+    """The kind that KIND_AUTO means: GPU if the group's GPUs exist and the model is quicker there."""
     quicker = config.backend in BUILTIN and BUILTIN[config.backend].on_gpu
     accelerated = bool(config.optimization.execution_accelerators.gpu_execution_accelerator)
     if (quicker or accelerated or group.gpus) and gpus and all(0 <= gpu < gpus for gpu in group.gpus):
@@ -128,7 +128,7 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source:
 
 
 def _misplaced(model_dir: Path, version_dir: Path) -> str:
-    """What to do about the only file that may be the model's, under another name or in another folder."""
+    """Advice about a single file that may be the model's, under another name or in another folder."""
     usual = {Path(file).suffix: file for name in BUILTIN for file in model_files(name).values() if file}
     for folder in filter(Path.is_dir, (version_dir, model_dir)):
         files = [entry for entry in folder.iterdir() if entry.suffix in usual and entry.suffix != ".py"]
@@ -139,7 +139,7 @@ def _misplaced(model_dir: Path, version_dir: Path) -> str:
 
 
 def _platform(config: pb.ModelConfig, version_dir: Path) -> str:
-    """Of the backend's platforms the one whose file is there, else the usual one."""
+    """The platform of the backend whose model file exists, else the usual one."""
     if config.backend not in BUILTIN:
         return ""
     files = model_files(config.backend)

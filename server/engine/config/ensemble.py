@@ -32,13 +32,13 @@ TIMEOUT_ACTION = "queue_policy.timeout_action"
 
 
 def step_path(index: int, *rest: str | int) -> FieldPath:
-    """Where a step, or something in it, is written."""
+    """The path of a step, or of something in it."""
     return ("ensemble_scheduling", "step", index, *rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The tensor that says whether a step runs, and the parameter that names it."""
+    """The tensor that decides whether a step runs, and the parameter that names it."""
 
     parameter: str
     tensor: str
@@ -51,7 +51,7 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
 
 
 def ensemble_spec(config: pb.ModelConfig) -> EnsembleSpec | None:
-    """What a valid configuration says of its steps; what their models say is added when they are known."""
+    """The steps of a valid configuration; `compose` adds the properties of their models."""
     if not is_ensemble(config):
         return None
     gates = _gates(config)
@@ -74,7 +74,7 @@ def _step_spec(step: pb.ModelEnsembling.Step, gate: Gate | None) -> StepSpec:
 
 
 def ensemble_rules(config: pb.ModelConfig) -> Iterator[Finding]:
-    """What is wrong with an ensemble, with Triton's texts where it has the rule."""
+    """Findings about an ensemble, with Triton's texts if it has the rule."""
     if not is_ensemble(config):
         return
     if config.platform != ENSEMBLE:
@@ -142,7 +142,7 @@ def warn_parameters(config: pb.ModelConfig, source: Source) -> None:
 
 
 def _step_number(config: pb.ModelConfig, name: str) -> int:
-    """The step that `name` means.
+    """The number of the step that `name` means.
 
     Raises:
         ValueError: none, or more than one.
@@ -161,7 +161,7 @@ def _step_number(config: pb.ModelConfig, name: str) -> int:
 
 
 def _gates(config: pb.ModelConfig) -> Mapping[int, Gate]:
-    """The gates by step; what is written wrongly is left out."""
+    """The gates by step; malformed ones are left out."""
     gates = {}
     for key, value in config.parameters.items():
         if gate := GATE.fullmatch(key):
@@ -202,7 +202,7 @@ class _Graph:
         yield from self._inner()
 
     def _reachable(self) -> set[str]:
-        """Tensors that come with the request or from steps all of whose tensors are known."""
+        """Tensors that come with the request, or from steps whose inputs are all reachable."""
         known = set(self.inputs)
         waiting = set(range(len(self.steps)))
         while ready := {index for index in waiting if self.read[index] <= known}:
@@ -212,7 +212,7 @@ class _Graph:
         return known
 
     def _exclude_each_other(self, writers: Iterable[int]) -> bool:
-        """Whether of these steps one runs at most: two with the same gate, one of them inverted."""
+        """Whether at most one of these steps runs: two with the same gate, one of them inverted."""
         one, *others = [self.gates.get(index) for index in writers]
         other = others[0] if len(others) == 1 else None
         return bool(one and other and one.tensor == other.tensor and one.inverted != other.inverted)
@@ -253,7 +253,8 @@ class _Graph:
             yield Finding(path, text, names_model=True)
 
     def _unconnected(self, name: str) -> str:
-        """Where the way back from a tensor that is never known ends: a tensor that nothing writes, or a circle."""
+        """The tensor where the way back from an unreachable tensor ends: one that nothing writes, or one of a
+        circle."""
         seen = [name]
         while writers := self.writers.get(seen[-1]):
             before = [tensor for index in writers for tensor in sorted(self.read[index] - self.known)]
@@ -264,7 +265,7 @@ class _Graph:
         return seen[-1]
 
     def _inner(self) -> Iterator[Finding]:
-        """Each tensor between steps is written and read."""
+        """Check that each tensor between steps is written and read."""
         text = "ensemble tensor '{}' is unused in ensemble '{}'"
         used = set().union(*self.read, self.outputs)
         for index, step in enumerate(self.steps):

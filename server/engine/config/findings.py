@@ -1,4 +1,4 @@
-"""Errors of a configuration, by field, and the exception that is made of them."""
+"""Errors of a configuration, by field, and the exception made of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from server.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what, where, and what to write instead."""
+    """One error: its text, its place, and what to write instead."""
 
     path: FieldPath
     text: str
     instead: str = ""
-    names_model: bool = False  # the text says already of which model it speaks
+    names_model: bool = False  # the text already names the model
 
 
 def error_of(findings: Iterable[Finding], model: str, source: Source) -> ConfigError:
@@ -30,7 +30,7 @@ def _line(found: Finding, model: str) -> str:
 
 
 def raise_any(findings: Iterable[Finding], model: str, source: Source) -> None:
-    """Nothing if there is no finding.
+    """Raise an error if there is a finding.
 
     Raises:
         ConfigError: there is one.

@@ -25,16 +25,16 @@ HISTOGRAMS: Mapping[str, int] = MappingProxyType(
 """Histograms of times that each model has, and the nanoseconds in the unit of each."""
 
 FIRST_RESPONSE = tuple(bound * 1_000_000 for bound in (100, 500, 2000, 5000))
-"""Bounds of the first one that every model has, in nanoseconds: Triton's."""
+"""Default bounds of the first histogram in nanoseconds: Triton's."""
 
 MOST_BUCKETS = 32
-"""Of one model, all its histograms together: each further one costs memory and time for every request."""
+"""The most buckets of a model's histograms together: each costs memory, and time for every request."""
 
 _TAG = re.compile(r"[a-zA-Z0-9_]+")
 
 
 def wrong_metrics(config: pb.ModelConfig) -> Iterator[Finding]:
-    """Tags that are no labels, and buckets that cannot be served."""
+    """Findings about tags that are no labels, and about buckets that cannot be served."""
     for tag in config.metric_tags:
         if not _TAG.fullmatch(tag):
             yield Finding(("metric_tags",), f"metric_tags key {tag!r} is not of letters, digits and _")
@@ -53,12 +53,12 @@ def wrong_metrics(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def bounds_of(config: pb.ModelConfig) -> list[int]:
-    """The bounds, in nanoseconds, by which the times of the model's requests are counted beside the usual ones."""
+    """Further bounds in nanoseconds by which the model's requests are counted."""
     return sorted({*FIRST_RESPONSE, *_bounds(config)})
 
 
 def own_bounds(config: pb.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The bounds of histograms that the configuration has others for, in nanoseconds."""
+    """The bounds in nanoseconds of histograms for which the configuration has its own."""
     found = {}
     for control in config.model_metrics.metric_control:
         family = control.metric_identifier.family

@@ -17,4 +17,4 @@ class Options:
     config_name: str = ""  # prefer configs/<config_name>.pbtxt
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     gpus: int = 0  # how many there are
-    variables: Variables = NO_VARIABLES  # of the environment, that they may use
+    variables: Variables = NO_VARIABLES  # environment variables that configurations may use

@@ -1,6 +1,6 @@
 """A version's own configuration, which replaces fields of the model's configuration.
 
-There is one rule: a field is replaced as a whole, so that nobody has to know how two blocks or lists would be merged.
+There is one rule: a field is replaced as a whole, so no block or list is ever merged with another.
 In maps, such as `parameters`, single entries are replaced. Fields about the model, not a version, cannot be changed.
 """
 
@@ -16,19 +16,19 @@ from server.engine.pbtxt.source import FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
 OF_THE_MODEL = ("version_policy", "model_repository_agents")
-"""Beside its name, what concerns the model as a whole; a version may repeat what the model's configuration says."""
+"""Fields that concern the model as a whole, beside its name; a version may only repeat the model's values."""
 
 _FIELDS = pb.ModelConfig.DESCRIPTOR.fields_by_name
 _MAPS = frozenset(
     name for name, field in _FIELDS.items() if field.message_type and field.message_type.GetOptions().map_entry
 )
 _OF_THE_BACKEND = ("platform", "backend", "runtime")
-"""A version that says its platform or backend has none of these from the model."""
+"""Fields that a version with a platform or backend of its own does not inherit."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LayeredSource(Source):
-    """Of a configuration that two files make: `path` is the version's."""
+    """The source of a configuration made of two files: `path` is the version's."""
 
     model: Source
     version: Source
@@ -38,11 +38,11 @@ class LayeredSource(Source):
         return self._layer(path).has(*path)
 
     def at(self, *path: str | int) -> str:
-        """See Source; for what neither file has, it is the version's."""
+        """See Source; a field that neither file has is placed in the version's."""
         return self._layer(path).at(*path)
 
     def _layer(self, path: FieldPath) -> Source:
-        """The file that has said the last word about a field."""
+        """The file whose value of a field counts."""
         if not path or _says(self.version, path):
             return self.version
         return self.model if _says(self.model, path) else self.version
@@ -56,17 +56,17 @@ def _says(source: Source, path: FieldPath) -> bool:
 def overlay(
     config: pb.ModelConfig, source: Source, own: pb.ModelConfig, own_source: Source, *, renamed: bool = False
 ) -> tuple[pb.ModelConfig, Source]:
-    """What a version is configured by.
+    """The configuration of a version, of the model's and its own.
 
     Args:
-        config: what is written for the model, with its name.
-        source: where that is written.
-        own: what is written for the version.
-        own_source: where that is written.
-        renamed: the model is called otherwise than any configuration says.
+        config: the model's written configuration, with its name.
+        source: of `config`.
+        own: the version's written configuration.
+        own_source: of `own`.
+        renamed: the model has another name than the configurations say.
 
     Raises:
-        ConfigError: the version says what is not for it to say.
+        ConfigError: the version's configuration has a field that only the model's may have.
     """
     if renamed:
         own.ClearField("name")

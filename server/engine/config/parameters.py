@@ -1,6 +1,6 @@
-"""Model parameters that the server itself reads, for which Triton's config.pbtxt has no field.
+"""Parameters of models for the server itself; Triton's config.pbtxt has no fields for them.
 
-They are among the backend's in `parameters { key value { string_value } }`, and the backend does not get them.
+They stand in `parameters { key value { string_value } }`, among those of the backend, which does not get them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def action(text: str) -> str:
 
 
 QUEUE_PREFIX = "queue_policy."
-"""Of the parameters that stand for dynamic_batching's default_queue_policy where there is no dynamic_batching."""
+"""The prefix of parameters that replace default_queue_policy in models without dynamic_batching."""
 
 
 ALL = (0,)

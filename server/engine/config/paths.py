@@ -13,10 +13,10 @@ from server.pb import model_config_pb2 as pb
 
 
 def check_paths(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source) -> None:
-    """Refuse names of model files that lead out of the model's folder, before it is filled in what the file is.
+    """Refuse names of model files that lead out of the model's folder, before anything looks at the files.
 
     Raises:
-        ConfigError: one does; or the configuration came from a client, and an accelerator's parameter is a path.
+        ConfigError: a name does; or a client sent the configuration, and an accelerator's parameter is a path.
     """
     named: list[tuple[FieldPath, str]] = [
         (("cc_model_filenames",), name) for name in config.cc_model_filenames.values()

@@ -1,4 +1,4 @@
-"""Pointer files: a clone without Git LFS has a small text in place of each model file."""
+"""Pointer files: in a clone without Git LFS, a small text stands in place of each model file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LARGEST = 1024  # bytes of such a text, by its specification
 
 
 def refuse_pointers(version: Path) -> None:
-    """Nothing if there is none in the version's folder.
+    """Check that the version's folder holds no pointer file.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: the folder holds one, or cannot be read.
     """
     try:
         with os.scandir(version) as entries:

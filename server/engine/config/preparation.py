@@ -1,4 +1,4 @@
-"""A model's folder → the complete, valid configuration of each version that is to be served."""
+"""Makes the complete, valid configuration of each version to be served from a model's folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("inferd.config")
 
 
 Each = Callable[[Callable[[int], None], Sequence[int]], None]
-"""Has something done, which raises nothing, with each of some numbers; returns when it has been."""
+"""Calls a function, which raises nothing, with each of some numbers, and returns when all calls are done."""
 
 
 def one_by_one(work: Callable[[int], None], numbers: Sequence[int]) -> None:
@@ -57,13 +57,13 @@ def prepare(
     """Read, complete and check the configurations of a model. Blocks: it may load the model's files to look into them.
 
     Args:
-        override: a configuration that stands for all of those in the folder.
-        known: of versions that have not changed since these were made of them.
-        each: looks into the files of several versions.
+        override: a configuration in place of all those in the folder.
+        known: configurations of versions that have not changed since they were made.
+        each: calls a function for each of several versions.
 
     Raises:
-        ConfigError: no version can be served, and why the latest cannot; one line for each thing that is wrong.
-        BackendError: the same, where its backend cannot be had or cannot read the model's file.
+        ConfigError: no version can be served; the text has a line for each error of the latest.
+        BackendError: no version can be served: the backend is missing or cannot read the latest one's file.
     """
     if folder.problem:
         raise ConfigError(folder.problem)
@@ -89,11 +89,11 @@ class _Completed(NamedTuple):
 
 
 class _Preparation:
-    """Of the versions of one model.
+    """Prepares the versions of one model.
 
     Args:
-        config: what is written for the model, with its name.
-        source: where that is written.
+        config: the model's written configuration, with its name.
+        source: of `config`.
     """
 
     def __init__(
@@ -105,14 +105,15 @@ class _Preparation:
         self._config = config
         self._source = source
         self._backends: dict[tuple[str, Path], Backend] = {}  # by name and version: folders are looked into
-        # By the backend's identity: a user's may not be hashable. It is kept, so that no other has its identity.
+        # By the backend's id(): a user's backend may not be hashable. The value keeps it, so that no other gets the
+        # same id.
         self._known: dict[tuple[bytes, frozenset[str], int], tuple[VersionConfig, Backend | None]] = {}
 
     def of_versions(self, versions: list[int], known: Mapping[int, VersionConfig], each: Each) -> Prepared:
         """The configurations of these versions; see `prepare`.
 
         Raises:
-            Exception: none can be served; it is the latest version's.
+            Exception: no version can be served; this is the latest version's error.
         """
         found = {version: known[version] for version in versions if version in known}
         completed: dict[int, _Completed] = {}
@@ -121,9 +122,9 @@ class _Preparation:
         def look(version: int) -> None:
             try:
                 completed[version] = self._completed(version)
-            except SystemExit as error:  # of code that looks into a file: it ends no thread of the server
+            except SystemExit as error:  # code that reads the files must not end a thread of the server
                 errors[version] = BackendError(f"the code that looks into the model's files exits: {error}")
-            except Exception as error:  # of a framework: the other versions do not depend on it
+            except Exception as error:  # a framework's; other versions may still be good
                 errors[version] = error
 
         each(look, [version for version in reversed(versions) if version not in found])
@@ -137,12 +138,12 @@ class _Preparation:
         for version, problem in errors.items():
             if not _is_foreseen(problem):
                 log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)
-            problem.with_traceback(None)  # whose frames hold it, and what was read, until a collection
+            problem.with_traceback(None)  # its frames would hold the read files until a garbage collection
         told = {version: _told(problem) for version, problem in sorted(errors.items())}
         return Prepared(dict(sorted(found.items())), told)
 
     def _completed(self, version: int) -> _Completed:
-        """The configuration of one version. Called on any thread, of several versions at a time."""
+        """The configuration of one version. Several threads call this for different versions."""
         path = self._folder.version_path(version)
         config, source = self._written(path)
         settle(config, self._folder.path, path, source, self._options)
@@ -156,14 +157,14 @@ class _Preparation:
         return _Completed(config, source, scalars, backend)
 
     def _checked_once(self, completed: _Completed) -> VersionConfig:
-        """The same one for versions whose configurations are the same."""
+        """A checked configuration; versions with equal configurations share one."""
         key = (completed.config.SerializeToString(deterministic=True), completed.scalars, id(completed.backend))
         if key not in self._known:
             self._known[key] = self._checked(*completed), completed.backend
         return self._known[key][0]
 
     def _written(self, path: Path) -> tuple[pb.ModelConfig, Source]:
-        """What is written for the version whose folder this is, and where."""
+        """The written configuration of the version with this folder, and its source."""
         config = pb.ModelConfig()
         config.CopyFrom(self._config)
         if self._source.from_client or self._folder.is_bare:
@@ -174,12 +175,13 @@ class _Preparation:
         if is_ensemble(config):
             raise ConfigError(
                 f"{config_path(path, self._options)}: all versions of ensemble '{config.name}' have one configuration: "
-                f"remove the file, or write into {self._source.path} what it says"
+                f"remove the file, or move its content into {self._source.path}"
             )
         return overlay(config, self._source, *own, renamed=self._folder.renamed)
 
     def _complete(self, config: pb.ModelConfig, source: Source, version: int) -> frozenset[str]:
-        """Fill in what the version's files say; returns the names of tensors that have a batch dimension alone."""
+        """Complete the configuration from the version's files; returns the names of tensors with a batch dimension
+        alone."""
         if not self._options.auto_complete:
             return frozenset()
         self._complete_by_model(config, source, version)
@@ -195,7 +197,7 @@ class _Preparation:
         return complete(config, signature, source, self._options.default_max_batch_size)
 
     def _complete_by_model(self, config: pb.ModelConfig, source: Source, version: int) -> None:
-        """Take over what the model's code says: as in Triton, tensors, batching and the transaction policy alone."""
+        """Take over from the model's code, as Triton does, only tensors, batching and the transaction policy."""
         backend = self._backend(config, source, self._folder.version_path(version))
         if not backend.completes:
             return
@@ -260,7 +262,7 @@ def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> It
 
 
 def _only(errors: dict[int, Exception], version: int) -> Exception:
-    """The error of this version; the others are let go, because the frame that raises this one would hold them."""
+    """The error of this version; the others are dropped, because the frame that raises this one would hold them."""
     error = errors[version]
     errors.clear()
     return error

@@ -1,4 +1,4 @@
-"""A model that is ready to be loaded."""
+"""A model with complete configurations, ready to be loaded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class VersionConfig:
 
     config: pb.ModelConfig  # what ModelConfig answers
     spec: ModelSpec
-    source: Source  # of the configuration, for what is found wrong later
+    source: Source  # of the configuration, for later errors
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The configurations of a model's versions; those of an ensemble fit its models once they were composed.
+    """The configurations of a model's versions; those of an ensemble fit its models after `compose`.
 
     Attributes:
-        by_version: the configurations of those that can be served, at least one.
-        problems: why the configurations of others that are to be served cannot be.
+        by_version: the configurations of versions that can be served, at least one.
+        problems: why other versions cannot be served.
     """
 
     by_version: Mapping[int, VersionConfig]
@@ -34,7 +34,7 @@ class Prepared:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """To be served, ascending."""
+        """The versions to be served, ascending."""
         return tuple(sorted({*self.by_version, *self.problems}))
 
     def of(self, version: int = -1) -> VersionConfig:
@@ -43,7 +43,7 @@ class Prepared:
 
     @property
     def config(self) -> pb.ModelConfig:
-        """Of the latest version: in what concerns the model as a whole, all versions are alike."""
+        """The latest version's: fields of the model as a whole are equal in all versions."""
         return self.of().config
 
     @property

@@ -13,13 +13,13 @@ from server.pb import model_config_pb2 as pb
 MAX_LEVELS = 256
 
 OF_SEQUENCES = ("max_queue_size", "default_timeout_microseconds")
-"""The parameters that sequence_batching takes: a request cannot wait on behind others of its sequence."""
+"""The parameters that models with sequence_batching take; a late request of theirs cannot be moved behind others."""
 
 DELAY = pb.ModelQueuePolicy.DELAY
 
 
 def queue_spec(config: pb.ModelConfig) -> QueueSpec:
-    """How requests wait for the model, whatever its scheduler; its configuration keeps the rules below."""
+    """How requests wait for the model, with any scheduler; its configuration obeys the rules below."""
     if not config.HasField("dynamic_batching"):
         return QueueSpec((_from_parameters(config),))
     batching = config.dynamic_batching
@@ -53,7 +53,7 @@ def _from_parameters(config: pb.ModelConfig) -> QueuePolicySpec:
 
 
 def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
-    """What must hold, with Triton's texts."""
+    """Findings about queue policies, with Triton's texts."""
     scheduler = config.WhichOneof("scheduling_choice")
     for key in config.parameters:
         field = key.removeprefix(QUEUE_PREFIX)
@@ -64,7 +64,7 @@ def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
             way_out = f"write dynamic_batching {{ default_queue_policy {{ {field} }} }}"
             yield Finding(path, f"parameter '{key}' is for models without dynamic_batching", way_out)
         elif scheduler == "sequence_batching" and field not in OF_SEQUENCES:
-            way_out = "remove it: when the time is over the sequence is refused, and a request's timeout may shorten it"
+            way_out = "remove it: a late sequence is refused, and a request's timeout may shorten its time"
             yield Finding(path, f"parameter '{key}' is for models without sequence_batching", way_out)
     batches = scheduler == "dynamic_batching" and config.max_batch_size > 0
     if of_server(config)["adaptive_queue_delay"] and not batches:
@@ -110,4 +110,4 @@ def _ordering(config: pb.ModelConfig) -> Iterator[Finding]:
         yield Finding(path, text, "write timeout_action: REJECT")
     if config.response_cache.enable or of_server(config)["coalesce_requests"]:
         text = "'preserve_ordering' can not be combined with 'response_cache' or coalesce_requests"
-        yield Finding(path, text, "remove one of them: answers that are known would have to wait for others")
+        yield Finding(path, text, "remove one of them: known answers would have to wait for others")

@@ -17,12 +17,12 @@ from server.pb import model_config_pb2 as pb
 def read_written(
     model_dir: Path, options: Options, override: pb.ModelConfig | None = None
 ) -> tuple[pb.ModelConfig, Source]:
-    """What is written about a model as a whole, and where. A missing file is an empty one.
+    """The written configuration of a model as a whole, and its source. A missing file counts as an empty one.
 
     Args:
         model_dir: the model's folder.
         options: how it is read.
-        override: a configuration that stands for the one in the folder.
+        override: a configuration in place of the one in the folder.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -42,7 +42,7 @@ def read_written(
 
 
 def read_own(version_dir: Path, model_dir: Path, options: Options) -> tuple[pb.ModelConfig, Source] | None:
-    """What is written in a version's folder, and where; None when nothing is.
+    """The written configuration in a version's folder, and its source; None without one.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -52,13 +52,13 @@ def read_own(version_dir: Path, model_dir: Path, options: Options) -> tuple[pb.M
 
 
 def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source, options: Options) -> None:
-    """Check the paths in what is written, tell the backend by the model's file, and fill in the defaults.
+    """Check the configured paths, find the backend by the model's file, and fill in the defaults.
 
     Args:
         version_dir: of the version that the configuration is for.
 
     Raises:
-        ConfigError: a path leads out of the folder, a name or platform contradicts, or the backend is not told.
+        ConfigError: a path leads out of the folder, a name or platform contradicts, or the backend is unknown.
     """
     check_paths(config, model_dir, version_dir, source)
     identify(config, model_dir, version_dir, source)
@@ -66,12 +66,13 @@ def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: S
 
 
 def config_path(folder: Path, options: Options) -> Path:
-    """Of a model's or a version's folder: configs/<name>.pbtxt, if it was asked for and exists; else config.pbtxt."""
+    """The configuration file of a model or version: configs/<name>.pbtxt, if configured and present; else
+    config.pbtxt."""
     named = folder / NAMED_CONFIGS / f"{options.config_name}.pbtxt"
     return named if options.config_name and named.exists() else folder / CONFIG_FILE
 
 
 def _meant_as_config(model_dir: Path) -> list[Path]:
-    """Names that editors and people give the file, of which nothing would be read."""
+    """Files with names that people give the configuration by mistake, and that the server would not read."""
     names = (f"{CONFIG_FILE}.txt", "config.txt", "config.pbtext", "config.prototxt", "config.pb")
     return [model_dir / name for name in names]

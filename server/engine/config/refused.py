@@ -54,7 +54,7 @@ CARRIED = (
         "the thread that executes; forming a batch earlier would only make it smaller",
     ),
 )
-"""Fields that change no answer: kept, returned by ModelConfig, and mentioned in the log."""
+"""Fields that change no answer: the server keeps them, ModelConfig returns them, and the log mentions them."""
 
 
 ON_DEVICES = {
@@ -71,7 +71,7 @@ ON_DEVICES = {
         ),
     ),
 }
-"""Hints for one kind of instances: carried where a model has none of the kind."""
+"""Hints for one kind of instances: without effect in models without instances of that kind."""
 
 
 def refusals(config: pb.ModelConfig) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
-# Nothing real comes near these; a file that exceeds them would take memory or threads before anyone noticed.
+# No real model comes near these limits; a file beyond them would take memory or threads unnoticed.
 MAX_BATCH_SIZE = 1 << 20
 MAX_INSTANCES = 1024
 MAX_TENSORS = 4096
@@ -44,12 +44,12 @@ def validate(
     """Check a complete configuration.
 
     Args:
-        scalars: tensors that may have no dims, because the model file says so.
-        gpus: how many there are.
+        scalars: tensors without dims in the model file, which may have none here.
+        gpus: how many GPUs the machine has.
         needs_tensors: there must be an input and an output.
 
     Raises:
-        ConfigError: it has a field that is not served or breaks a rule; one line for each.
+        ConfigError: the configuration has a field that is not served or breaks a rule; the text has a line for each.
     """
     missing = _missing_tensors(config) if needs_tensors else ()
     raise_any(
@@ -188,7 +188,7 @@ def _splitting(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
-    # answers of these depend on more than the request
+    # answers of such models depend on more than the request
     reuse = "Response Cache" if config.response_cache.enable else "coalesce_requests"
     path: FieldPath = ("response_cache",) if config.response_cache.enable else ("parameters", "coalesce_requests")
     if not config.response_cache.enable and "coalesce_requests" not in config.parameters:
@@ -247,7 +247,7 @@ def _graph_shapes(
 
 
 def excessive(config: pb.ModelConfig) -> Iterator[Finding]:
-    """One finding for each number that would take much memory or time before the other rules are looked at."""
+    """Findings about numbers so large that checking the other rules would take much memory or time."""
     yield from _too_many_instances(config)
     yield from too_many_warmups(config)
 

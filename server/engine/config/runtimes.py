@@ -1,4 +1,4 @@
-"""The rule for `runtime`: the usual way in which a backend executes models, or another one that it has."""
+"""The rule for `runtime`: the usual way in which a backend executes models, or another of its ways."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from server.pb import model_config_pb2 as pb
 
 
 def broken_runtime_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
-    """What is wrong with the runtime of a complete configuration; `backend` is None for an ensemble."""
-    usual = f"libtriton_{config.backend}.so"  # what Triton's own configurations say where nothing was chosen
+    """Findings about the runtime of a complete configuration; `backend` is None for an ensemble."""
+    usual = f"libtriton_{config.backend}.so"  # the default in Triton's own configurations
     others = backend.runtimes if backend is not None else frozenset()
     if config.runtime and config.runtime not in {usual, *others}:
         known = ", ".join(sorted(others))

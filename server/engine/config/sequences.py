@@ -105,7 +105,7 @@ def _control(control: pb.ModelSequenceBatching.Control, path: FieldPath) -> Iter
 
 
 def _names(config: pb.ModelConfig) -> Iterator[Finding]:
-    """Every tensor has one source: a request, a control or a state."""
+    """Check that every tensor has one source: a request, a control or a state."""
     batching = config.sequence_batching
     inputs = [tensor.name for tensor in config.input]
     inputs += [control.name for control in batching.control_input]
@@ -222,10 +222,10 @@ def _notice(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def sequence_spec(config: pb.ModelConfig, model_dir: Path, source: Source) -> SequenceSpec | None:
-    """What sequence_batching and its parameters say; None without it.
+    """The specification of sequence_batching and its parameters; None without it.
 
     Raises:
-        ConfigError: the file of an initial state cannot be read, or does not hold one.
+        ConfigError: the file of an initial state cannot be read, or is too short.
     """
     if not config.HasField("sequence_batching"):
         return None
@@ -256,7 +256,8 @@ def _state_spec(state: pb.ModelSequenceBatching.State, model_dir: Path, where: s
     initial = state.initial_state[0] if state.initial_state else None
     dims = tuple(initial.dims) if initial else tuple(max(1, dim) for dim in state.dims)
     datatype = NAME_OF.get(state.data_type, "BOOL")
-    # A string is its length in four bytes, and its bytes. Where nothing is said, Triton leaves the memory as it is.
+    # A string is its length in four bytes, and its bytes. Without an initial state, Triton leaves the memory
+    # uninitialised.
     data = bytes(math.prod(dims) * SIZE_OF.get(datatype, 4))
     if initial is not None and initial.data_file:
         try:
@@ -270,7 +271,7 @@ def _read_initial(model_dir: Path, name: str, datatype: str, elements: int) -> b
     """The file's data, whose first bytes are the state: as in Triton it may have more.
 
     Raises:
-        ConfigError: it cannot be read or has less.
+        ConfigError: the file cannot be read, or is shorter.
     """
     data = read_bytes(model_dir / INITIAL_STATES, name, model_dir, MAX_STATE_BYTES)
     if datatype == "BYTES":

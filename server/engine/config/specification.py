@@ -1,4 +1,4 @@
-"""ModelConfig → the frozen ModelSpec for backends and engine."""
+"""Makes the frozen ModelSpec for backends and engine from a ModelConfig."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ MAX_LABEL_FILE_SIZE = 16 << 20
 
 
 def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -> ModelSpec:
-    """The specification of a normalised configuration; of an incomplete one too, with what it has.
+    """The specification of a normalised configuration, which may be incomplete.
 
     Raises:
-        ConfigError: a file that it names lies outside the model's folder, or its labels cannot be read.
+        ConfigError: a named file lies outside the model's folder, or the labels cannot be read.
     """
     own = of_server(config)
     graph = config.optimization.graph if config.optimization.HasField("graph") else None
@@ -123,7 +123,7 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
     if not config.HasField("dynamic_batching") or config.max_batch_size < 1:
         return None
     batching = config.dynamic_batching
-    # The largest batch is what is waited for anyway: as a preferred size, Triton's default, it adds nothing.
+    # A batch waits for the largest size anyway: as a preferred size, which Triton's default has, it adds nothing.
     sizes = sorted(set(batching.preferred_batch_size) - {config.max_batch_size})
     if sizes and config.max_batch_size in batching.preferred_batch_size:
         sizes.append(config.max_batch_size)
@@ -132,7 +132,7 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
 
 
 def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
-    """`<group>_<i>` for each instance of each group; one that lists several GPUs has its count on each."""
+    """`<group>_<i>` for each instance of each group; a group with several GPUs has its count on each."""
     kinds = pb.ModelInstanceGroup.Kind
     return [
         InstanceSpec(
@@ -173,7 +173,8 @@ def _gpu(config: pb.ModelConfig) -> GpuSpec:
 
 
 def _graphs(config: pb.ModelConfig) -> tuple[GraphSpec, ...]:
-    """Those of `graph_spec`; without any, as in Triton, for batches of 1, of preferred sizes and the largest."""
+    """The graphs of `graph_spec`; without any, as in Triton, graphs for batches of 1, of preferred sizes and the
+    largest."""
     specs = config.optimization.cuda.graph_spec
     if not specs:
         sizes = {1, max(1, config.max_batch_size), *config.dynamic_batching.preferred_batch_size}

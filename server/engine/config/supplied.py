@@ -11,7 +11,7 @@ from server.pb import model_config_pb2 as pb
 Control = pb.ModelSequenceBatching.Control
 
 END_REASON = "sequence_end_reason"
-"""The model parameter that names the control input for why a sequence ends."""
+"""The model parameter that names the control input with the reason for a sequence's end."""
 
 KINDS = {
     Control.CONTROL_SEQUENCE_START: "START",

@@ -1,4 +1,4 @@
-"""model_warmup: its rules, and the specification of what instances execute before the version is ready."""
+"""model_warmup: its rules, and the specification of the samples that instances execute before the version is ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.pb import model_config_pb2 as pb
 FOLDER = "warmup"  # of the model, for the files of samples
 TWICE = 2  # some frameworks optimise in the second execution of a shape
 MAX_EXECUTIONS = 10_000
-"""Of samples, by each instance before it serves: a load cannot be ended before they are over."""
+"""The most executions of samples by an instance before it serves; a load waits for all of them."""
 
 
 def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
@@ -49,9 +49,9 @@ def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def too_many_warmups(config: pb.ModelConfig) -> Iterator[Finding]:
-    """A finding where the samples are executed more often than MAX_EXECUTIONS; counted before any is made."""
+    """A finding if the samples take more than MAX_EXECUTIONS executions; counted before any sample is made."""
     if any(wrong(config)):
-        return  # that is told first
+        return  # another rule reports that first
     own = of_server(config)
     lengths = [len(own["pad_buckets"]) for tensor in config.input if -1 in tensor.dims and not tensor.optional]
     samples = len(config.model_warmup) or math.prod(lengths)
@@ -77,10 +77,10 @@ def _wrong_sizes(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def warmup_specs(config: pb.ModelConfig, model_dir: Path, source: Source) -> Iterator[WarmupSpec]:
-    """What each instance executes, of a configuration without `wrong_warmup`.
+    """The samples that each instance executes, of a configuration without findings of `wrong_warmup`.
 
     Raises:
-        ConfigError: a file lies outside the model's folder, is not there or has another size than its tensor.
+        ConfigError: a file lies outside the model's folder, is missing, or has another size than its tensor.
     """
     samples = list(_samples(config, model_dir, source))
     for sample, inputs in samples:

@@ -1,1 +1,1 @@
-"""The engine's own work beside requests: on threads, in slices, and without the garbage collector."""
+"""The engine's work beside requests: on threads, in slices, and out of the garbage collector's way."""

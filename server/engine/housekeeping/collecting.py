@@ -1,9 +1,9 @@
-"""What models are made of, out of the way of Python's garbage collector.
+"""Keeps the objects of models out of the way of Python's garbage collector.
 
-A full collection looks at every object while it has the interpreter, and so the event loop: at thousands of models,
-whose objects stay for as long as the server runs, each would hold all requests up for tenths of a second. So what is
-there when the start is over is not looked at again. The objects of a version that ends are freed as nothing refers to
-them any more. Only where a backend's objects refer to each other does this not happen, and everything is looked at
+A full collection looks at every object while it holds the interpreter lock, and so stops the event loop: with thousands
+of models, whose objects stay for as long as the server runs, it would delay all requests by tenths of a second. So the
+collector skips all objects that exist when the start is over. When a version ends, its objects are freed because
+nothing refers to them any more. Only if a backend's objects refer to each other, the collector looks at everything
 once.
 """
 
@@ -17,22 +17,22 @@ _is_aside = False
 
 
 def set_aside() -> None:
-    """Collect once more, and look at nothing of what is left from then on."""
+    """Collect once more, and have the collector skip all objects that are left."""
     global _is_aside
-    gc.unfreeze()  # what was garbage when a framework was imported is found here
+    gc.unfreeze()  # so that this collection frees garbage of the frameworks' imports
     gc.collect()
     gc.freeze()
     _is_aside = True
 
 
 def collect_if_left(left: Iterable[weakref.ref[object]]) -> None:
-    """Look at everything that was set aside, once, if one of these is still there."""
+    """Collect all objects once, skipped ones included, if one of these still exists."""
     if _is_aside and any(each() is not None for each in left):
         set_aside()
 
 
 def bring_back() -> None:
-    """Look at what was set aside in the next full collection; what others have frozen stays so."""
+    """Have the next full collection look at the skipped objects, but for those that others have frozen."""
     global _is_aside
     if _is_aside:
         _is_aside = False

@@ -1,4 +1,4 @@
-"""Returns memory to the system that nobody has used for some seconds."""
+"""Returns unused memory to the system after some seconds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Final
 from _native.memory import resource
 
 SHARE: Final = 8
-"""Of the memory that the server may use, one part in so many is kept for reuse while it is asked for."""
+"""One part in so many of the server's memory is kept for reuse, while allocations go on."""
 
 LEAST: Final = 128 << 20
 """Bytes that are kept on any machine."""
 
 INTERVAL: Final = 1.0
-"""Seconds from one look to the next; what was free at four of them in turn goes."""
+"""Seconds between two looks; memory that was free at four looks in turn is returned."""
 
 LOOKS: Final = 5
-"""With nothing taken or given back in between, after which there is nothing left to give back."""
+"""Looks without any allocation between them, after which no memory is left to return."""
 
 REST: Final = 5.0
-"""Seconds between looks whether that is still so."""
+"""Seconds between looks when no memory is left to return."""
 
 RESTS: Final = 12
-"""After so many of them the heap of the C library is looked at, too, which others use as well."""
+"""Every so many of these looks also trims the heap of the C library, which other code uses, too."""
 
 
 async def look_after_memory(usable: int) -> None:
     """Watch the pool of messages and tensors for as long as the server serves.
 
-    To unmap memory takes its time, so it happens beside the loop.
+    Unmapping memory takes time, so another thread does it.
 
     Args:
         usable: bytes of memory that the server may use.

@@ -10,15 +10,15 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 SLICE: Final = 32
-"""Models after which others have their turn: some 3 us each."""
+"""Models per slice, at some 3 us each."""
 
 
 LARGE: Final = 256
-"""The same where each takes some 0.3 us."""
+"""Models per slice, at some 0.3 us each."""
 
 
 async def slices(items: Iterable[T], size: int = SLICE) -> AsyncIterator[list[T]]:
-    """The items, so many at a time; the loop does what else there is after each part."""
+    """Yield the items in slices; the loop does other work after each."""
     left = iter(items)
     while part := list(islice(left, size)):
         yield part

@@ -1,8 +1,8 @@
-"""Blocking work, each piece on a thread that does nothing else meanwhile.
+"""Runs blocking work, each piece on a thread of its own.
 
-The number of threads has no limit: what is being loaded may load something else and wait for it, and what ends may wait
-for anything; with a limit they could wait for each other. A thread that has finished its work takes more for a while,
-so that the start of many models does not make a thread for each.
+The number of threads has no limit: a model that is being loaded may load another one and wait for it, and a model that
+ends may wait for anything; with a limit they could wait for each other. A thread that has finished its work waits a
+while for more, so that the start of many models does not make a thread for each.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Todo = tuple[Work, Work]
 """A function to call on a thread, and one that the thread calls afterwards to tell the caller."""
 
 MOST_IDLE: Final = 4
-"""Threads that wait for work at a time."""
+"""The most threads that wait for work at a time."""
 
 IDLE_SECONDS: Final = 0.2
-"""For how long they do."""
+"""Seconds for which a thread waits for work."""
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises; the loop goes on meanwhile, and the work does if the caller is cancelled."""
+    """Return or raise the result of `work` on a thread. The work goes on if the caller is cancelled."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     todo = [partial(work, *args, **kwargs)]
-    # No future holds the error: its traceback has the frames that hold the future, and what else they hold would stay.
+    # A future must not hold the error: the error's traceback has frames that hold the future, so both would stay.
     returned: list[T] = []
     raised: list[BaseException] = []
 
@@ -43,11 +43,11 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             done.set_result(None)
 
     def tell() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(finish)
 
     def run() -> None:
-        # When the caller goes on, this thread may not have ended yet: it must not hold anything by then.
+        # This thread may outlast the caller's wait: it must not hold any of the work's objects by then.
         try:
             returned.append(todo.pop()())
         except BaseException as error:
@@ -66,11 +66,11 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 _guard = threading.Lock()
-_idle: list[SimpleQueue[Todo]] = []  # of each thread that waits, the last one to begin it at the end
+_idle: list[SimpleQueue[Todo]] = []  # queues of waiting threads, the latest last
 
 
 def _start(work: Work, tell: Work) -> None:
-    """Have it done, by a thread that waits or by a new one, and then have that told."""
+    """Have a waiting thread, or a new one, call `work` and then `tell`."""
     with _guard:
         waiting = _idle.pop() if _idle else None
     if waiting is not None:
@@ -80,7 +80,7 @@ def _start(work: Work, tell: Work) -> None:
 
 
 def _work(todo: list[Todo]) -> None:
-    """Do it, and what comes while the thread may wait; it holds nothing of what it has done."""
+    """Do the work, and further work that comes while the thread waits, without keeping any of its objects."""
     own: SimpleQueue[Todo] = SimpleQueue()
     while todo:
         work, tell = todo.pop()
@@ -90,7 +90,7 @@ def _work(todo: list[Todo]) -> None:
             waits = len(_idle) < MOST_IDLE
             if waits:
                 _idle.append(own)
-        tell()  # now, so that what comes next need not start another thread
+        tell()  # after the thread is in the list, so that the caller's next work finds it
         del tell
         if not waits:
             return
@@ -101,4 +101,4 @@ def _work(todo: list[Todo]) -> None:
                 if own in _idle:
                     _idle.remove(own)
                     return
-            todo.append(own.get())  # it was given between the two
+            todo.append(own.get())  # work came after the time was over

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, found once through the driver, and the memory that their instances share."""
+"""The GPUs of this machine, which the driver lists once, and the memory that their instances share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEVICE_POOL_SIZE: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class GpuPolicy:
-    """What the server may use of GPUs.
+    """The server's limits for GPUs.
 
     Attributes:
-        library: the driver's.
+        library: of the driver.
         pinned_size: bytes of page-locked memory at most, for each node of the host's memory.
         pool_sizes: bytes of memory at most that are kept for tensors, by device.
-        load_limits: fractions of the memory, by device: no model is loaded on one of which more is in use.
+        load_limits: fractions of the memory, by device: no model is loaded on a device with more memory in use.
     """
 
     library: str = driver.DEFAULT_LIBRARY
@@ -37,7 +37,7 @@ class GpuPolicy:
 
 
 class Gpus:
-    """Devices and their memory. Nothing is asked of the driver, nor any memory taken, before somebody needs it.
+    """Devices and their memory. The driver is called, and memory taken, at the first need.
 
     Safe to use from several threads.
     """
@@ -51,7 +51,7 @@ class Gpus:
 
     @property
     def count(self) -> int:
-        """How many there are; 0 without a driver, which is said once."""
+        """How many GPUs there are; 0 without a driver, which is logged once."""
         with self._lock:
             if self._count is None:
                 self._count = self._ask()
@@ -78,7 +78,7 @@ class Gpus:
         return device(ordinal)
 
     def is_too_full(self, ordinal: int) -> bool:
-        """Whether more of a device's memory is in use, by anybody, than models may be loaded with."""
+        """Whether more of a device's memory is in use, by any process, than the limit for loads."""
         limit = self._policy.load_limits.get(ordinal)
         if limit is None:
             return False
@@ -103,7 +103,7 @@ class Gpus:
             return self._pools[ordinal]
 
     def trim(self) -> int:
-        """Return to the driver what no block needs; how many bytes."""
+        """Return unused memory to the driver; how many bytes."""
         with self._lock:
             return sum(pool.trim() for pool in (*self._pools.values(), *self._pinned.values()))
 

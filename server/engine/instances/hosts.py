@@ -20,12 +20,12 @@ _CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 class HostPolicyError(ValueError):
-    """A host policy that cannot be understood or applied; the text says why."""
+    """A host policy that cannot be parsed or applied; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """Where threads run and get their memory; nothing is bound that is not given."""
+    """The cores and memory of threads; an absent setting binds nothing."""
 
     name: str
     numa_node: int | None = None
@@ -35,7 +35,7 @@ class HostPolicy:
         """Bind the calling thread, and with it the threads that it starts.
 
         Raises:
-            HostPolicyError: the machine has no such node or cores, or the kernel does not let us.
+            HostPolicyError: the machine has no such node or cores, or the kernel refuses.
         """
         cores = self.cores
         if self.numa_node is not None:

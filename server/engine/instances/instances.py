@@ -25,7 +25,7 @@ log = logging.getLogger("inferd.engine")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a server's instances share: where they may run, and what limits them."""
+    """The devices and limits that all instances of a server share."""
 
     hosts: Mapping[str, HostPolicy] = field(default_factory=lambda: MappingProxyType({}))
     resources: Resources | None = None  # None: the rate limiter is off
@@ -34,7 +34,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an instance has done and does.
+    """The work of an instance, past and present.
 
     Attributes:
         name: of the instance.
@@ -55,17 +55,17 @@ class _Runner:
     thread: threading.Thread | None = None
     instance: Instance | None = None
     loop: InstanceLoop | GpuLoop | None = None
-    over: threading.Event = field(default_factory=threading.Event)  # a passive instance waits for it
+    over: threading.Event = field(default_factory=threading.Event)  # ends a passive instance
 
 
 class Instances:
-    """Made and changed outside the event loop: that takes as long as the framework takes.
+    """The instances of a version. Made and changed outside the event loop, as frameworks take their time.
 
     Args:
         spec: of the model.
-        model: whose instances they are; None for an ensemble, which has none.
-        lane: where their batches come from.
-        hardware: see there.
+        model: makes the instances; None for an ensemble, which has none.
+        lane: the source of their batches.
+        hardware: see Hardware.
         halt: ends the warm-up of instances early.
     """
 
@@ -78,17 +78,17 @@ class Instances:
         self._lane = lane
         self._hardware = hardware
         self._runners: list[_Runner] = []
-        self._guard = threading.Lock()  # of changes of the list, which is never changed in place
+        self._guard = threading.Lock()  # guards the list, which is replaced and never changed in place
         self._made = 0
         self._watchers: list[Callable[[], object]] = []
 
     @property
     def live(self) -> list[Instance]:
-        """Those that are made, passive ones included."""
+        """The instances that exist, passive ones included."""
         return [runner.instance for runner in self._runners if runner.instance is not None]
 
     def uses(self) -> list[Use]:
-        """Of those that take batches."""
+        """The uses of instances that take batches."""
         loops = [(runner.spec.name, runner.loop) for runner in self._runners if not runner.spec.passive]
         return [Use(name, loop.busy_ns, loop.running) for name, loop in loops if loop is not None]
 
@@ -106,11 +106,11 @@ class Instances:
         return held
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
-        """Make further instances, all at a time, and have them take batches.
+        """Make further instances, all at the same time, and have them take batches.
 
         Raises:
-            BackendError: one cannot be made. None of them is left then, or, where requests are tied to instances, the
-                lane must be closed.
+            BackendError: an instance cannot be made. Then all new ones are gone; if the scheduler ties requests to
+                instances, the caller must close the lane.
         """
         started = []
         failures: list[BaseException] = []
@@ -135,14 +135,14 @@ class Instances:
                 failed = [runner for runner, _ in started]
                 self._dismiss(failed)
                 self._see_off(failed)
-            raise failures[0]  # those of another lane end when it is closed
+            raise failures[0]  # instances with tied requests end when the caller closes the lane
         for runner, _ in started:
             for changed in self._watchers:
                 assert runner.instance is not None
                 runner.instance.watch(changed)
 
     def _excesses(self, specs: Sequence[InstanceSpec]) -> Iterator[BackendError]:
-        """An error for each GPU of these instances that is too full with them."""
+        """An error for each GPU of these instances that is too full for them."""
         for device in sorted({spec.device for spec in specs if spec.kind == "GPU"}):
             if self._hardware.gpus.is_too_full(device):
                 yield BackendError(
@@ -151,15 +151,15 @@ class Instances:
                 )
 
     def change(self, specs: Sequence[InstanceSpec], halt: Halt | None = None) -> Callable[[], None]:
-        """Have exactly these, told apart by their names: new ones are made first, then others are told to end.
+        """Have exactly the instances of these names: new ones are made first, then others are told to end.
 
         Requests go on meanwhile; an instance that ends finishes its batch.
 
         Returns:
-            What waits for those that end.
+            A function that waits for the instances that end.
 
         Raises:
-            BackendError: a new one cannot be made, or the scheduler ties requests to instances; nothing has changed.
+            BackendError: an instance cannot be made, or the scheduler ties requests to instances; nothing has changed.
         """
         if not isinstance(self._lane, QueueLane):
             raise BackendError("the number of instances can change only for models whose requests are independent")
@@ -178,7 +178,7 @@ class Instances:
             instance.watch(changed)
 
     def join(self) -> None:
-        """Return when all have ended; the lane is closed."""
+        """Return when all instances have ended; the lane must be closed."""
         for runner in self._runners:
             runner.over.set()
             if runner.instance is not None:
@@ -189,7 +189,7 @@ class Instances:
         self._trim(self._runners)
 
     def _dismiss(self, runners: Sequence[_Runner]) -> None:
-        """Have them end when they have finished their batches."""
+        """Have instances end after their current batches."""
         for runner in runners:
             runner.over.set()
             if runner.loop is not None:
@@ -198,7 +198,7 @@ class Instances:
                 runner.instance.drain()
 
     def _see_off(self, runners: Sequence[_Runner]) -> None:
-        """Return when they have ended."""
+        """Return when these instances have ended."""
         for runner in runners:
             if runner.thread is not None:
                 runner.thread.join()
@@ -209,11 +209,11 @@ class Instances:
     def _trim(self, ended: Sequence[_Runner]) -> None:
         if any(runner.spec.kind == "GPU" for runner in ended):
             for runner in ended:
-                runner.loop = None  # with it go the buffers on the device
+                runner.loop = None  # frees its buffers on the device
             self._hardware.gpus.trim()
 
     def _run(self, index: int, runner: _Runner, ready: Future[None]) -> None:
-        # the instance is made, used and closed on one thread: frameworks keep state by thread
+        # one thread makes, uses and closes the instance: frameworks keep state by thread
         claim = None
         resources = self._hardware.resources
         try:

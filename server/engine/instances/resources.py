@@ -1,8 +1,8 @@
-"""The rate limiter's resources: what instances need to execute, and how much of it there is.
+"""The rate limiter's resources: how much of each exists, and how much instances need to execute.
 
 With `--rate-limit=execution_count`, as in tritonserver, an instance executes only while it holds the resources in the
-`rate_limiter` of its group. `--rate-limit-resource` sets how much there is of a resource; by default as much as the
-neediest instance takes. `_native.scheduling.dispatcher` does the waiting and granting.
+`rate_limiter` of its group. `--rate-limit-resource` sets the amount of a resource; the default is the largest need of
+an instance. `_native.scheduling.dispatcher` does the waiting and granting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVERYWHERE = -1
 
 
 class ResourceError(ValueError):
-    """Limits that contradict each other or cannot be read; the text says why."""
+    """Limits that contradict each other or cannot be parsed; the text says why."""
 
 
 def parse_limits(entries: Iterable[str]) -> dict[tuple[str, int | None], int]:
@@ -46,18 +46,18 @@ class Resources:
         self._limits = limits
         self._limiter = RateLimiter()
         self._pools: dict[tuple[str, int], Resource] = {}
-        self._needed: dict[tuple[str, int], dict[object, int]] = {}  # by whom, of those that live
+        self._needed: dict[tuple[str, int], dict[object, int]] = {}  # the needs of existing claims, by resource
         self._guard = threading.Lock()
 
     def limiter_of(self, specs: Iterable[InstanceSpec]) -> RateLimiter | None:
-        """What the lane of these instances shares with those of others; None if none of them needs resources."""
+        """The rate limiter that all lanes share; None if none of these instances needs resources."""
         return self._limiter if any(spec.resources for spec in specs) else None
 
     def claim(self, spec: InstanceSpec) -> ClaimHandle:
-        """The claim of an instance, to be given back with `forget`.
+        """The claim of an instance, which `forget` gives back.
 
         Raises:
-            BackendError: there will never be what it needs.
+            BackendError: the instance needs more than the limit.
         """
         with self._guard:
             wanted = [(self._key(spec, need), need.count) for need in spec.resources]
@@ -70,7 +70,7 @@ class Resources:
             return claim
 
     def forget(self, claim: ClaimHandle) -> None:
-        """The instance is gone: what nobody limits is as much as those that are left need."""
+        """Give back the claim of an instance; a resource without limit shrinks to the largest need that is left."""
         with self._guard:
             for key, needed in self._needed.items():
                 if needed.pop(id(claim), None) is not None and needed and self._limit(key) is None:
@@ -78,7 +78,7 @@ class Resources:
 
     @property
     def waiting(self) -> int:
-        """Instances that wait for resources."""
+        """How many instances wait for resources."""
         return self._limiter.waiting
 
     @staticmethod

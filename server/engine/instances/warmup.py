@@ -19,12 +19,12 @@ from server.engine.config.datatypes import SIZE_OF
 log = logging.getLogger("inferd.engine")
 
 FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
-SMALL = 2  # random whole numbers are below: as indices they stay inside of small tables, too
+SMALL = 2  # random integers are below this: as indices they fit into small tables, too
 
 
 class Halt:
-    """Whether a load is to end early; asked between the requests of a warm-up, on any thread. Made, and set, on the
-    event loop.
+    """Whether a load is to end early. The event loop makes and sets it; any thread checks it between the requests of a
+    warm-up.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Halt:
 
     @property
     def is_set(self) -> bool:
-        """It is to end."""
+        """Whether the load is to end."""
         return bool(self._why)
 
     def set(self, why: str) -> None:
-        """Have the load fail at the next opportunity, for this reason."""
+        """Have the load fail at its next check, for this reason."""
         self._why = why
         self._set.set()
 
@@ -46,13 +46,13 @@ class Halt:
         await self._set.wait()
 
     def check(self) -> None:
-        """Raises BackendError when the load is to end."""
+        """Raise BackendError if the load is to end."""
         if self._why:
             raise BackendError(self._why)
 
 
 def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str, halt: Halt) -> None:
-    """Have the instance execute the samples of its model; on the instance's thread.
+    """Execute the samples of a model by an instance, on the instance's thread.
 
     Raises:
         BackendError: one fails, with the sample's name; or `halt` says so.
@@ -71,7 +71,7 @@ def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str, halt: 
 
 
 async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelSpec, halt: Halt) -> None:
-    """Have the models of an ensemble execute its samples; on the loop.
+    """Execute the samples of an ensemble by the models of its steps, on the loop.
 
     Raises:
         BackendError: one fails, with the sample's name; or `halt` says so.

@@ -1,4 +1,4 @@
-"""Models that are being loaded: their state until they take over, how they are made, and why they failed."""
+"""Models that are being loaded: their state until they take over, the making of their versions, and failures."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = logging.getLogger("inferd.engine")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a model was not loaded: a problem of the model, or one of each of these versions; else it was not found."""
+    """Why a model was not loaded: a problem of the model, or of its versions; without either, no repository has it."""
 
     name: str
     problem: str = ""
     versions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __str__(self) -> str:
-        """As a line for people."""
+        """The failure in one line."""
         for version, reason in self.versions.items():
             return f"failed to load '{self.name}' version {version}: {reason}"
         if self.is_missing:
@@ -44,12 +44,12 @@ class Failure:
 
     @property
     def is_missing(self) -> bool:
-        """It lies in no repository."""
+        """Whether no repository has the model."""
         return not self.problem and not self.versions
 
     @property
     def answer(self) -> str:
-        """As Triton tells clients."""
+        """The failure in Triton's words for clients."""
         if self.is_missing:
             return str(self)
         reasons = [
@@ -59,16 +59,16 @@ class Failure:
 
 
 class Maker:
-    """Makes versions of models; how, is the same for all.
+    """Makes versions of models, all with the same options.
 
     Args:
         loader: finds backends.
         options: how configurations are read.
-        service: through which an ensemble's steps go.
+        service: takes the requests of an ensemble's steps.
         max_queued: requests that may wait for one version; 0 for any number.
-        hardware: where instances run and what limits them.
-        cache: where answers are kept; those that outlive the server are kept by fingerprints.
-        retries: how many times more a version is loaded that has failed to.
+        hardware: the devices and limits of instances.
+        cache: keeps answers; one that outlives the server needs fingerprints of versions.
+        retries: how many times the load of a version is repeated after it failed.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Maker:
         self._hardware = hardware
         self._has_cache = cache is not None
         self._retries = retries
-        self._unexpected: dict[str, str] = {}  # by model, the last error that nobody has foreseen
+        self._unexpected: dict[str, str] = {}  # the last unforeseen error, by model
         self.fingerprints = isinstance(cache, RedisCache)
 
     def is_news(self, name: str, error: Exception) -> bool:
-        """Whether a model fails in another way than when this was last asked: its traceback is worth reading."""
+        """Whether the error differs from the model's last one, so that its traceback is worth logging."""
         text = f"{type(error).__name__}: {error}"
         before, self._unexpected[name] = self._unexpected.get(name), text
         return before != text
@@ -111,10 +111,10 @@ class Maker:
     async def make(
         self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt
     ) -> LoadedVersion:
-        """A version that nobody can find yet.
+        """Make a version that no request can find yet.
 
         Raises:
-            BackendError: the model does not load, or `halt` says that it is not to.
+            BackendError: the model does not load, or `halt` was set.
         """
         own = prepared.of(version)
         if own.spec.caches and not self._has_cache:
@@ -146,31 +146,31 @@ class Maker:
         return await on_thread(lambda: fingerprint(folder.version_path(version), configuration.config_to_json(config)))
 
     async def warm_up(self, loaded: LoadedVersion, halt: Halt) -> None:
-        """Warm an ensemble up, whose steps are served.
+        """Warm up an ensemble whose steps are served.
 
         Raises:
-            BackendError: a sample fails, or `halt` says so.
+            BackendError: a sample fails, or `halt` was set.
         """
         await warm_up_ensemble(self._service, loaded.lane, loaded.spec, halt)
 
 
 @dataclass(eq=False, slots=True)
 class Candidate:
-    """A model that is to be served as it lies in a folder.
+    """A model that is being loaded from a folder.
 
     Attributes:
         marks: of the folder's files.
-        override: holds the folder, where it is not one of a repository.
-        is_own: it lies in a repository and has its own configuration.
-        is_user: it serves already, and is an ensemble that has a step among the others.
-        explicit: somebody asked for it by its name.
-        own: its configuration; None while it is not prepared, or when that has failed.
-        problem: why it has failed.
-        prepared: the configuration of an ensemble, completed by the models of its steps; None when the load has failed.
-        kept: versions that serve already and stay.
-        made: versions that nobody can find yet.
-        reasons: why others could not be made.
-        leaving: waits for instances that end.
+        override: holds the folder if it is not a repository's.
+        is_own: the model lies in a repository and has its own configuration.
+        is_user: a served ensemble with a step among the other candidates.
+        explicit: a client or option has named the model.
+        own: its configuration; None before `prepare`, or if that has failed.
+        problem: why `prepare` has failed.
+        prepared: an ensemble's configuration, completed by the models of its steps; None if the load has failed.
+        kept: serving versions that stay.
+        made: new versions that no request can find yet.
+        reasons: why other versions could not be made.
+        leaving: functions that wait for instances that end.
         halt: ends the load early.
     """
 
@@ -197,7 +197,7 @@ class Candidate:
 
     @property
     def warms_steps(self) -> bool:
-        """It is an ensemble with a warm-up, for which its steps must be served."""
+        """Whether it is an ensemble with a warm-up, which needs served steps."""
         return self.own is not None and self.own.spec.ensemble is not None and bool(self.own.spec.warmup)
 
     def prepare(
@@ -218,6 +218,6 @@ class Candidate:
             self.problem = f"{type(error).__name__}: {error}"
 
     async def discard(self) -> None:
-        """It is not loaded."""
+        """Give up the load: close the new versions."""
         if self.override is not None:
             await on_thread(self.override.cleanup)

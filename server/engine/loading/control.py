@@ -23,21 +23,21 @@ ALL = "*"
 class ControlMode(enum.Enum):
     """tritonserver's --model-control-mode."""
 
-    NONE = "none"  # every model at the start
-    EXPLICIT = "explicit"  # those that are named, at the start or later
-    POLL = "poll"  # every model, and whatever changes later
-    LAZY = "lazy"  # those that are named, at the start, others when a request asks for them
+    NONE = "none"  # load every model at the start
+    EXPLICIT = "explicit"  # load named models, at the start or later
+    POLL = "poll"  # load every model at the start, and changed ones later
+    LAZY = "lazy"  # load named models at the start, others at their first request
 
 
 @dataclass(frozen=True, slots=True)
 class ModelControl:
-    """How models come and go.
+    """The mode and limits of loading models.
 
     Attributes:
-        mode: see there.
-        load: names of models to be loaded at the start, in the modes EXPLICIT and LAZY; ALL for every one.
-        poll_seconds: between two looks at the repositories, in the mode POLL.
-        budget: bytes of files that loaded models may have, in the mode LAZY; 0 for any number.
+        mode: see ControlMode.
+        load: names of models to load at the start in the modes EXPLICIT and LAZY; ALL for every model.
+        poll_seconds: seconds between two looks at the repositories in the mode POLL.
+        budget: bytes of files that loaded models may have in the mode LAZY; 0 for any number.
     """
 
     mode: ControlMode = ControlMode.NONE
@@ -46,17 +46,17 @@ class ModelControl:
     budget: int = 0
 
     def at_start(self, present: Iterable[str]) -> tuple[str, ...]:
-        """The models to be loaded first, of those that are present; others may be named that are not there."""
+        """The models to load at the start: of those present, and named ones that may be missing."""
         if self.mode in (ControlMode.EXPLICIT, ControlMode.LAZY) and self.load != (ALL,):
             return self.load
         return tuple(present)
 
 
 class Poller:
-    """Looks at the repositories every few seconds and has loaded and unloaded what has changed.
+    """Looks at the repositories every few seconds, and loads and unloads models that have changed.
 
-    What could not be loaded is tried again when it has changed again; what could not even be looked at or begun, at the
-    next look.
+    A model that fails to load is tried again after its next change; a model that could not be read, or whose load could
+    not begin, at the next look.
     """
 
     def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
@@ -69,15 +69,15 @@ class Poller:
         repositories.unreached = self._unreached
 
     async def remember(self, folders: Iterable[ModelFolder]) -> None:
-        """These are as they are now when they are loaded."""
+        """Remember the present state of these models, which are about to be loaded."""
         self._seen = await on_thread(_look, folders)
 
     def start(self) -> None:
-        """Look every few seconds from now on."""
+        """Begin to look every few seconds."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Look no more. A load that is under way goes on."""
+        """Stop looking. A running load goes on."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -93,7 +93,7 @@ class Poller:
                 log.exception("the model repositories could not be polled")
 
     async def look(self) -> None:
-        """Look once, and return when what has changed has been loaded or could not be."""
+        """Look once, and return when each changed model was loaded or has failed."""
         seen = await on_thread(lambda: _look(self._repositories.scan()))
         before, self._seen = self._seen, seen
         for name in before.keys() - seen.keys():
@@ -103,7 +103,7 @@ class Poller:
                 log.error("'%s' is not in the repositories any more, but could not be unloaded yet: %s", name, error)
                 self._look_again(name, before)
         changed = [name for name, found in seen.items() if before.get(name) != found]
-        for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # next time: nobody else is to wait for it
+        for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # at the next look: others shall not wait
             changed.remove(name)
             self._look_again(name, before)
         if changed:
@@ -115,10 +115,10 @@ class Poller:
                     self._look_again(name, before)
                 raise
             for name in self._unreached & set(changed):
-                self._seen[name] = (seen[name][0], {})  # it is to be tried again although it does not change
+                self._seen[name] = (seen[name][0], {})  # tried again even without a change
 
     def _look_again(self, name: str, before: Mapping[str, tuple[ModelFolder, Marks]]) -> None:
-        """Have the next look find that this model has changed since the look before."""
+        """Have the next look treat this model as changed."""
         self._seen.pop(name, None)
         if name in before:
             self._seen[name] = before[name]

@@ -1,4 +1,4 @@
-"""Models that are loaded by their first request, and unloaded when others need their memory.
+"""Loads models at their first request, and unloads them when others need their memory.
 
 A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the load has ended;
 all requests for one model share one load. If it fails, all of them get the error, and so do requests in the next
@@ -31,23 +31,23 @@ from server.errors import ConfigError, Exhausted, NotFound, ServerError, Unavail
 log = logging.getLogger("inferd.engine")
 
 RETRY_SECONDS = 5.0
-"""For which a model that could not be loaded is not tried again."""
+"""Seconds after a failed load in which the model is not tried again."""
 LEAVING_SECONDS = 30.0
-"""For which a load waits until what leaves for it has ended; then there is more in memory for a while."""
+"""Seconds for which a load waits for models that leave to make room; then it goes on beside them."""
 PATIENCE_SECONDS = 300.0
-"""For which a load waits for others, beside which it does not fit; what they have loaded may leave for it."""
+"""Seconds for which a load waits for other loads beside which it does not fit; their models may leave for it."""
 LOOKS = 16
-"""At repositories at a time, each on a thread: clients may ask for any number of names."""
+"""The most look-ups in repositories at a time, each on a thread: clients may name any number of models."""
 
 
 class Demand:
-    """Used on the event loop only.
+    """Loads models on demand. Used on the event loop only.
 
     Args:
         repositories: where models come from.
-        models: what there is.
+        models: the registry.
         lifecycle: loads and unloads.
-        infer: where requests wait.
+        infer: holds the waiting requests.
         budget: bytes of files that loaded models may have; 0 for any number.
         pinned: names of models that stay.
         clock: seconds.
@@ -72,31 +72,31 @@ class Demand:
         self._pinned = frozenset(pinned)
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._urged: dict[str, contextlib.ExitStack] = {}  # those that a model waits for, which may be made itself
-        self._failed: dict[str, tuple[float, ServerError]] = {}  # until when it is not tried again, and why it failed
-        self._asked: dict[str, int] = {}  # when somebody last had a model loaded, as time.monotonic_ns counts
-        self._coming: dict[str, int] = {}  # bytes of what is being loaded, for which there is room
+        self._urged: dict[str, contextlib.ExitStack] = {}  # loads that a model, which may be loading itself, waits for
+        self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
+        self._asked: dict[str, int] = {}  # when each model was last asked for, in time.monotonic_ns
+        self._coming: dict[str, int] = {}  # bytes of running loads, for which room was made
         self._leaving: dict[asyncio.Task[None], str] = {}
         self._looking = asyncio.Semaphore(LOOKS)
         infer.load_on_demand(self._missed)
 
     def pins(self, name: str) -> bool:
-        """Whether this model stays."""
+        """Whether this model is never unloaded for others."""
         return name in self._pinned
 
     def failure(self, name: str) -> ServerError | None:
-        """Why this model is not loaded when it is asked for now; None: it is, or would be tried."""
+        """The recent failure because of which this model is not tried again now; None without one."""
         until, error = self._failed.get(name, (0.0, None))
         return error if self._clock() < until else None
 
     async def has(self, name: str) -> bool:
-        """Whether a repository has a model of this name; False also where that cannot be told now."""
+        """Whether a repository has a model of this name; False also if that cannot be found out now."""
         async with self._looking:
             return await on_thread(self._repositories.has, name)
 
     def _missed(self, name: str, by_model: bool) -> None:
-        """A request waits for this model, of a client or of another model."""
-        asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # what submits it goes on first
+        """A request of a client, or of another model, waits for this model."""
+        asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the caller has submitted the request
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
@@ -111,11 +111,11 @@ class Demand:
 
         Args:
             name: of the model.
-            asked_by: the model that waits for it, which may be made itself; empty for nobody.
+            asked_by: the model that waits, and may be loading itself; empty for none.
 
         Raises:
-            Unavailable: it could not be loaded, or its load waits for the model that asks.
-            Exhausted: there is no room for it.
+            Unavailable: the model could not be loaded, or its load waits for the model `asked_by`.
+            Exhausted: the memory budget has no room for it.
         """
         if self._models.versions(name):
             return
@@ -130,7 +130,7 @@ class Demand:
             raise error
 
     async def _answer(self, name: str) -> None:
-        """Load a model, and tell those who wait for it."""
+        """Load a model, and resume the requests that wait for it."""
         error: ServerError | None = None
         try:
             error = self.failure(name)
@@ -155,10 +155,10 @@ class Demand:
                 self._models.announce(name, None, False)
             self._infer.resume(name, int(error.status), str(error))
         else:
-            self._infer.resume(name)  # it is refused as one of an unknown name
+            self._infer.resume(name)  # its requests are refused as those for an unknown name
 
     def _note_failure(self, name: str, error: ServerError) -> None:
-        """Those that are over go: the names may be any, as long as a repository cannot be read."""
+        """Note a failure and drop old ones: while a repository cannot be read, clients may name anything."""
         now = self._clock()
         self._failed.pop(name, None)
         self._failed[name] = (now + RETRY_SECONDS, error)
@@ -180,7 +180,7 @@ class Demand:
             failures = await self._lifecycle.load((name,))
         finally:
             self._coming.pop(name, None)
-        if (failure := failures.get(name)) and not self._models.versions(name):  # else some versions are served
+        if (failure := failures.get(name)) and not self._models.versions(name):  # no version is served
             raise Unavailable(failure.answer)
         if self._budget:
             await self._make_room(name, 0)
@@ -193,10 +193,11 @@ class Demand:
         return sum(size for version in state.loaded for _, _, size in state.marks.get(str(version), ()))
 
     async def _make_room(self, name: str, needed: int) -> None:
-        """Have models leave until there is room for so much more; `name` and the models of its steps stay.
+        """Unload models until there is room for so many bytes; `name` and the models of its steps stay.
 
         Raises:
-            Exhausted: there cannot be. Nothing has left, unless it turned out when the model was loaded.
+            Exhausted: there cannot be enough room. Then no model was unloaded, unless the size was known only after the
+                load.
         """
         leaving, excess = self._choose(name, needed)
         with contextlib.suppress(TimeoutError):
@@ -222,7 +223,7 @@ class Demand:
             raise
 
     def _choose(self, name: str, needed: int) -> tuple[list[str], int]:
-        """Which models are to leave, and the bytes that are lacking then still."""
+        """The models to unload, and the bytes that are still lacking then."""
         prepared = self._models.prepared(name)
         staying = {name} | (configuration.models_of(prepared.spec) if prepared else set())
         gone = set(self._leaving.values())
@@ -240,14 +241,14 @@ class Demand:
         return leaving, excess
 
     def _users_of(self, name: str) -> list[str]:
-        """The ensembles that are loaded and have the model as a step, or have one that has: the outer ones first."""
+        """The loaded ensembles that have the model as a step, directly or through other ensembles; outer ones first."""
         levels = [[name]]
         while levels[-1]:
             levels.append(sorted({user.name for each in levels[-1] for user in self._models.ensembles_of(each)}))
         return list(dict.fromkeys(user for level in levels[:0:-1] for user in level))
 
     async def _see_out(self, leaving: list[str], name: str) -> None:
-        """Have these leave for `name`, and return when they have, or after LEAVING_SECONDS."""
+        """Unload these models to make room for `name`; return when they have ended, or after LEAVING_SECONDS."""
         retiring: set[asyncio.Task[None]] = set()
         for each in leaving:
             log.info("'%s' leaves to make room for '%s'", each, name)
@@ -264,7 +265,7 @@ class Demand:
             log.warning("'%s' still finishes what it has accepted, '%s' is loaded beside it", each, name)
 
     async def _retire(self, name: str) -> None:
-        """Have it leave, after the ensembles that need it: they finish what they have accepted on it."""
+        """Unload a model after the ensembles that need it, whose accepted requests finish first."""
         for user in self._users_of(name):
             await self._lifecycle.retire(user)
         await self._lifecycle.retire(name)
@@ -272,32 +273,32 @@ class Demand:
     def _left(self, task: asyncio.Task[None]) -> None:
         self._leaving.pop(task, None)
         if not task.cancelled():
-            task.exception()  # who waited has it, unless the server stops
+            task.exception()  # marked as seen: the waiting caller has it, unless the server stops
 
     def _is_busy(self, name: str) -> bool:
-        """It has requests that are not over, which may wait for a model that is to be loaded."""
+        """Whether the model has running requests, which may wait for a model that is to be loaded."""
         return any(version.lane.in_flight for version in self._models.versions(name))
 
     def _may_leave(self, name: str) -> bool:
-        """Nobody has said that it stays, it is not being loaded, and no sequence is open on it."""
+        """Whether the model is not pinned, not being loaded, and without open sequences."""
         if name in self._pinned or name in self._loads:
             return False
         return not any(version.sequences for version in self._models.versions(name))
 
     def _last_asked(self, name: str) -> int:
-        """When a request for it last was executed, or it was loaded, as time.monotonic_ns counts."""
+        """When the model's last request was executed, or the model was loaded, in time.monotonic_ns."""
         used = [version.lane.statistics()["last_inference_ns"] for version in self._models.versions(name)]
         return max(self._asked.get(name, 0), *used, 0)
 
     async def let_go(self, name: str, asked_by: str) -> None:
-        """Unload the ensembles that have a model as a step which was unloaded: a request loads them with it again."""
+        """Unload the ensembles with a step whose model was unloaded: a request loads them together again."""
         if not self._models.versions(name):
             for ensemble in self._models.ensembles_of(name):
                 await self._lifecycle.unload(ensemble.name, asked_by=asked_by)
                 await self.let_go(ensemble.name, asked_by)
 
     async def close(self) -> None:
-        """Refuse what waits."""
+        """Refuse all waiting requests."""
         self._infer.resume(None, int(Unavailable.status), "the server is stopping: models are not loaded any more")
         if self._loads:
             await asyncio.wait(self._loads.values())

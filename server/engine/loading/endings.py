@@ -1,4 +1,4 @@
-"""The ends of versions: nothing new finds them, and what they have accepted is finished.
+"""The ends of versions: new requests do not find them, and accepted requests finish.
 
 A version with live sequences departs first: requests of these find it until they have ended or their time is over.
 """
@@ -21,28 +21,28 @@ log = logging.getLogger("inferd.engine")
 End = Callable[[LoadedVersion], Awaitable[None]]
 
 MOST_REPLACED = 2
-"""Of one model that finish their requests, while it is not made anew: each keeps its instances and their memory."""
+"""The most replaced versions of one model that still finish their requests; each keeps its instances and memory."""
 
 
 class Endings:
-    """What happens to what is not served any more. Used on the event loop only.
+    """Ends versions that are not served any more. Used on the event loop only.
 
     Args:
-        models: what there is.
-        drained: returns when no sequence is open on a version that drains.
-        end: finishes what a version has accepted and closes it; returns when it is over.
+        models: the registry.
+        drained: returns when the last sequence on a draining version has ended.
+        end: finishes the accepted requests of a version and closes it.
     """
 
     def __init__(self, models: Models, drained: End, end: End) -> None:
         self._models = models
         self._drained = drained
         self._end = end
-        self._tasks: dict[asyncio.Task[None], str] = {}  # the ends that are under way: of which model
-        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # by model: the ends of what served at a time
+        self._tasks: dict[asyncio.Task[None], str] = {}  # running ends, each with its model's name
+        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # running ends of replaced versions, by model
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
-        """Have requests find nothing of the model from now on; the task ends with the last request."""
+        """Hide a model from requests; the task ends with its last request."""
         state = self._models[name]
         old = state.loaded
         versions = {version: entry.loaded for version, entry in old.items() if entry.loaded is not None}
@@ -72,7 +72,7 @@ class Endings:
         return self.begin(end(), name, serves=self._is_waited_for(name, versions.values()))
 
     def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
-        """No request finds these any more: let them end, then call `cleanup` on a thread."""
+        """End versions that new requests do not find any more, then call `cleanup` on a thread."""
         versions = tuple(old)
         self._depart(name, versions)
 
@@ -87,19 +87,19 @@ class Endings:
             self.begin(end(), name, serves=self._is_waited_for(name, versions))
 
     def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
-        """Whether these count among MOST_REPLACED: not those with sequences, which go on for a time that is bounded."""
+        """Whether these versions count for MOST_REPLACED; those with sequences do not, as their time is bounded."""
         departing = {each.loaded for each in self._models[name].departing}
         return any(version not in departing for version in old)
 
     async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
-        """Return when few enough of what was replaced of the model before are left.
+        """Return when fewer than MOST_REPLACED replaced versions of the model are left.
 
         Args:
             halt: ends the wait.
-            waits: else there must be room now.
+            waits: False: there must be room now.
 
         Raises:
-            BackendError: the load is to end, or there is no room.
+            BackendError: `halt` was set, or there is no room.
         """
         told = False
         while len(left := self._replaced.get(name, ())) >= MOST_REPLACED:
@@ -117,27 +117,27 @@ class Endings:
             halt.check()
 
     def hurry(self, name: str) -> None:
-        """Have the sequences of the model that still go on end now."""
+        """End the sequences on departing versions of the model now."""
         for departing in self._models[name].departing:
             departing.end()
 
     def close(self) -> None:
-        """From now on no sequence goes on where its model is not served any more; those that do end now."""
+        """End the sequences on all departing versions, now and from now on."""
         self._closing = True
         for name in self._models:
             self.hurry(name)
 
     async def all(self) -> None:
-        """Return when everything has ended."""
+        """Return when all ends are over."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def is_crowded(self, name: str) -> bool:
-        """Whether a load of this model would have to wait for what it was before."""
+        """Whether a load of this model would have to wait for replaced versions of it."""
         return len(self._replaced.get(name, ())) >= MOST_REPLACED
 
     def passed(self, name: str, version: LoadedVersion) -> None:
-        """This one still serves, but requests that name no version find a later one from now on."""
+        """A version is not the latest any more: requests without a version find a later one."""
 
         async def end() -> None:
             await self._let_go_on(name, departing)
@@ -148,7 +148,7 @@ class Endings:
             self.begin(end(), name)
 
     def _depart(self, name: str, versions: Iterable[LoadedVersion]) -> None:
-        """Have requests of sequences still find these, from the next time on that the model is published."""
+        """Have only requests of sequences find these versions, from the next `publish` on."""
         state = self._models[name]
         for version in sorted(versions, key=lambda each: each.version):
             for before in [each for each in state.departing if each.loaded is version]:  # see `passed`
@@ -159,7 +159,7 @@ class Endings:
                 state.departing.insert(0, Departing(version))
 
     async def _see_out(self, name: str, version: LoadedVersion) -> None:
-        """Let sequences go on, then close the version; returns when it is over."""
+        """Let sequences go on, then close the version; returns when it is closed."""
         departing = next((each for each in self._models[name].departing if each.loaded is version), None)
         if departing is not None:
             log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
@@ -171,7 +171,8 @@ class Endings:
         await self._end(version)
 
     async def _let_go_on(self, name: str, departing: Departing) -> None:
-        """Return when the sequences have ended, or their time is over; requests do not find them any more then."""
+        """Return when the sequences have ended, or their time is over; then requests do not find the version any
+        more."""
         drained = asyncio.ensure_future(self._drained(departing.loaded))
         try:
             await asyncio.wait(
@@ -187,18 +188,18 @@ class Endings:
             self._models.publish(name)
 
     def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
-        """Instances of the model have been told to end: let `wait` wait for it, on a thread; done when they have."""
+        """Call `wait`, which waits for instances that were told to end, on a thread; the task ends with it."""
         return self.begin(on_thread(wait), name)
 
     def refuse(self, name: str, problem: str) -> None:
-        """Have no request find the model any more, for this reason."""
+        """Hide a model from requests, which get this reason."""
         self.withdraw(name)
         state = self._models[name]
         state.versions, state.problem = {}, problem
         self._models.publish(name)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
-        """Have an end come; of what still `serves` requests that it has accepted, so that it may take long."""
+        """Run an end as a task; with `serves`, of a version that still finishes requests, so that it may take long."""
         task = asyncio.create_task(work)
         self._tasks[task] = name
         if serves:

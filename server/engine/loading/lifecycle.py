@@ -1,12 +1,13 @@
 """Loads and unloads of models while others serve.
 
-A load makes the new version beside the one that serves, off the loop. It takes over in one step on the loop: the next
-request finds the new version; the old one finishes its requests and ends by itself. A load that fails changes
-nothing. What has not changed, a version or its whole model, is kept; if only the number of instances has changed,
-instances are added or removed.
+A load makes the new version beside the one that serves, off the loop. The new version takes over in one step on the
+loop: the next request finds it, and the old one finishes its requests and ends by itself. A load that fails changes
+nothing. A version that has not changed is kept; if only the number of instances has changed, instances are added or
+removed.
 
 A sequence stays with the version on which it began. A version with live sequences departs when it is replaced or
-unloaded: their requests still find it (`_native.service.table`), until they have ended or their time is over.
+unloaded: only requests of these sequences still find it (`_native.service.table`), until they have ended or their time
+is over.
 
 Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
 concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
@@ -47,9 +48,9 @@ log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
 UNLOADED = "it is unloaded before its load has ended"
-"""Why a load fails that an unload halts."""
+"""The reason of a load that an unload has halted."""
 Allowed = Callable[[str], bool]
-"""Whether who asks may load and unload the model of this name."""
+"""Whether the caller may load and unload the model of this name."""
 
 
 def anything(_: str) -> bool:
@@ -61,13 +62,13 @@ class Lifecycle:
     """Loads and unloads models. Used on the event loop only.
 
     Args:
-        repositories: where models come from.
-        models: what there is.
+        repositories: the sources of models.
+        models: the registry.
         maker: makes versions.
-        drained: returns when no sequence is open on a version that drains.
-        end: finishes what a version has accepted and closes it; returns when it is over.
-        threads: models that are prepared or made at a time; what a model asks for while it is made comes on top.
-        patience: seconds for which a load waits for others at most, when none of them gets on.
+        drained: returns when the last sequence on a draining version has ended.
+        end: finishes the accepted requests of a version and closes it.
+        threads: models that are prepared or made at a time; loads that a loading model asks for come on top.
+        patience: seconds for which a load waits at most while no other load makes progress.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class Lifecycle:
         self._room = Room(threads, patience)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
-        self._halts: dict[str, Halt] = {}  # of models that are about to be made: their configurations are read
+        self._halts: dict[str, Halt] = {}  # of models whose configurations are being read
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        self.loaded = 0  # versions, ever
-        self.failed = 0  # attempts to load a model, ever
+        self.loaded = 0  # versions since the start
+        self.failed = 0  # failed loads since the start
 
     def _to_its_end(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """The result of `work`, which goes on when who waits for it is cancelled: clients may lose their patience."""
+        """The result of `work`, which goes on if the caller is cancelled: clients may hang up."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._done)
@@ -105,14 +106,14 @@ class Lifecycle:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
-            task.exception()  # it has been told to who waited, and logged
+            task.exception()  # marked as seen: the caller has got it, and it was logged
 
     @asynccontextmanager
     async def lock(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[ModelLock]:
-        """Change these models inside of the block, and nobody else does.
+        """Hold the lock of these models inside of the block: nothing else changes them.
 
         Raises:
-            Unavailable: the model that waits for it, or for one of them, is one that must be made first.
+            Unavailable: the lock would wait for `asked_by`, which waits for the lock.
         """
         outer = self._made_in.get(asked_by)
         try:
@@ -132,21 +133,21 @@ class Lifecycle:
         asked_by: str = "",
         allowed: Allowed = anything,
     ) -> dict[str, Failure]:
-        """Load these models, or load them anew where something has changed.
+        """Load these models, or load those anew that have changed.
 
         Args:
             names: of the models.
-            override: of the only one, instead of what the repository says.
-            explicit: somebody asked for them by their names.
+            override: of a single model, in place of the repository's content.
+            explicit: a client or option has named the models.
             asked_by: the model that waits for it; empty for nobody.
             allowed: whether who asks may load the model of a step.
 
         Returns:
-            Why they, and what else had to be loaded with them, were not loaded.
+            The failures, by model, also of models that had to be loaded with them.
 
         Raises:
-            Unavailable: the server stops, or the model that waits is one that this load must wait for.
-            Denied: one of them is an ensemble with a step that may not be loaded.
+            Unavailable: the server stops, or this load would wait for `asked_by`.
+            Denied: the caller may not load the model of an ensemble's step.
             InvalidArgument, Internal: the override's files cannot be written.
         """
         return await self._to_its_end(
@@ -155,23 +156,23 @@ class Lifecycle:
 
     @contextmanager
     def awaited(self, name: str) -> Iterator[None]:
-        """Inside of the block, loads of this model go on beside others, which may wait for it."""
-        if not self._made_in:  # then none does
+        """Inside of the block, loads of this model run beside others, which may wait for it."""
+        if not self._made_in:  # no load can wait
             yield
             return
         with self._room.urge(self._locks.ahead((name,))):
             yield
 
     def is_loaded_with(self, name: str, other: str) -> bool:
-        """Whether a load that is under way is of both models."""
+        """Whether a running load is of both models."""
         return other in self._made_in and name in self._made_in[other].candidates
 
     @contextmanager
     def waiting(self, name: str, asked_by: str) -> Iterator[None]:
-        """Inside of the block, one who may be being made waits for loads of this model, whoever has asked for them.
+        """Inside of the block, `asked_by`, which may be loading, waits for all loads of this model.
 
         Raises:
-            Unavailable: one of them waits for who waits.
+            Unavailable: one of these loads waits for `asked_by`.
         """
         outer = self._made_in.get(asked_by)
         if outer is None:
@@ -193,7 +194,7 @@ class Lifecycle:
                 return await _join(outer, wanted, asked_by)
         if outer is None:
             return await self._load_in(self._room, wanted, override, explicit, asked_by, allowed)
-        # Others may be loading the same already, and wait for a place: the model that asks has one, and waits for them.
+        # Earlier loads of the same models may wait for a place, while the model that asks has one and waits for them.
         with self._room.urge(self._locks.ahead(wanted | self._users_of(wanted))):
             return await self._load_in(Room(self._threads), wanted, override, explicit, asked_by, allowed)
 
@@ -235,7 +236,7 @@ class Lifecycle:
     async def _look_under(
         self, lock: ModelLock, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
     ) -> dict[str, Candidate]:
-        """See `_look`; what the lock is for can be halted meanwhile."""
+        """See `_look`; an unload can halt these loads meanwhile."""
         halts = {name: Halt() for name in lock.names}
         self._halts.update(halts)
         try:
@@ -250,7 +251,7 @@ class Lifecycle:
     async def _look(
         self, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
     ) -> dict[str, Candidate]:
-        """What is to be loaded: these, the models of their steps, and ensembles that are loaded and have them."""
+        """The candidates: these models, the models of their steps, and loaded ensembles that use them."""
         found: dict[str, Candidate] = {}
         names, looked_for = wanted, set[str]()
         while names:
@@ -260,7 +261,7 @@ class Lifecycle:
             )
             found.update((candidate.name, candidate) for candidate in candidates if candidate is not None)
             names = frozenset(step for candidate in found.values() for step in candidate.steps) - looked_for
-            if not all(map(allowed, names)):  # before anything is read or run of them
+            if not all(map(allowed, names)):  # checked before their files are read or run
                 for candidate in found.values():
                     await candidate.discard()
                 raise _not_allowed(wanted)
@@ -278,7 +279,7 @@ class Lifecycle:
             return await on_thread(self._read, name, override, *known, self._each(room, name))
 
     def _each(self, room: Room, name: str) -> configuration.Each:
-        """Beside the thread that has a place for this model, others have a part in the work when they get a place."""
+        """Divides work between the thread that has a place for this model, and others as they get places."""
         loop = asyncio.get_running_loop()
 
         def each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
@@ -291,7 +292,7 @@ class Lifecycle:
                         number = left.popleft()
                         try:
                             work(number)
-                        finally:  # who began waits for all of them, whatever one raises
+                        finally:  # the first thread waits for all, whatever one raises
                             done.release()
 
             async def take_part() -> None:
@@ -311,7 +312,7 @@ class Lifecycle:
                 asyncio.run_coroutine_threadsafe(take_part(), loop)
             run()
             if helpers > 0:
-                loop.call_soon_threadsafe(send_away)  # those that have got no place
+                loop.call_soon_threadsafe(send_away)  # cancels helpers that still wait for a place
             for _ in numbers:
                 done.acquire()
 
@@ -325,7 +326,8 @@ class Lifecycle:
         seen: Marks,
         each: configuration.Each,
     ) -> Candidate | None:
-        """The model as it lies in its repository or comes with a load; `own` where its marks are still those `seen`."""
+        """The model of its repository or of an override; with `own` as its configuration if its marks are those
+        `seen`."""
         holder = None
         try:
             folder = self._repositories.find(name)
@@ -357,18 +359,18 @@ class Lifecycle:
     async def unload(
         self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything
     ) -> None:
-        """Have no request find the model any more; what was accepted is still finished, behind this.
+        """Unload a model: no new request finds it. Accepted requests finish in the background.
 
         Args:
-            name: of the model; nothing happens if there is none. If it was unloaded before, sequences that still go on
-                on what was there end.
-            dependents: of an ensemble, unload also the models of its steps that nobody asked for by their names and no
-                other ensemble has; when its last request is finished.
+            name: of the model; nothing happens if there is none. If it was unloaded before, its departing versions
+                end their sequences.
+            dependents: of an ensemble, also unload the models of its steps, after its last request, unless somebody
+                loaded them by name or another ensemble has them.
             asked_by: the model that waits for it; empty for nobody.
-            allowed: whether who asks may unload the model of a step; else it stays.
+            allowed: whether the caller may unload the model of a step; else it stays.
 
         Raises:
-            Unavailable: the server stops, or the model that waits is one that this must wait for.
+            Unavailable: the server stops, or the unload would wait for `asked_by`.
         """
         await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed))
 
@@ -393,7 +395,7 @@ class Lifecycle:
                 await followers
 
     async def retire(self, name: str) -> None:
-        """Unload a model, with the models of its steps that nobody else needs; return when its memory is free.
+        """Unload a model and the models of its steps that nothing else needs; return when its memory is free.
 
         Raises:
             Unavailable: the server stops.
@@ -417,7 +419,7 @@ class Lifecycle:
                 await self.unload(step, dependents=True, allowed=allowed)
 
     async def remove(self, name: str) -> None:
-        """Unload a model that is in no repository any more, and forget it."""
+        """Unload and forget a model that no repository has any more."""
         async with self._locks.of((name,)):
             if name in self._models and await on_thread(self._repositories.find, name) is None:
                 ending = self._endings.withdraw(name)
@@ -432,11 +434,11 @@ class Lifecycle:
     # -- the end --
 
     def is_crowded(self, name: str) -> bool:
-        """Whether a load of this model would have to wait for what it was before."""
+        """Whether a load of this model would have to wait for replaced versions of it."""
         return self._endings.is_crowded(name)
 
     def stop(self) -> None:
-        """Load and unload nothing any more; a warm-up that is under way ends, and with it its load."""
+        """Refuse loads and unloads from now on; running warm-ups end, and with them their loads."""
         self._stopping = True
         for loading in set(self._made_in.values()):
             self._halt(loading)
@@ -446,7 +448,7 @@ class Lifecycle:
         loading.halt(loading.candidates, "the server stops before the load has ended")
 
     async def close(self) -> None:
-        """Unload everything, ensembles before the models of their steps; what was accepted is finished."""
+        """Unload everything, ensembles before the models of their steps; accepted requests finish first."""
         self.stop()
         self._endings.close()
         await self._locks.idle()
@@ -462,14 +464,14 @@ class Lifecycle:
 def _unchanged(
     own: configuration.Prepared | None, seen: Marks, marks: Marks
 ) -> Mapping[int, configuration.VersionConfig]:
-    """The configurations of versions that are as they were when their marks were those `seen`."""
+    """The configurations of versions whose marks are still those `seen`."""
     if own is None or any(seen.get(part) != marks.get(part) for part in (CONFIGURATION, REST)):
         return {}
     return {version: own.of(version) for version in own.by_version if seen.get(str(version)) == marks.get(str(version))}
 
 
 async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
-    """A model asks for these, which are loaded together with it: they are under way."""
+    """Wait for models that a running load makes together with `asked_by`, which asks for them."""
     if any(outer.is_tied(name, asked_by) for name in wanted):
         raise _circle(wanted, asked_by)
     for name in wanted:
@@ -478,7 +480,7 @@ async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[s
 
 
 def _not_allowed(wanted: Iterable[str]) -> Denied:
-    """Does not name the step: the caller may not know that there is such a model."""
+    """The error does not name the step, since the caller must not learn that such a model exists."""
     shown = ", ".join(f"'{name}'" for name in sorted(wanted))
     return Denied(
         Status.PERMISSION_DENIED,

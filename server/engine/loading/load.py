@@ -1,4 +1,4 @@
-"""One load: what it must make, and the step in which it takes over."""
+"""One load: the making of its candidates, and the step in which they take over."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger("inferd.engine")
 
 
 class Loading:
-    """The load of candidates that belong together or were asked for at once.
+    """The load of candidates that belong together, or were requested together.
 
-    A model is made anew only when little is left of what it was before; unless `waits`, its load fails otherwise.
-    Candidates that ensembles tie together are a part. Everything of a part is made first, then takes its place at
-    once: no new request meets a new step through an old ensemble. One that is between two steps does.
+    A model is made anew only when few of its replaced versions are left; unless `waits`, its load fails otherwise.
+    Candidates that ensembles tie together form a part. All of a part is made first, and then takes over at once: no new
+    request reaches a new step through an old ensemble. A request that is between two steps does.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Loading:
         self.lock = lock
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
-        self.leaving: list[asyncio.Task[None]] = []  # the ends of instances that are taken away
+        self.leaving: list[asyncio.Task[None]] = []  # the ends of removed instances
         self._models = models
         self._maker = maker
         self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
-        self._identified: frozenset[str] = frozenset()  # those whose fingerprints are needed
+        self._identified: frozenset[str] = frozenset()  # candidates that need fingerprints
 
     async def run(self, endings: Endings) -> None:
-        """Load what can be loaded; `failures` tells of the others."""
+        """Load all candidates; `failures` has those that fail."""
         await self._compose()
         if self._maker.fingerprints:
             self._identified = self._with_kept_answers()
@@ -63,29 +63,29 @@ class Loading:
         await asyncio.gather(*set(self._parts.values()))
 
     def halt(self, names: Iterable[str], why: str) -> None:
-        """Have the load of these end early, and fail for this reason: before the next request of a warm-up."""
+        """End the load of these candidates, before the next request of a warm-up; they fail for this reason."""
         for name in names:
             if name in self.candidates:
                 self.candidates[name].halt.set(why)
 
     async def done(self, name: str) -> None:
-        """Return when this candidate has been loaded, or has failed."""
+        """Return when this candidate was loaded or has failed."""
         if name in self._parts:
             await asyncio.shield(self._parts[name])
 
     def needed_by(self, names: Iterable[str]) -> list[str]:
-        """The candidates that must be loaded for these to be: their steps, their users, and themselves."""
+        """These candidates, and those that must be loaded with them: their steps and their users."""
         parts = {self._parts.get(name) for name in names}
         return [name for name, part in self._parts.items() if part in parts]
 
     def is_tied(self, name: str, other: str) -> bool:
-        """Whether one of the two may wait for the other."""
+        """Whether the load of one of the two may wait for the other."""
         return self._parts.get(name) is self._parts.get(other)
 
     # -- before anything is made --
 
     async def _compose(self) -> None:
-        """Complete ensembles; a candidate that cannot be served as it is fails."""
+        """Complete the ensembles; a candidate that cannot be served fails."""
         own = self._composed_of()
         ensembles = any(each is not None and each.spec.ensemble is not None for each in own.values())
         composed = await on_thread(configuration.compose, own) if ensembles else own
@@ -101,7 +101,7 @@ class Loading:
                 self._fail(candidate, Failure(name, str(found)))
 
     def _composed_of(self) -> dict[str, configuration.Prepared | None]:
-        """The own configurations of the candidates, and of all models that their ensembles are made of."""
+        """The configurations of the candidates, and of all models in the steps of their ensembles."""
         own: dict[str, configuration.Prepared | None] = {}
         todo = list(self.candidates)
         while todo:
@@ -118,7 +118,7 @@ class Loading:
         return own
 
     def _fail(self, candidate: Candidate, failure: Failure) -> None:
-        """The candidate is not loaded; what was before still is."""
+        """A candidate fails; its earlier versions go on serving."""
         self.failures[candidate.name] = failure
         candidate.prepared = None
         state = self._models[candidate.name]
@@ -129,7 +129,7 @@ class Loading:
         log.error("%s%s", failure, ": what was loaded before still serves" if state.loaded else "")
 
     def _tied(self) -> list[list[str]]:
-        """The candidates, steps before their ensembles, in parts that have no step in common."""
+        """The candidates in parts that have no step in common; steps come before their ensembles."""
         part_of: dict[str, list[str]] = {}
         for name in self._ordered():
             joined = {id(part): part for step in self.candidates[name].steps if (part := part_of.get(step))}
@@ -146,7 +146,7 @@ class Loading:
         return list(order)
 
     def _put(self, name: str, order: dict[str, None], above: frozenset[str]) -> None:
-        """Put a candidate into the order, behind those of its steps."""
+        """Put a candidate into the order, behind the candidates of its steps."""
         if name in order or name in above or name not in self.candidates:
             return
         for step in sorted(self.candidates[name].steps):
@@ -154,7 +154,7 @@ class Loading:
         order[name] = None
 
     def _with_kept_answers(self) -> frozenset[str]:
-        """The candidates on whose files kept answers depend: those with a cache, and what their steps use."""
+        """The candidates on whose files cached answers depend: those with a cache, and the models in their steps."""
         prepared = {name: candidate.prepared for name, candidate in self.candidates.items()}
         found: set[str] = set()
         todo = [name for name, each in prepared.items() if each and _caches(each)]
@@ -175,7 +175,7 @@ class Loading:
         for candidate in part:
             makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, endings))
         await asyncio.gather(*makings.values())
-        for candidate in part:  # nothing waits in here
+        for candidate in part:  # no await: all take over in one step of the loop
             if not candidate.warms_steps:
                 self._take_over(candidate, endings)
         for candidate in part:
@@ -191,13 +191,13 @@ class Loading:
                 await candidate.discard()
 
     def _is_unfit(self, candidate: Candidate) -> bool:
-        """It still serves, but not together with what its steps are now."""
+        """Whether a serving ensemble does not fit the new models of its steps."""
         failure = self.failures.get(candidate.name)
         changed = any(step in self.candidates and step not in self.failures for step in candidate.steps)
         return failure is not None and bool(failure.problem) and changed and bool(candidate.own)
 
     async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]], endings: Endings) -> None:
-        """Make what of the candidate does not serve yet, and the instances that the rest is to have."""
+        """Make the new versions of a candidate, and change the instances of those that stay."""
         prepared = candidate.prepared
         if prepared is None:
             return
@@ -218,7 +218,7 @@ class Loading:
             state.versions = {version: VersionState(LOADING) for version in missing}
             state.problem = ""
             self._models.note(candidate.name)
-        elif candidate.reasons:  # nothing of it will be changed
+        elif candidate.reasons:  # the candidate changes nothing
             missing = []
         await asyncio.gather(*(self._make_version(candidate, prepared, version, endings) for version in missing))
         await self._identify(candidate, prepared)
@@ -227,12 +227,12 @@ class Loading:
         await self._report_failures(candidate)
 
     def _is_missing(self, step: str) -> bool:
-        """The failed candidate was to be a step in its new form, or there is no old one."""
+        """Whether a failed step is missing: it was to be used in its new form, or has no old one."""
         return not self._models[step].loaded or self.candidates[step].own is not None
 
     @staticmethod
     def _stays(candidate: Candidate, state: ModelState, version: int) -> bool:
-        """The version serves already, just as it would if it were made anew, but for the number of instances."""
+        """Whether a serving version equals the one that would be made, but for the number of instances."""
         entry = state.versions.get(version)
         if entry is None or entry.loaded is None or state.prepared is None or state.folder is None:
             return False
@@ -270,14 +270,14 @@ class Loading:
         return await self._maker.fingerprint(prepared.of(version).config, candidate.folder, version)
 
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
-        """Give versions that stay the fingerprints that they did not need before."""
+        """Give versions that stay fingerprints if they need them now."""
         for version, entry in candidate.kept.items():
             assert entry.loaded is not None
             if not entry.loaded.fingerprint:
                 entry.loaded.fingerprint = await self._fingerprint(candidate, prepared, version)
 
     async def _scale(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
-        """Have as many instances of the versions that stay as the configuration says, or as many as before of all."""
+        """Give the versions that stay their configured instances; if one fails, all keep their former ones."""
         there = self._models[candidate.name].prepared
         before: dict[int, tuple[pb.ModelConfig, Sequence[InstanceSpec]]] = {}
         for version, entry in candidate.kept.items():
@@ -300,7 +300,7 @@ class Loading:
     async def _scale_back(
         candidate: Candidate, before: Mapping[int, tuple[pb.ModelConfig, Sequence[InstanceSpec]]]
     ) -> None:
-        """Have the instances again that these versions had."""
+        """Give these versions their former instances again."""
         for version, (config, instances) in before.items():
             loaded = candidate.kept[version].loaded
             assert loaded is not None
@@ -313,7 +313,7 @@ class Loading:
             log.info("'%s' version %d has %d instances again", candidate.name, version, len(instances))
 
     async def _report_failures(self, candidate: Candidate) -> None:
-        """After something could not be made: a model that serves already changes as a whole, or not at all."""
+        """Handle versions that could not be made: a model that serves already changes as a whole, or not at all."""
         if not candidate.reasons:
             return
         failure = Failure(candidate.name, versions=dict(sorted(candidate.reasons.items())))
@@ -327,7 +327,7 @@ class Loading:
             log.error("failed to load '%s' version %d: %s", candidate.name, version, reason)
 
     async def _warm(self, candidate: Candidate) -> None:
-        """Warm an ensemble up: a version that does not get warm is not served."""
+        """Warm up an ensemble: a version whose warm-up fails is not served."""
         for version, loaded in tuple(candidate.made.items()):
             try:
                 await self._maker.warm_up(loaded, candidate.halt)
@@ -340,7 +340,7 @@ class Loading:
     # -- the step in which it takes over --
 
     def _take_over(self, candidate: Candidate, endings: Endings) -> None:
-        """Have requests find what was made, from the next one on, and what was replaced end."""
+        """Have requests find the new versions from the next one on, and end the replaced ones."""
         prepared, name = candidate.prepared, candidate.name
         if prepared is None:
             return
@@ -373,7 +373,7 @@ class Loading:
     def _remember(
         candidate: Candidate, prepared: configuration.Prepared, state: ModelState
     ) -> Callable[[], object] | None:
-        """Note what is served now; returns what removes the files of what was before."""
+        """Note the served candidate; returns a function that removes the files of its predecessor."""
         state.own, state.prepared = candidate.own, prepared
         state.explicit = state.explicit or candidate.explicit
         for version, entry in candidate.kept.items():
@@ -387,12 +387,12 @@ class Loading:
 
 
 def _caches(prepared: configuration.Prepared) -> bool:
-    """Whether answers of some version are kept."""
+    """Whether the answers of a version are cached."""
     return any(each.spec.caches for each in prepared.by_version.values())
 
 
 def _is_same(one: configuration.VersionConfig, other: configuration.VersionConfig) -> bool:
-    """Whether they differ at most in which versions are served, and by how many instances."""
+    """Whether two configurations differ at most in the version policy and the numbers of instances."""
     specs = [replace(each.spec, instances=()) for each in (one, other)]
     return specs[0] == specs[1] and _without_numbers(one.config) == _without_numbers(other.config)
 

@@ -1,7 +1,7 @@
 """Locks of models: changes of the same models happen one after the other, in the order of their requests.
 
-A lock is for a set of names, and waits for every earlier lock that shares a name with it. So it holds all of them or
-none, and locks of other models can be held meanwhile. A lock may be taken on behalf of another one that waits for it:
+A lock is for a set of names, and waits for every earlier lock that shares a name with it. So it holds all its names or
+none, and other models can be locked meanwhile. A lock may be taken on behalf of another one that waits for it:
 so a model that loads another one while it is being loaded differs from a model that waits for itself.
 """
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 
 class Deadlock(Exception):
-    """The lock would wait for the one that waits for it."""
+    """The lock would wait for a lock that waits for it."""
 
 
 @dataclass(eq=False, slots=True)
 class ModelLock:
-    """One change, from when it is asked for until it is over."""
+    """One change, from its request to its end."""
 
     names: frozenset[str]
-    parent: ModelLock | None  # that waits for this one
-    ahead: list[ModelLock]  # earlier ones of the same names, when this one was asked for
+    parent: ModelLock | None  # the lock that waits for this one
+    ahead: list[ModelLock]  # earlier locks of the same names, at the time of the request
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -31,15 +31,15 @@ class ModelLocks:
     """Used on one event loop only."""
 
     def __init__(self) -> None:
-        self._locks: list[ModelLock] = []  # those that run and those that wait, in order
-        self._waits: list[tuple[ModelLock, str]] = []  # changes that wait for all of a name, also for those to come
+        self._locks: list[ModelLock] = []  # held and waiting ones, in order
+        self._waits: list[tuple[ModelLock, str]] = []  # changes that wait for all locks of a name, later ones included
 
     @asynccontextmanager
     async def of(self, names: Iterable[str], parent: ModelLock | None = None) -> AsyncIterator[ModelLock]:
         """Hold the lock of these names inside of the block.
 
         Raises:
-            Deadlock: it would wait for `parent`, or one that waits for all of a name of its, which is to wait for it.
+            Deadlock: the lock would wait for `parent`, or for a change that waits for all locks of one of its names.
         """
         wanted = frozenset(names)
         lock = ModelLock(wanted, parent, [other for other in self._locks if other.names & wanted])
@@ -57,10 +57,10 @@ class ModelLocks:
 
     @contextmanager
     def waiting(self, waiter: ModelLock, name: str) -> Iterator[None]:
-        """Inside of the block, the change `waiter` waits for the changes of a model, whoever has asked for them.
+        """Inside of the block, the change `waiter` waits for all changes of a model.
 
         Raises:
-            Deadlock: one of them waits for `waiter`.
+            Deadlock: one of these changes waits for `waiter`.
         """
         if self._reaches([lock for lock in self._locks if name in lock.names], waiter):
             raise Deadlock
@@ -72,7 +72,7 @@ class ModelLocks:
             self._waits.remove(wait)
 
     def ahead(self, names: Iterable[str]) -> frozenset[str]:
-        """These names, and those of all changes that one of them would have to wait for now."""
+        """These names, and the names of all changes for which a lock of them would have to wait now."""
         found, left = frozenset(names), True
         while left:
             more = found.union(*(lock.names for lock in self._locks if lock.names & found))
@@ -85,7 +85,7 @@ class ModelLocks:
             await self._locks[-1].over.wait()
 
     def _reaches(self, locks: Iterable[ModelLock], end: ModelLock) -> bool:
-        """Whether one of `locks` is `end` or waits for it, through whatever others."""
+        """Whether one of `locks` is `end`, or waits for it directly or through others."""
         seen: set[ModelLock] = set()
         open_ = [lock for lock in locks if not lock.over.is_set()]
         while open_:

@@ -14,16 +14,16 @@ from server.errors import Internal, InvalidArgument
 from server.pb import model_config_pb2 as pb
 
 FILE = "file:"
-"""The beginning of a load parameter that brings a file; its path in the model's folder follows."""
+"""The beginning of a load parameter with a file; the file's path in the model's folder follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a load brings.
+    """The content of a load request.
 
     Attributes:
-        config: stands for the configuration in the model's folder.
-        files: by path in a folder that stands for the model's; without any, the model's own folder is used.
+        config: replaces the configuration in the model's folder.
+        files: by path, in a folder that replaces the model's; without any, the model's own folder is used.
     """
 
     config: pb.ModelConfig | None = None
@@ -34,11 +34,11 @@ NOTHING = Override()
 
 
 POLLED = "failed to load '{}', failed to poll from model repository: "
-"""How Triton begins what it tells clients of overrides that are wrong; it says no more."""
+"""The beginning of errors about overrides; Triton's errors end here."""
 
 
 def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Override:
-    """Understand the parameters of a load.
+    """Parse the parameters of a load.
 
     Args:
         name: of the model.
@@ -46,7 +46,7 @@ def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Overrid
         files: contents by "file:" and a path in the model's folder.
 
     Raises:
-        InvalidArgument: they are not well formed; the texts are Triton's.
+        InvalidArgument: a parameter is malformed; the texts are Triton's.
     """
     understood = None
     if config:
@@ -74,14 +74,14 @@ def _inside(name: str) -> str:
 
 
 def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, TemporaryDirectory[str]]:
-    """A folder of the model that holds these files and nothing else. Blocks.
+    """Make a model's folder with these files alone. Blocks.
 
     Returns:
-        The folder, and what removes it, to be cleaned up when the model is not served from it any more.
+        The folder, and the object that removes it, for the time when no version is served from it.
 
     Raises:
-        InvalidArgument: a file is to lie in another one.
-        Internal: they cannot be written.
+        InvalidArgument: a path leads through another file.
+        Internal: the files cannot be written.
     """
     holder = TemporaryDirectory(prefix="inferd-load-")
     folder = Path(holder.name, name)

@@ -1,4 +1,4 @@
-"""Limits how many models are loaded at a time, although one that is being loaded may wait for another."""
+"""Limits how many models are loaded at a time, although a loading model may wait for another one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class Room:
-    """Places for so many at a time; who comes when they are taken waits. Used on one event loop only.
+    """Places for loads; a load waits while all are taken. Used on one event loop only.
 
-    One that has a place may wait for one that has none. Who knows of it says so (`urge`); where nobody knows, and none
-    has got a place for a time, one who waits goes on beside the others, and is followed as soon as it leaves.
+    A load with a place may wait for a load without one. A caller that knows this tells it by `urge`. If no caller does,
+    and no load has got a place for a time, one waiting load goes on beside the others, and the next when it has left.
 
     Args:
         places: how many.
-        patience: seconds of that time.
+        patience: that time, in seconds.
     """
 
     def __init__(self, places: int, patience: float = math.inf) -> None:
-        self._free = places  # less than none, while others are let in beside
+        self._free = places  # negative while loads run beside the places
         self._patience = patience
-        self._waiting: dict[asyncio.Future[bool], str] = {}  # in order; the result: it was let in beside
+        self._waiting: dict[asyncio.Future[bool], str] = {}  # in order; the result: whether it runs beside the places
         self._urgent: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def place(self, name: str = "") -> AsyncIterator[None]:
-        """Have a place inside of the block, for this model."""
+        """Have a place for this model inside of the block."""
         beside = await self._enter(name)
         try:
             yield
@@ -38,7 +38,7 @@ class Room:
 
     @contextmanager
     def urge(self, names: Collection[str]) -> Iterator[None]:
-        """Inside of the block, somebody who has a place waits for these: they have one at once."""
+        """Inside of the block, a load with a place waits for these models, which get places at once."""
         self._urgent.update(names)
         for place in [place for place, name in self._waiting.items() if name in names]:
             self._give(place, beside=False)
@@ -49,7 +49,7 @@ class Room:
             self._urgent = +self._urgent
 
     async def _enter(self, name: str) -> bool:
-        if self._free > 0 or name in self._urgent:  # where one is free nobody waits
+        if self._free > 0 or name in self._urgent:  # while a place is free, no load waits
             self._free -= 1
             return False
         place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Room:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._leave(place.result())  # it has got one
+                self._leave(place.result())  # the cancelled load had got a place
             self._waiting.pop(place, None)
             raise
 
@@ -69,7 +69,7 @@ class Room:
             self._let_in(beside)
 
     def _let_in(self, beside: bool) -> None:
-        """Give one who waits a place, if anybody does; those who have given up may still be among them."""
+        """Give the first waiting load a place; cancelled loads may still be in the list."""
         while self._waiting:
             if self._give(next(iter(self._waiting)), beside):
                 break
@@ -77,7 +77,7 @@ class Room:
         self._watch()
 
     def _give(self, place: asyncio.Future[bool], beside: bool) -> bool:
-        """Whether somebody takes it."""
+        """Whether the load takes the place."""
         del self._waiting[place]
         if place.done():
             return False

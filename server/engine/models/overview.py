@@ -8,11 +8,11 @@ from server.engine.models.registry import LOADING, Models
 from server.engine.models.version import LoadedVersion
 
 SHOWN = 8
-"""Names of models in a line."""
+"""How many names of models a line has at most."""
 
 
 def progress(models: Models) -> str:
-    """How many versions are loaded, and which are being loaded now."""
+    """How many versions are loaded, and which are loading now."""
     entries = [(name, *each) for name, state in models.items() for each in state.versions.items()]
     loaded = sum(entry.loaded is not None for _, _, entry in entries)
     names = [f"'{name}' version {version}" for name, version, entry in entries if entry.state == LOADING]
@@ -21,7 +21,7 @@ def progress(models: Models) -> str:
 
 
 def table(models: Models) -> list[str]:
-    """A line for each version: model, version, status, seconds that it took to load, instances and where they are."""
+    """A line for each version: model, version, status, seconds of its load, and its instances by device."""
     rows = [("model", "version", "status", "seconds", "instances")]
     for entry in models.index():
         found = [each for each in models.versions(entry.name) if str(each.version) == entry.version]

@@ -28,7 +28,7 @@ UNLOADING = "UNLOADING"
 UNAVAILABLE = "UNAVAILABLE"
 
 UNLOADED = "unloaded"
-"""The reason of a version that is unavailable because somebody wanted it so."""
+"""The reason of a version that was unloaded on purpose."""
 
 _FAMILIES: dict[Status, type[ServerError]] = {
     family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
@@ -39,7 +39,7 @@ class IndexEntry(NamedTuple):
     """One line of the repository index; version and state are empty for a model that was never loaded.
 
     Attributes:
-        needs: the models that the reason may speak of: those of the steps of an ensemble, and of the steps of these.
+        needs: the models that the reason may name: those of an ensemble's steps, and of the steps of these.
     """
 
     name: str
@@ -59,22 +59,22 @@ class VersionState:
 
     @property
     def is_wanted(self) -> bool:
-        """It is not gone because somebody unloaded it."""
+        """Whether the version was not unloaded on purpose."""
         return self.state != UNLOADING and self.reason != UNLOADED
 
 
 @dataclass(eq=False, slots=True)
 class Departing:
-    """A version on which sequences go on, though new ones do not find it.
+    """A version on which sequences go on, but no new ones begin.
 
-    It was replaced or unloaded; or it is not the latest any more, and serves those who ask for it by its number.
+    It was replaced or unloaded; or it is not the latest any more, and serves requests that name its number.
     """
 
     loaded: LoadedVersion
     stop: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def end(self) -> None:
-        """Have them end now."""
+        """End its sequences now."""
         if not self.stop.done():
             self.stop.set_result(None)
 
@@ -84,17 +84,17 @@ class ModelState:
     """One model, loaded or not.
 
     Attributes:
-        versions: those that are loaded, are being loaded for the first time, or were and are not any more.
-        own: the configuration that is in force as the model has it by itself; None when nothing is loaded.
-        prepared: the same completed by the models of its steps, for an ensemble.
-        folder: what was loaded.
-        marks: of its files, as they were then.
-        override: holds the folder, where it is not one of a repository.
-        is_own: it lies in a repository and was loaded with its own configuration.
-        steps: the models of its steps, as the configuration says that was last read; also when it was not loaded.
-        explicit: somebody asked for it by its name; an ensemble's step may be loaded without.
-        problem: why it is not loaded, when no version could even be named.
-        departing: versions that requests find only in sequences that have begun there, the last one to go first.
+        versions: loaded ones, those that load for the first time, and those that were loaded before.
+        own: the configuration in force, as the model itself has it; None if nothing is loaded.
+        prepared: the same; for an ensemble completed by the models of its steps.
+        folder: the loaded folder.
+        marks: of the folder's files at the time of the load.
+        override: holds the folder if it is not a repository's.
+        is_own: the model lies in a repository and was loaded with its own configuration.
+        steps: the models of its steps in the configuration read last, also if that was not loaded.
+        explicit: a client or option has named the model; models of steps may be loaded without that.
+        problem: why it is not loaded, if not even its versions are known.
+        departing: versions that only requests of their live sequences find, the last departed one first.
     """
 
     versions: dict[int, VersionState] = field(default_factory=dict)
@@ -116,12 +116,12 @@ class ModelState:
 
     @property
     def is_complete(self) -> bool:
-        """Everything that is to be served is."""
+        """Whether all wanted versions are served."""
         return bool(self.versions) and not self.problem and len(self.loaded) == len(self.versions)
 
     @property
     def is_ready(self) -> bool:
-        """Nothing that is wanted is missing. What is being loaded for the first time is not missed yet."""
+        """Whether no wanted version is missing. One that loads for the first time is not missing yet."""
         return not self.problem and all(
             entry.state == LOADING or (entry.loaded is not None and entry.loaded.ready)
             for entry in self.versions.values()
@@ -131,20 +131,20 @@ class ModelState:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """What is noted of a model each time that it changes, so that nobody has to look through all of them."""
+    """Facts about a model, noted at each change, so that queries need not look through all models."""
 
-    ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded ones of its versions, by step
+    ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded versions, by step
 
 
 class Models:
     """All models by name, and the native table that requests look into.
 
-    Whoever changes the state of a model calls `publish` or `note` before the loop goes on: what the server is asked
-    often, whether it is ready and which ensembles use a model, is known by then and not found out anew.
+    Code that changes the state of a model calls `publish` or `note` before the loop goes on. These compute the facts
+    that are asked for often: whether the server is ready, and which ensembles use a model.
 
     Args:
         server_ready: tells whether the server is ready.
-        forget: drops the answers that are kept for a lane.
+        forget: drops the cached answers of a lane.
     """
 
     def __init__(self, server_ready: Callable[[], bool], forget: Callable[[LaneHandle], None]) -> None:
@@ -153,12 +153,12 @@ class Models:
         self._server_ready = server_ready
         self._states: dict[str, ModelState] = {}
         self._known: dict[str, _Known] = {}
-        self._asked: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that say themselves whether they are ready
-        self._with_sequences: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that may have some
+        self._asked: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that report their readiness themselves
+        self._with_sequences: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that may have sequences
         self._missing: set[str] = set()  # names of models that are not ready
-        self._users: dict[str, dict[str, list[LoadedVersion]]] = {}  # of a model: loaded ensembles, by their names
+        self._users: dict[str, dict[str, list[LoadedVersion]]] = {}  # by model: the ensembles that use it
         self._watchers: list[Watcher] = []
-        self._required: frozenset[str] | None = None  # without which the server is not ready; None: every one
+        self._required: frozenset[str] | None = None  # models needed for readiness; None: every model
 
     def __getitem__(self, name: str) -> ModelState:
         """The model's state, a new one if there was none."""
@@ -190,10 +190,10 @@ class Models:
             [(each.loaded.version, each.loaded.lane) for each in state.departing],
         )
         for ensemble in self.ensembles_of(name):
-            self._forget(ensemble.lane)  # another version may answer now
+            self._forget(ensemble.lane)  # its steps may have other answers now
 
     def note(self, name: str) -> None:
-        """Know again what follows from the state of this model."""
+        """Compute the facts that follow from the state of this model."""
         state = self._states.get(name)
         before, known = self._known.pop(name, _Known()), _Known()
         for step in before.ensembles:
@@ -218,7 +218,7 @@ class Models:
             self._with_sequences[name] = with_sequences
 
     def require(self, names: Iterable[str]) -> None:
-        """Let readiness depend on no model but these."""
+        """Make readiness depend on these models only."""
         self._required = frozenset(names)
 
     def _note_readiness(self, name: str, state: ModelState) -> None:
@@ -229,15 +229,15 @@ class Models:
 
     @property
     def are_ready(self) -> bool:
-        """Every model is."""
+        """Whether every required model is ready."""
         return not self._missing
 
     def asked(self) -> list[LoadedVersion]:
-        """The loaded versions that say themselves whether they are ready."""
+        """The loaded versions that report their readiness themselves."""
         return [version for versions in self._asked.values() for version in versions]
 
     def with_sequences(self) -> list[LoadedVersion]:
-        """The versions that may have sequences, also those on which only sequences go on."""
+        """The versions that may have sequences, departing ones included."""
         return [version for versions in self._with_sequences.values() for version in versions]
 
     # -- who is told --
@@ -254,7 +254,7 @@ class Models:
             self.announce(ensemble.name, ensemble.version, self.serves(ensemble))
 
     def watch(self, name: str, version: int) -> None:
-        """Tell the watchers when an instance of this loaded version becomes ready or stops to be so."""
+        """Tell the watchers whenever an instance of this loaded version becomes ready or unready."""
         loop, entry = asyncio.get_running_loop(), self._states[name].versions[version]
 
         def changed() -> None:
@@ -299,7 +299,7 @@ class Models:
         return found
 
     def every(self) -> Iterator[LoadedVersion]:
-        """All versions that serve anything, also those on which only sequences go on."""
+        """All versions that serve requests, departing ones included."""
         for state in self._states.values():
             served = {entry.loaded for entry in state.versions.values() if entry.loaded is not None}
             yield from served | {each.loaded for each in state.departing}
@@ -318,7 +318,7 @@ class Models:
         return self._states[name].prepared if name in self._states else None
 
     def identity(self, name: str, version: int) -> bytes | None:
-        """What a version's answers depend on: its fingerprint, and those of the models of its steps."""
+        """A digest of all that a version's answers depend on: its fingerprint, and those of the models of its steps."""
         entry = self._states.get(name, ModelState()).versions.get(version)
         if entry is None or entry.loaded is None or not entry.loaded.fingerprint:
             return None
@@ -335,11 +335,11 @@ class Models:
         return hashlib.sha256(b"".join([entry.loaded.fingerprint, *filter(None, steps)])).digest()
 
     def index(self) -> list[IndexEntry]:
-        """All models that are known and their versions, with their states."""
+        """All known models and their versions, with their states."""
         return [entry for name in sorted(self._states) for entry in self.index_of(name)]
 
     def index_of(self, name: str) -> list[IndexEntry]:
-        """One of them and its versions; nothing for a model that is not known."""
+        """One model and its versions; empty for an unknown model."""
         entries: list[IndexEntry] = []
         state = self._states.get(name)
         if state is None:
@@ -368,7 +368,7 @@ class Models:
         return IndexEntry(name, str(version), entry.state, entry.reason, needs)
 
     def needs(self, name: str) -> frozenset[str]:
-        """The models of which an error of this one may tell: those of its steps, and of the steps of these."""
+        """The models that an error of this one may name: those of its steps, and of the steps of these."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -389,7 +389,7 @@ class Models:
         return layers
 
     def _depth_of(self, name: str) -> int:
-        """0 for what is no ensemble, else one more than the deepest step."""
+        """0 for a model that is no ensemble, else one more than the deepest step."""
         state = self._states.get(name)
         steps = configuration.models_of(state.prepared.spec) if state and state.prepared else ()
         return 1 + max(map(self._depth_of, steps), default=-1)

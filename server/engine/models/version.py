@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("inferd.engine")
 
 CHECK_SECONDS: Final = 5.0
-"""How long a model may take to say whether it is ready."""
+"""Seconds that a model may take to report its readiness."""
 
 
 class LoadedVersion:
     """A version that serves requests from its lane until it is closed.
 
-    Made, and closed, outside the event loop: both take as long as the framework takes.
+    Made and closed outside the event loop, as frameworks take their time.
 
     Args:
-        config: what the ModelConfig RPC answers.
+        config: the answer of the ModelConfig RPC.
         backend: of the model; None for an ensemble.
-        source: where the version lies.
-        service: through which an ensemble's steps go.
+        source: the version's files.
+        service: takes the requests of an ensemble's steps.
         max_queue: requests that may wait; 0 for any number.
-        hardware: where instances run and what limits them.
-        halt: ends the load early; it counts until the version is made.
+        hardware: the devices and limits of instances.
+        halt: ends the load early, until the version is made.
 
     The environment variable TRITONSERVER_DELAY_SCHEDULER, a hook of Triton's tests, holds the first batch of every
-    model with dynamic batching back until so many requests wait.
+    model with dynamic batching back until that many requests wait.
 
     Raises:
         BackendError: the model does not load.
@@ -69,8 +69,8 @@ class LoadedVersion:
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
-        self.fingerprint = b""  # set where answers are kept under it
-        self.seconds = 0.0  # that it took to load
+        self.fingerprint = b""  # set if answers are cached under it
+        self.seconds = 0.0  # of its load
         hardware = hardware or Hardware()
         self._model: Model | None = backend.load(source) if backend else None
         try:
@@ -103,32 +103,32 @@ class LoadedVersion:
     def change_instances(
         self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec], halt: Halt | None = None
     ) -> Callable[[], None]:
-        """Have these instances instead, while requests go on; see `Instances.change`.
+        """Replace the instances while requests go on; see `Instances.change`.
 
         Returns:
-            What waits for the instances that end.
+            A function that waits for the instances that end.
 
         Raises:
-            BackendError: it cannot be done, and nothing has changed.
+            BackendError: the instances cannot be changed; nothing has changed.
         """
         wait = self._instances.change(specs, halt)
         self.describe(config, replace(self.spec, instances=tuple(specs)))
         return wait
 
     def describe(self, config: model_config_pb2.ModelConfig, spec: ModelSpec) -> None:
-        """Have it known by another configuration, which does not change what it does."""
+        """Give the version another configuration, which does not change its work."""
         self.config = config
         self.spec = spec
         self._on_gpu = _on_gpu(spec)
 
     def close(self) -> None:
-        """Refuse further requests, finish those that are queued, and free the model."""
+        """Refuse further requests, finish queued ones, and free the model."""
         self.lane.close()
         self._instances.join()
         self._close_model()
 
     def weak(self) -> list[weakref.ref[object]]:
-        """References by which one sees whether this version and its model are still there."""
+        """Weak references to this version and its model."""
         objects = (self, self._model)
         return [weakref.ref(each) for each in objects if getattr(type(each), "__weakrefoffset__", 0)]
 
@@ -152,11 +152,11 @@ class LoadedVersion:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the model itself has a say in `check`."""
+        """Whether `check` asks the model itself."""
         return any(type(instance).check is not Instance.check for instance in self._instances.live)
 
     async def check(self) -> bool:
-        """`ready`, and what the model itself says where it has an opinion: some instance must agree."""
+        """Whether `ready`, and, if the model reports its readiness, some instance reports ready."""
         if not self.ready:
             return False
         live = self._instances.live
@@ -166,14 +166,14 @@ class LoadedVersion:
         waits = [asyncio.wrap_future(answer) for answer in asked]
         try:
             done, _ = await asyncio.wait(waits, timeout=CHECK_SECONDS)
-        finally:  # also where the asker leaves: the model may think for ever
+        finally:  # also if the caller is cancelled: is_ready() may take for ever
             for wait in waits:
                 wait.cancel()
         return any(wait.exception() is None and wait.result() for wait in done)
 
     @property
     def has_sequences(self) -> bool:
-        """Whether it may have any."""
+        """Whether it may have sequences."""
         return isinstance(self.lane, SequenceLane)
 
     @property
@@ -183,11 +183,11 @@ class LoadedVersion:
 
     @property
     def drain_seconds(self) -> int:
-        """For how long they go on when the version is replaced or unloaded."""
+        """Seconds for which live sequences go on when the version is replaced or unloaded."""
         return self.spec.sequence.drain_seconds if self.spec.sequence else 0
 
     def uses(self) -> list[Use]:
-        """What its instances have done and do."""
+        """The work of its instances."""
         return self._instances.uses()
 
     def workers(self) -> list[tuple[str, WorkerStatus]]:
@@ -195,12 +195,12 @@ class LoadedVersion:
         return self._instances.workers()
 
     def drain(self) -> None:
-        """Begin no sequences any more, for good; those that have begun go on."""
+        """Refuse new sequences from now on; live ones go on."""
         if isinstance(self.lane, SequenceLane):
             self.lane.drain()
 
     def succeed(self, version: LoadedVersion) -> None:
-        """Say to requests of the sequences of another version, which is about to be closed, why they have ended."""
+        """Tell later requests of the sequences of another version, which is about to close, why these have ended."""
         if isinstance(self.lane, SequenceLane) and isinstance(version.lane, SequenceLane):
             self.lane.remember(version.lane)
 
@@ -210,11 +210,11 @@ class LoadedVersion:
             self.lane.stream_ended(number)
 
     def statistics(self) -> pb.ModelStatistics:
-        """What this version has done since it was loaded."""
+        """The statistics of this version since its load."""
         return pb.ModelStatisticsResponse.FromString(encode_statistics((self.account(),))).model_stats[0]
 
     def account(self) -> tuple[LaneHandle, Learnt | None, list[tuple[str, int, int]]]:
-        """Of what `statistics` are made: for `encode_statistics`."""
+        """The parts of `statistics`, for `encode_statistics`."""
         lane = self.lane
         memory: list[tuple[str, int, int]] = []
         if self._on_gpu:
@@ -239,7 +239,7 @@ def _on_gpu(spec: ModelSpec) -> bool:
 
 
 def _held(spec: ModelSpec) -> int:
-    """Requests that must wait before the first batch is made: a hook for Triton's tests, and only for them."""
+    """How many requests must wait before the first batch: a hook for Triton's tests only."""
     wanted = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
     if spec.batching is None or not wanted.isdecimal() or wanted == "0":
         return 0

@@ -14,7 +14,7 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
     """See `backends.paths.inside`.
 
     Raises:
-        ConfigError: it leads out of the folder.
+        ConfigError: the name leads out of the folder.
     """
     try:
         return paths.inside(base, name, model_dir)
@@ -30,7 +30,7 @@ def read_bytes(base: Path, name: str, model_dir: Path, limit: int) -> bytes:
     """
     path = inside(base, name, model_dir)
     try:
-        # A FIFO would block an ordinary open. What it is is asked of the open file, so that it cannot change meanwhile.
+        # A FIFO would block an ordinary open. The open file tells its type, so that the type cannot change meanwhile.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):

@@ -1,4 +1,4 @@
-"""config.pbtxt → ModelConfig message, with errors that have file, line, column and a suggestion."""
+"""Parses config.pbtxt into a ModelConfig message; errors have file, line, column and a suggestion."""
 
 from __future__ import annotations
 

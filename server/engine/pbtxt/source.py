@@ -45,12 +45,12 @@ class _Positions:
 
 @dataclass(slots=True)
 class Source:
-    """A configuration file and the line of every field in it, which is looked for when it is asked for."""
+    """A configuration file and the line of every field in it, found at the first request."""
 
     path: Path
     text: str = ""
-    message: Descriptor | None = None  # of which the text is one
-    from_client: bool = False  # the configuration came with a load, not from the repository
+    message: Descriptor | None = None  # the type of the text's message
+    from_client: bool = False  # the configuration came with a client's load request
     _positions: _Positions | None = None
 
     @property
@@ -71,7 +71,7 @@ class Source:
         return self._positions
 
     def has(self, *path: str | int) -> bool:
-        """Whether the field was written, be it with its default value."""
+        """Whether the field was written, even with its default value."""
         return str(path[0]) in self.text and path in self.lines
 
     def at(self, *path: str | int) -> str:
@@ -120,7 +120,7 @@ class _Walker:
             name = self._pop()
             found = descriptor.fields_by_name.get(name.text)
             if found is None:
-                return  # accepted by text_format but not by name (an extension): nothing here has any
+                return  # an extension, which text_format accepts: configurations have none
             self._take(":")
             self._values(found, (*path, name.text), name.line)
             _ = self._take(";") or self._take(",")
@@ -154,7 +154,7 @@ class _Walker:
         closing = CLOSING[self._pop().text]
         key = ""
         start = self._next
-        for wanted in ("key", "value"):  # they may come in any order, and the key is needed first
+        for wanted in ("key", "value"):  # in the text they come in any order, but the key is needed first
             self._next = start
             while not self._take(closing):
                 name = self._pop()

@@ -1,7 +1,7 @@
 """`${NAME}` and `${NAME:-default}` in a config.pbtxt: values of the server's environment.
 
 ModelConfig shows a configuration to clients, and the author of a model need not be the operator of the server. So only
-variables that the operator allows by name or pattern are available, and one that sounds like a secret only if it is
+variables that the operator allows by name or pattern are available, and one that sounds like a secret only if
 allowed by its full name.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from server.errors import ConfigError
 
 USUAL = ("MODEL_*",)
-"""The variables that configurations may use where nothing else is said."""
+"""The variables that configurations may use by default."""
 
 SECRETS = re.compile(r"SECRET|TOKEN|PASS|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|DSN|SIGNATURE", re.IGNORECASE)
-"""What the names of secrets have in them."""
+"""Parts of the names of secrets."""
 
 _VARIABLE = r"""(?P<literal> \$\$\{ )
   | \$\{ (?P<name> [A-Za-z_][A-Za-z0-9_]* ) (?: :- (?P<default> [^}\n]* ) )? \}
@@ -30,12 +30,12 @@ _INSIDE = {
     quote: re.compile(rf"\\. | (?P<quote> {quote} ) | {_VARIABLE}", re.VERBOSE | re.DOTALL) for quote in ("'", '"')
 }
 _FORBIDDEN = re.compile(r"""["'\\\x00-\x1f\x7f]""")
-"""What would end a text, or a line, of the configuration that a value stands in."""
+"""Characters in a value that would end a string or a line of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What configurations may have of the environment.
+    """The environment variables that configurations may use.
 
     Attributes:
         allowed: names, or patterns of names as shells have them.

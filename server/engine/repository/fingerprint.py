@@ -17,14 +17,14 @@ CHUNK = 1 << 20
 
 
 def fingerprint(path: Path, config_json: str) -> bytes:
-    """The SHA-256 of a version's configuration and of the names and contents of its files. Blocks: it reads them all.
+    """The SHA-256 of a version's configuration and of the names and contents of its files. Blocks: it reads all files.
 
     Args:
         path: the version's folder.
         config_json: its complete configuration.
 
     Returns:
-        32 bytes; none when a file cannot be read, which is logged.
+        32 bytes; empty if a file cannot be read, which is logged.
     """
     whole = hashlib.sha256(config_json.encode())
     try:
@@ -38,7 +38,7 @@ def fingerprint(path: Path, config_json: str) -> bytes:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """What lies in the folder, but for what interpreters leave there."""
+    """The files in the folder, without those that interpreters leave there."""
     for entry in sorted(path.rglob("*")):
         if entry.is_file() and "__pycache__" not in entry.parts:
             yield entry

@@ -16,11 +16,11 @@ log = logging.getLogger("inferd.repository")
 AMBIGUOUS = "model appears in two or more repositories"
 
 MAX_NAME_BYTES = 255
-MAX_FILES = 100_000  # of a model, that are watched for changes
+MAX_FILES = 100_000  # files of a model that are watched for changes
 NOT_MODELS = frozenset({"lost+found", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information"})
-"""Folders that file systems and tools make; and hidden ones, which begin with a dot."""
+"""Folders that file systems and tools make. Hidden folders, which begin with a dot, are no models either."""
 CONFIG_FILE = "config.pbtxt"
-NAMED_CONFIGS = "configs"  # the folder of other ones, of which --model-config-name chooses
+NAMED_CONFIGS = "configs"  # the folder of further configurations, for --model-config-name
 NOT_VERSIONS = {"warmup", "initial_state", NAMED_CONFIGS}
 MAX_VERSION = (1 << 63) - 1
 
@@ -28,8 +28,8 @@ CONFIGURATION = "configuration"
 REST = "rest"
 
 Marks = Mapping[str, frozenset[tuple[str, int, int]]]
-"""What tells whether files have changed: (path in the model's folder, time of modification in ns, size) of every file,
-by the part of the model it belongs to: a version's number, CONFIGURATION (versions' ones too), or the REST."""
+"""The state of files, to notice changes: (path in the model's folder, time of modification in ns, size) of every file,
+by the part of the model that it belongs to: a version's number, CONFIGURATION (versions' ones too), or the REST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,15 @@ class ModelFolder:
     path: Path
     repository: Path
     versions: tuple[int, ...] = ()  # ascending
-    problem: str = ""  # why it cannot be served, whatever its configuration says
-    renamed: bool = False  # the operator has named the model, whatever its configuration says
-    is_bare: bool = False  # what was given has no version's folder in it: a configuration there is the model's
-    seen: Marks | None = None  # the marks of its files, where it is not for them to tell
-    origin: str = (
-        ""  # what it is a copy of; another copy of the same has other files where the marks differ, and no others
-    )
+    problem: str = ""  # why no configuration could make it servable
+    renamed: bool = False  # the operator has named the model; its configuration's name does not count
+    is_bare: bool = False  # the given folder has no version's folder: its configuration is the model's
+    seen: Marks | None = None  # the marks of its files, if something else than the files tells them
+    origin: str = ""  # the original of a copy; copies of one original have equal files where their marks are equal
 
     @property
     def source(self) -> str:
-        """What tells it from a model of the same name somewhere else."""
+        """The origin, which differs from that of a model of the same name elsewhere."""
         return self.origin or str(self.path)
 
     def version_path(self, version: int) -> Path:
@@ -58,10 +56,10 @@ class ModelFolder:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a model.
+    """Check that a text can be the name of a model.
 
     Raises:
-        InvalidArgument: it is empty, too long, hidden, leads elsewhere as a path, or cannot be shown.
+        InvalidArgument: the name is empty, too long, hidden, a path to elsewhere, or not printable.
     """
     shown = repr(name[:MAX_NAME_BYTES])
     if not name.strip():
@@ -83,10 +81,10 @@ def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder
 
     Args:
         paths: of the repositories.
-        but: names of models that are left out, and not looked at.
+        but: names of models to leave out.
 
     Raises:
-        ConfigError: a path is no folder that can be read.
+        ConfigError: a path is no readable folder.
     """
     found: dict[str, ModelFolder] = {}
     for repository in dict.fromkeys(path.resolve() for path in paths):
@@ -97,9 +95,9 @@ def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder
 
 
 def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
-    """The model of this name, with its problem when it lies in two repositories; None when it lies in none.
+    """The model of this name, with its problem if two repositories have it; None if none has.
 
-    What cannot be a model's name is none's, wherever its path may lead.
+    A text that cannot be a model's name names none, even if its path exists.
     """
     try:
         check_name(name)
@@ -111,7 +109,7 @@ def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
 
 
 def marks(folder: ModelFolder) -> Marks:
-    """The marks of a model's files as they are now. What Python compiles and hidden files are left out."""
+    """The present marks of a model's files, without compiled Python files and hidden files."""
     if folder.seen is not None:
         return folder.seen
     found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
@@ -123,7 +121,7 @@ def marks(folder: ModelFolder) -> Marks:
 
 
 def part_of(path: str) -> str:
-    """The part of a model that a file belongs to, whose path in the model's folder this is."""
+    """The part of a model to which the file with this path in the model's folder belongs."""
     first, _, others = path.partition("/")
     is_versions = first.isdecimal() and bool(others)
     within = others if is_versions else path
@@ -134,7 +132,7 @@ def part_of(path: str) -> str:
 
 
 def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
-    """The marks of the files in a folder itself whose names begin so."""
+    """The marks of files directly in a folder whose names begin with `beginning`."""
     found = set()
     for entry in os.scandir(folder):
         if entry.name.startswith(beginning) and entry.is_file():
@@ -146,7 +144,7 @@ def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
 def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
     """Path in the folder, size and time of modification of each file, of at most MAX_FILES.
 
-    Links are followed, once into each folder, but not to a folder that this one lies in.
+    Links are followed once into each folder, but not to a folder around this one.
     """
     top, count = str(folder), 0
     seen: set[tuple[int, int]] = set()
@@ -182,7 +180,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _around(folder: Path) -> set[tuple[int, int]]:
-    """What tells the folders in which this one lies."""
+    """Device and inode of each folder around this one."""
     return {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
 
 
@@ -202,7 +200,7 @@ def _is_no_model(name: str) -> bool:
 
 
 def _has_something(path: Path) -> bool:
-    """Whether a folder has anything in it; what cannot be read is for its model's problem to tell."""
+    """Whether a folder has anything in it; True if it cannot be read, which becomes its model's problem."""
     try:
         with os.scandir(path) as entries:
             if any(not entry.name.startswith(".") for entry in entries):
@@ -236,18 +234,18 @@ def is_version(name: str) -> bool:
 
 
 def version_folder(path: Path) -> Path | None:
-    """The version's folder that this is, or that this file lies in; None when there is none."""
+    """The version's folder of a path: itself, or the one that the file lies in; None without one."""
     folder = path if path.is_dir() else path.parent
     return folder.absolute() if is_version(folder.absolute().name) else None
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether this looks like a model's folder."""
+    """Whether a path looks like a model's folder."""
     return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
 
 
 def warn_misnamed_versions(path: Path) -> None:
-    """Log a line for each folder of a model folder that looks like a version and is none."""
+    """Log a line for each folder in a model's folder that looks like a version but is none."""
     with os.scandir(path) as entries:
         misnamed = sorted(entry.name for entry in entries if _why_none(entry.name) and entry.is_dir())
     for name in misnamed:
@@ -256,7 +254,7 @@ def warn_misnamed_versions(path: Path) -> None:
 
 
 def _why_none(name: str) -> str:
-    """Why a folder of this name is no version; empty if it is one."""
+    """Why a folder with this name is no version; empty if it is one."""
     if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
         return "the name of a version is a number"
     return "the name of a version has no leading zeros" if len(name) > 1 and name.startswith("0") else ""
@@ -266,7 +264,7 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
     """The versions to serve under the configuration's version policy, ascending.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the policy selects no version.
     """
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):

@@ -38,24 +38,24 @@ log = logging.getLogger("inferd.repository")
 
 
 class RepositorySource(Protocol):
-    """A source of models; `str` shows it as it was given."""
+    """A source of models; `str` gives it as the operator wrote it."""
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """The models that are there, without those of these names.
+        """The source's models, without those of these names.
 
         Raises:
             ConfigError: the source cannot be read.
         """
 
     def find(self, name: str) -> ModelFolder | None:
-        """One model as it is now, on this machine; None when it is not there.
+        """One model as it is now, on this machine; None if the source does not have it.
 
         Raises:
-            ConfigError: it cannot be had now; what was had of it before is as it was.
+            ConfigError: the model cannot be fetched now; an earlier copy stays as it was.
         """
 
     def has(self, name: str) -> bool:
-        """Whether the model is there; nothing is brought to this machine.
+        """Whether the source has the model; copies nothing to this machine.
 
         Raises:
             ConfigError: the source cannot be read.
@@ -100,14 +100,14 @@ MODEL_NAMES = _model_names()
 
 
 class SingleModelSource:
-    """One model: its file, a folder with its file, or its folder. It serves as a repository that has nothing else.
+    """One model as a repository: its file, a folder with its file, or its folder.
 
-    The model gets a folder of its own in a temporary one, with links to what was given.
+    The model gets a folder in a temporary one, with links to the given files.
 
     Args:
         path: of the file or folder.
-        name: of the model; empty: as its configuration says, else that of the file without its suffix, or the folder.
-        usual: instead of the folder's.
+        name: of the model; empty: the configured one, else that of the file without its suffix, or of the folder.
+        usual: the default name in place of the folder's.
     """
 
     def __init__(self, path: Path, name: str = "", usual: str = "") -> None:
@@ -147,7 +147,7 @@ class SingleModelSource:
         return name == self._name and self._path.exists()
 
     def _lay(self, model: Path) -> None:
-        """Have the model's folder be as its source is now."""
+        """Update the model's folder from its source."""
         if self._file is None:
             if not model.is_symlink():
                 model.symlink_to(self._path.resolve(), target_is_directory=True)
@@ -155,7 +155,7 @@ class SingleModelSource:
         version = model / "1"
         model.mkdir(exist_ok=True)
         source = self._path / CONFIG_FILE
-        if self._file.is_symlink():  # a link to elsewhere may be followed under the usual name alone
+        if self._file.is_symlink():  # only under its usual name may a link lead elsewhere
             version.mkdir(exist_ok=True)
             link = version / MODEL_NAMES[self._file.suffix]
             if not link.is_symlink():
@@ -172,7 +172,7 @@ class SingleModelSource:
             target.write_text(text, errors="surrogateescape")
 
     def _marks(self, model: Path) -> Marks | None:
-        """Of a file: those of itself and of what lies beside it under a name that begins like its own."""
+        """The marks of a single file, and of files beside it whose names begin with its own."""
         if self._file is None:
             return None
         found = folders.marks_of(self._file.parent, self._file.stem)
@@ -185,7 +185,7 @@ class SingleModelSource:
 
 
 def _name_of(path: Path, usual: str) -> str:
-    """What the model is called, when nobody has said."""
+    """The default name of the model."""
     version = version_folder(path)
     if version is not None and (path.is_dir() or path.name == MODEL_NAMES[path.suffix]):
         return version.parent.name
@@ -193,13 +193,13 @@ def _name_of(path: Path, usual: str) -> str:
 
 
 def is_single(path: Path) -> bool:
-    """Whether this is one model and not a folder of model folders."""
+    """Whether a path is one model and not a folder of model folders."""
     try:
         if not path.is_dir():
             return path.is_file() and path.suffix in MODEL_NAMES
         return (path / CONFIG_FILE).is_file() or _has_versions(path) or lone_model_file(path) is not None
     except OSError:
-        return False  # whoever scans it says why
+        return False  # a scan will report the error
 
 
 def _has_versions(path: Path) -> bool:
@@ -207,9 +207,9 @@ def _has_versions(path: Path) -> bool:
 
 
 def lone_model_file(path: Path) -> Path | None:
-    """The model's file that lies in a folder without a version's folder around it; None when there is none.
+    """The model's file in a folder without versions' folders; None without one.
 
-    It has a usual name, or it is the only one that can be a model by its suffix, and no program.
+    Its name is a usual one, or it is the only file with the suffix of a model, and no program.
     """
     if not path.is_dir() or versions_of(path) or any(is_model_folder(entry) for entry in path.iterdir()):
         return None
@@ -220,11 +220,11 @@ def lone_model_file(path: Path) -> Path | None:
 
 
 def _configured_name(path: Path) -> str:
-    """What the configuration in a folder calls the model; empty when it does not say, or cannot be read."""
+    """The model's name in the folder's configuration; empty if it has none, or cannot be read."""
     try:
         return parse_file(path / CONFIG_FILE, path)[0].name
     except ConfigError:
-        return ""  # a load tells why
+        return ""  # the load will report it
 
 
 class Repositories:
@@ -235,7 +235,7 @@ class Repositories:
     """
 
     def __init__(self, sources: Iterable[RepositorySource | Path]) -> None:
-        self.unreached: set[str] | None = None  # names of models that could not be had lately; None: nobody asks
+        self.unreached: set[str] | None = None  # models that could not be fetched lately; None: not recorded
         paths: set[Path] = set()
         self._sources: list[RepositorySource] = []
         for source in sources:
@@ -252,7 +252,7 @@ class Repositories:
         """The models of all sources, by name. A name found in two of them is listed once, with that problem.
 
         Args:
-            but: names of models that are left out, and not looked at.
+            but: names of models to leave out.
 
         Raises:
             ConfigError: a source cannot be read.
@@ -265,10 +265,10 @@ class Repositories:
         return [found[name] for name in sorted(found)]
 
     def find(self, name: str) -> ModelFolder | None:
-        """The model of this name, with its problem when two sources have it; None when none has.
+        """The model of this name, with its problem if two sources have it; None if none has.
 
         Raises:
-            ConfigError: it cannot be had now.
+            ConfigError: the model cannot be fetched now.
         """
         try:
             found = [folder for source in self._sources if (folder := source.find(name)) is not None]
@@ -281,7 +281,7 @@ class Repositories:
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
 
     def has(self, name: str) -> bool:
-        """Whether one source has a model of this name; False also where that cannot be told now."""
+        """Whether a source has a model of this name; False also if that cannot be found out now."""
         try:
             return any(source.has(name) for source in self._sources)
         except ConfigError as error:
@@ -295,11 +295,11 @@ class Repositories:
 
 
 def open_sources(given: Sequence[str | Path], name: str = "") -> list[RepositorySource]:
-    """The sources that these stand for.
+    """Make the sources of these paths and URLs.
 
     Args:
-        given: each a path, of a folder of model folders or of one model, or a URL of a repository elsewhere.
-        name: of the one model.
+        given: paths of folders of model folders, or of single models, or URLs of remote repositories.
+        name: of the single model.
     """
     single: list[str] = []
     sources: list[RepositorySource] = []
@@ -334,10 +334,10 @@ _URL_OF_ONE_SLASH = re.compile(r"([a-z0-9]+):/+(.*)")
 
 
 def _look_at(path: Path) -> None:
-    """Refuse what is nearly something that is served, and say what that is.
+    """Check a given path; the error of a likely mistake names the right path.
 
     Raises:
-        ConfigError: it is a URL that has lost a slash, a file that is no model's, or a part of a model.
+        ConfigError: the path is a URL without one slash, a file that is no model, or a part of a model.
     """
     url = _URL_OF_ONE_SLASH.fullmatch(str(path))
     if url and f"{url[1]}://" in (*SCHEMES, HUB) and not path.exists():

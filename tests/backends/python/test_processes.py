@@ -181,7 +181,7 @@ async def test_a_worker_that_says_nonsense_when_it_is_ready_is_ended(tmp_path, r
     before = children()
     async with serving(tmp_path, problems=1) as engine:
         [entry] = engine.index()
-        assert "in no words that can be read" in entry.reason or "did not" in entry.reason
+        assert "cannot be read as a JSON object" in entry.reason or "did not" in entry.reason
     assert children() <= before
 
 

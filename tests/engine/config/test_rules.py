@@ -73,7 +73,7 @@ def error_of(prepared, text: str) -> str:
             "max_batch_size: 8\nsequence_batching { }\n"
             'parameters { key: "queue_policy.timeout_action" value { string_value: "DELAY" } }',
             4,
-            "is for models without sequence_batching for model 'm': remove it: when the time is over the sequence",
+            "is for models without sequence_batching for model 'm': remove it: a late sequence is refused",
         ),
         (
             'max_batch_size: 8\nparameters { key: "adaptive_queue_delay" value { string_value: "true" } }',

@@ -17,11 +17,11 @@ from server.errors import ConfigError
 HUB = "hf://"
 _FORM = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^\0]+?))?/?")
 WANTED = ("*.pbtxt", "*.onnx", "*.onnx_data", "*.onnx.data", "*.pt", "*.pt2", "*.plan", "[0-9]*/*", "*/[0-9]*/*")
-"""What of a whole repository is downloaded: not the weights of other formats that lie beside these."""
+"""Patterns of the files of a repository that are downloaded; weights in other formats are not."""
 
 
 def name_of(url: str) -> str:
-    """The model's name where nothing else says it: that of the repository on the hub."""
+    """The default name of the model: that of the repository on the hub."""
     return _parsed(url)["repo"].partition("/")[2]
 
 
@@ -35,12 +35,12 @@ def _parsed(url: str) -> re.Match[str]:
 
 
 def download(url: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder, or file, that a URL means, on this machine. Blocks for as long as that takes.
+    """Download the folder or file of a URL; its path on this machine. Blocks for as long as that takes.
 
-    It lies below INFERD_CACHE, or ~/.cache/inferd; what is there already is not downloaded again.
+    It lies below INFERD_CACHE, or ~/.cache/inferd; files that are there already are not downloaded again.
 
     Raises:
-        ConfigError: the URL has another form, huggingface_hub is not installed, or the hub does not give it.
+        ConfigError: the URL has another form, huggingface_hub is not installed, or the download fails.
     """
     found = _parsed(url)
     try:
@@ -55,7 +55,7 @@ def download(url: str, environment: Mapping[str, str] = os.environ) -> Path:
     patterns = [f"{found['file']}*"] if found["file"] else list(WANTED)  # with external data of an ONNX file
     try:
         hub.snapshot_download(found["repo"], revision=revision, local_dir=folder, allow_patterns=patterns)
-    except Exception as error:  # of its own kinds, and of those of what it is made with
+    except Exception as error:  # huggingface_hub also raises exceptions of the libraries that it uses
         text = str(error).strip().splitlines()
         raise ConfigError(f"{url}: {text[0] if text else type(error).__name__}") from None
     path = folder / found["file"] if found["file"] else folder

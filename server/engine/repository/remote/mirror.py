@@ -1,9 +1,9 @@
 """A repository in an object store, copied to this machine model by model.
 
 A load copies the model into a folder that nothing reads. When the copy is complete, and the store still lists the model
-as before, the folder is renamed to its place. So nobody sees a part of a model, and versions that were loaded from an
-older copy go on serving until the new ones do. A file that has not changed, by its ETag, is not copied again: the new
-folder shares it with the old one, and a version whose files have not changed stays loaded.
+as before, the folder is renamed to its place. So no load sees a part of a model, and versions of an older copy go on
+serving until the new ones do. A file with the same ETag as before is not copied again: the new folder shares it with
+the old one, and a version whose files have not changed stays loaded.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("inferd.repository")
 
 TRIES = 3
-"""Of a model that changes while it is copied."""
+"""How many times a model that changes during its copy is copied."""
 TRANSFERS = 4
-"""Models that are copied at a time."""
+"""How many models are copied at a time."""
 CHUNK = 8 << 20
 
 
@@ -52,14 +52,14 @@ Listing = Mapping[str, Object]
 
 @dataclass(slots=True)
 class _Shared:
-    """A lock, and how many have it or wait for it."""
+    """A lock, and how many threads hold it or wait for it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
 
 
 class _Changed(Exception):
-    """The model is not what it was when its copy was begun."""
+    """The model has changed since its copy began."""
 
 
 class CloudSource:
@@ -67,7 +67,7 @@ class CloudSource:
 
     Args:
         url: of the repository.
-        environment: where credentials are.
+        environment: has the credentials.
     """
 
     def __init__(self, url: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -77,15 +77,15 @@ class CloudSource:
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._root = Path(tempfile.mkdtemp(prefix="inferd-", dir=environment.get(MOUNTS[address.scheme]) or None))
         self._guard = threading.Lock()
-        self._locks: dict[str, _Shared] = {}  # of those models that somebody looks at
+        self._locks: dict[str, _Shared] = {}  # of models in use by a thread
         self._transfers = threading.Semaphore(TRANSFERS)
-        self._copies: dict[str, list[tuple[ModelFolder, Listing]]] = {}  # of each model, the newest first
+        self._copies: dict[str, list[tuple[ModelFolder, Listing]]] = {}  # copies of each model, the newest first
 
     def __str__(self) -> str:
         return self._url
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """See RepositorySource. Nothing is copied: the folders are not there yet."""
+        """See RepositorySource. Copies nothing: the folders do not exist yet."""
         models: dict[str, dict[str, Object]] = {}
         for path, found in self._list(""):
             name, _, file = path.partition("/")
@@ -99,7 +99,7 @@ class CloudSource:
         return _is_name(name) and next(self._list(f"{name}/"), None) is not None
 
     def find(self, name: str) -> ModelFolder | None:
-        """See RepositorySource. The model is copied, unless it is here as it is there."""
+        """See RepositorySource. Copies the model, unless the newest copy equals the store's."""
         if not _is_name(name):
             return None
         with self._alone(name):
@@ -120,7 +120,7 @@ class CloudSource:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Nobody else looks at the model inside of the block."""
+        """Hold the lock of a model inside of the block."""
         with self._guard:
             shared = self._locks.setdefault(name, _Shared())
             shared.users += 1
@@ -134,7 +134,7 @@ class CloudSource:
                     del self._locks[name]
 
     def _list(self, below: str) -> Iterator[tuple[str, Object]]:
-        """What lies below a folder of the repository: paths in that folder."""
+        """The objects below a folder of the repository, by their paths in it."""
         import obstore
 
         prefix = self._prefix + below
@@ -169,7 +169,7 @@ class CloudSource:
     def _have(
         self, name: str, path: str, found: Object, folder: Path, before: list[tuple[ModelFolder, Listing]]
     ) -> None:
-        """Have one file in the new folder: that of the copy before where it is the same."""
+        """Put one file into the new folder: that of the copy before if it is the same, else a download."""
         if ".." in PurePosixPath(path).parts or "\0" in path:
             raise ConfigError(f"{self._url}/{name}: the path of an object leads out of the model's folder: {path!r}")
         target = folder / path
@@ -221,7 +221,7 @@ class CloudSource:
 
 
 def _thin(folder: ModelFolder, listing: Listing, now: Listing) -> bool:
-    """Remove what has changed since from an old copy; whether something is left, of which a version may be loaded."""
+    """Remove changed files from an old copy; whether files are left, of which a version may be loaded."""
     for path, found in listing.items():
         if now.get(path) != found:
             (folder.path / path).unlink(missing_ok=True)

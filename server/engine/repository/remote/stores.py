@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 SCHEMES = ("s3://", "gs://", "as://")
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 MOUNTS = {"s3": "TRITON_AWS_MOUNT_DIRECTORY", "gs": "TRITON_GCS_MOUNT_DIRECTORY", "as": "TRITON_AZURE_MOUNT_DIRECTORY"}
-"""Variables with the folder that copies of a repository lie in."""
+"""Environment variables with the folder for copies of a repository."""
 
 _AZURE_SUFFIX = ".blob.core.windows.net"
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "24h"}
-"""A transfer takes as long as it takes, while something comes."""
+"""The whole transfer has no time limit, as long as data come."""
 _RETRY: dict[str, Any] = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
-"""Of what is throttled or cannot be reached for a while."""
+"""Retries if the store throttles, or cannot be reached for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """What a URL means.
+    """The parts of a repository's URL.
 
     Attributes:
         scheme: s3, gs or as.
         bucket: or container.
         prefix: of the repository in it, without slashes at its ends.
-        endpoint: http(s)://host:port of a store of one's own; empty: the cloud's.
+        endpoint: http(s)://host:port of a self-hosted store; empty: the cloud's.
         account: of Azure.
     """
 
@@ -59,7 +59,7 @@ def parse_url(url: str) -> StoreAddress:
     """The address of a repository.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the URL has another form.
     """
     scheme, _, rest = url.partition("://")
     endpoint = account = ""
@@ -77,7 +77,7 @@ def parse_url(url: str) -> StoreAddress:
 
 
 def open_store(url: str, environment: Mapping[str, str] = os.environ) -> ObjectStore:
-    """The bucket or container of a URL. Nothing is asked of it yet.
+    """The bucket or container of a URL, not contacted yet.
 
     Raises:
         ConfigError: obstore is not installed, or the credentials cannot be read.
@@ -150,14 +150,14 @@ def _choose(
     credential: Mapping[str, str],
     environment: Mapping[str, str],
 ) -> None:
-    """Values of the file's entry, where there is one, else of the environment; obstore looks for others itself."""
+    """Values of the credential file's entry, else of the environment; obstore itself looks for others."""
     for key, (named, variable) in names.items():
         if value := credential.get(named, "") if credential else environment.get(variable, ""):
             config[key] = value
 
 
 def _credential(url: str, scheme: str, environment: Mapping[str, str]) -> Any:
-    """The entry of the credential file for this URL; empty when there is no file."""
+    """The entry of the credential file for this URL; empty without a file."""
     path = environment.get(CREDENTIALS)
     if not path:
         return {}
@@ -184,7 +184,7 @@ _HINTS = {
 
 
 def explained(error: BaseException) -> str:
-    """An error of a store in a line: what it answered and what that means, without its internals."""
+    """An error of a store in one line: its answer and the meaning, without internals."""
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is None:
