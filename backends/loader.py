@@ -15,7 +15,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from backends.api import Backend, BackendError, Services
-from backends.opening import open_libraries
+from backends.opening import import_framework, open_libraries
+from backends.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ LIBRARY = "libtriton_{}.so"
 """The file of a backend that was compiled for Triton: in a folder of `--backend-directory`, or with a model."""
 LIBRARY_OPTION = "library"
 """A key of `--backend-config`: the path of that file, which then serves in place of the server's own backend."""
+
+PRELOAD = "preload"
+"""A key of `--backend-config`: whether the server imports the backend, and its framework, before it serves."""
 
 # A backend's name becomes part of a path and of a module name.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -146,6 +150,22 @@ class BackendLoader:
                     return made
         return self.backend(name)
 
+    def preload(self) -> None:
+        """Import the backends that the configuration wants to have imported before the server serves.
+
+        Raises:
+            BackendError: one is not installed, or the configuration is wrong.
+        """
+        for name, config in self._configs.items():
+            wanted = Parameters(config, f"--backend-config={name or 'KEY=VALUE'}")
+            if not wanted.flag(PRELOAD, False):
+                continue
+            if name == GLOBAL:
+                raise wanted.error(PRELOAD, f"expected with a backend's name: BACKEND,{PRELOAD}=true")
+            self.backend(name)
+            if name in BUILTIN and BUILTIN[name].requires:
+                import_framework(BUILTIN[name].requires)
+
     def unknown(self) -> list[str]:
         """Names in the configuration that no backend has."""
         return [
@@ -164,7 +184,8 @@ class BackendLoader:
                 backend.services = services
 
     def _config(self, name: str) -> Mapping[str, str]:
-        return MappingProxyType({**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})})
+        given = {**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})}
+        return MappingProxyType({key: value for key, value in given.items() if key != PRELOAD})
 
     def _make(self, name: str) -> Backend:
         config = self._config(name)

@@ -6,21 +6,25 @@
 One client sends 64 bytes to an identity model at fixed times, whether earlier requests are answered or not, so that a
 stall counts for each request that it delays. An operator loads and unloads one model in turn: nothing (the base), a
 model of the identity backend, the demo's CNN as ONNX and as TorchScript, a model in Python. Each framework's first load
-imports it into the server that serves and has a row of its own. Times are the client's, in milliseconds; wake-ups of
+imports it into the server that serves and has a row of its own, and another one for a server that has imported it
+before it serves. Times are the client's, in milliseconds; wake-ups of
 the client on a busy machine are in all rows alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import digits, inferd, messages
+from bench.processes import ServerProcess
 from bench.repository import Identity, write
 from inferd_client.driver import Driver, Fixed
 from inferd_client.driver.report import Report
@@ -44,6 +48,8 @@ LOADED = {
     "TorchScript": "digits_torchscript",
     "Python": "python",
 }
+IMPORTED = {"ONNX": "onnxruntime", "TorchScript": "pytorch"}
+"""The backends whose frameworks the server's own process imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,16 @@ def repository(folder: Path) -> Path:
     return root
 
 
+@contextlib.contextmanager
+def serving(root: Path, log: Path, options: list[str]) -> Iterator[ServerProcess]:
+    """A server, until the block ends."""
+    server = inferd.start(root, log, options=options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 def row(name: str, address: str, effort: Effort, model: str = "", loads: int = -1) -> Row:
     """The client's times while the operator loads and unloads `model`, `loads` times or until the row ends."""
     exchange = messages.identity(64, "small")
@@ -124,16 +140,19 @@ def main() -> int:
     print(f"load average {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores\n")
     print("| beside | loads | p50, ms | p99 | p99.9 | max |\n|---|---:|---:|---:|---:|---:|", flush=True)
     with tempfile.TemporaryDirectory(prefix="inferd-loading-") as folder:
+        root, log = repository(Path(folder)), Path(folder, "log")
         options = ["--model-control-mode", "explicit", "--load-model", "small"]
-        server = inferd.start(repository(Path(folder)), Path(folder, "log"), options=options)
-        try:
+        with serving(root, log, options) as server:
             print(row("nothing", server.address, effort), flush=True)
             for what, model in LOADED.items():
                 print(row(f"the first load: {what}", server.address, effort, model, 1), flush=True)
             for what, model in LOADED.items():
                 print(row(f"loads and unloads: {what}", server.address, effort, model), flush=True)
-        finally:
-            server.stop()
+        options += [f"--backend-config={backend},preload=true" for backend in IMPORTED.values()]
+        with serving(root, log, options) as server:
+            for what in IMPORTED:
+                name = f"the first load, imported before: {what}"
+                print(row(name, server.address, effort, LOADED[what], 1), flush=True)
     return 0
 
 

@@ -19,6 +19,7 @@ import uvloop
 
 from _native.memory.resource import live_counters
 from _native.service.forwarding import Forwarder
+from backends.api import BackendError
 from backends.loader import BUILTIN, BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
@@ -270,10 +271,15 @@ def make_engine(settings: Settings) -> Engine:
         sources = open_sources(settings.model_repository, settings.model_name)
     except ServerError as error:
         raise StartError(str(error)) from error
+    loader = make_loader(settings)
+    try:
+        loader.preload()
+    except BackendError as error:
+        raise StartError(str(error)) from error
     try:
         return Engine(
             sources,
-            make_loader(settings),
+            loader,
             model_options(settings, gpus),
             load_threads=settings.model_load_thread_count,
             load_retries=settings.model_load_retry_count,

@@ -1,12 +1,16 @@
-"""Guards that frameworks' libraries are in memory before Python imports them, and that the import then works."""
+"""Guards that frameworks' libraries are in memory before Python imports them, and that the import then works; and that
+a framework is imported before the server serves where the operator wants that."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from backends.loader import BUILTIN
+from backends.api import BackendError
+from backends.loader import BUILTIN, BackendLoader
 from backends.opening import open_libraries
+from tests.conformance.doors import running_server
 
 PROGRAM = """
 import sys
@@ -33,3 +37,23 @@ def test_libraries_are_opened_before_the_import(backend, library):
 def test_what_is_not_there_is_left_to_the_import():
     open_libraries("no_such_package", ("lib/*.so",))
     open_libraries("wave", ("*.so", "nothing"))
+
+
+def test_a_framework_is_imported_before_the_server_serves(tmp_path):
+    pytest.importorskip("onnxruntime")
+    options = ("--model-control-mode=explicit", "--backend-config=onnxruntime,preload=true")
+    with running_server("native", tmp_path, *options) as process:
+        assert "onnxruntime_pybind11_state" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("identity", "perhaps", "--backend-config=identity: parameter 'preload' is 'perhaps', expected true or false"),
+        ("", "true", "parameter 'preload' is 'true', expected with a backend's name: BACKEND,preload=true"),
+        ("nosuch", "true", "unable to find backend 'nosuch'"),
+    ],
+)
+def test_what_cannot_be_imported_beforehand_is_told(name, value, said):
+    with pytest.raises(BackendError, match=said):
+        BackendLoader({name: {"preload": value}}).preload()
