@@ -8,6 +8,7 @@ Only tritonclient is used, so it runs against Triton just as well.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -118,4 +119,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `client.py | head`: when nobody reads the rest, this ends
     sys.exit(main())

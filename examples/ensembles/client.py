@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,4 +102,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `client.py | head`: when nobody reads the rest, this ends
     sys.exit(main())

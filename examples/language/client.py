@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import signal
 import sys
 from typing import Any
 
@@ -64,4 +65,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `client.py | head`: when nobody reads the rest, this ends
     sys.exit(main())

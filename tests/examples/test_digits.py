@@ -23,6 +23,17 @@ def run(program, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def unread(program, *arguments):
+    """What it says on standard error when nobody reads what it prints, as behind `| head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
+    try:
+        return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False).stderr
+    finally:
+        os.close(writer)
+
+
 def imported(name, folder, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / folder))
     return __import__(name)
@@ -55,6 +66,7 @@ def test_both_formats_recognise_digits_and_agree(repository, monkeypatch):
 def test_pictures_and_sentences_are_recognised(repository):
     with doors.running_server("native", repository) as process:
         shown = run("ensembles/client.py", "-u", process.address, "--count", 20)
+        assert "BrokenPipe" not in unread("digits/client.py", "-u", process.address)
     rights = [int(right) for right in re.findall(r"^(\d+) of 20 right$", shown, re.MULTILINE)]
     assert len(rights) == 2
     assert rights[0] >= 18, shown
