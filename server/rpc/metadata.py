@@ -60,7 +60,10 @@ class Information:
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         if await self._engine.is_on_demand(request.name):
             return pb.ModelReadyResponse(ready=True)
-        loaded = self._engine.model(request.name, request.version)  # raises for whatever is not loaded
+        try:
+            loaded = self._engine.model(request.name, request.version)
+        except (NotFound, Unavailable):
+            return pb.ModelReadyResponse(ready=False)  # not an error: clients ask until a model is ready
         return pb.ModelReadyResponse(ready=await loaded.check())
 
     async def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:

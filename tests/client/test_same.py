@@ -104,7 +104,6 @@ def failed(function):
         lambda m, c: c.infer("fp32", [], parameters={"triton_x": 1}),
         lambda m, c: c.infer("fp32", [], parameters={"x": [1]}),
         lambda m, c: c.get_model_config("nobody"),
-        lambda m, c: c.is_model_ready("nobody"),
         lambda m, c: c.load_model("nobody"),
         lambda m, c: c.async_stream_infer("repeat", []),
         lambda m, c: c.unregister_plugin(),
@@ -130,7 +129,7 @@ def test_the_same_errors(server, attempt):
     [
         lambda c: c.is_server_live(),
         lambda c: c.is_server_ready(),
-        lambda c: c.is_model_ready("fp32"),
+        lambda c: [c.is_model_ready(name) for name in ("fp32", "nobody")],
         lambda c: c.get_server_metadata(as_json=True),
         lambda c: c.get_model_metadata("pair", "1", as_json=True),
         lambda c: c.get_model_config("pair", as_json=True),

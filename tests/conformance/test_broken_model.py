@@ -41,11 +41,15 @@ def test_server_is_live_and_not_ready(stub):
     assert not stub.ServerReady(pb.ServerReadyRequest()).ready
 
 
-@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelConfig"])
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
 def test_lookup(stub, method):
     code, details = refused(getattr(stub, method), getattr(pb, f"{method}Request")(name=models.BROKEN))
     assert code is grpc.StatusCode.NOT_FOUND
     assert "has no available versions" in details
+
+
+def test_it_is_not_ready(stub):
+    assert not stub.ModelReady(pb.ModelReadyRequest(name=models.BROKEN)).ready
 
 
 def test_inference(stub):

@@ -54,7 +54,7 @@ LOOKUP_ERRORS = [
 
 
 @pytest.mark.parametrize(("name", "version", "code", "text"), LOOKUP_ERRORS)
-@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelConfig"])
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
 def test_model_lookup_errors(stub, method, name, version, code, text):
     message = getattr(pb, f"{method}Request")(name=name, version=version)
     got, details = refused(getattr(stub, method), message)
@@ -62,12 +62,25 @@ def test_model_lookup_errors(stub, method, name, version, code, text):
     assert text in details
 
 
+@pytest.mark.parametrize(("name", "version", "code", "text"), LOOKUP_ERRORS)
+def test_what_is_not_there_is_not_ready(stub, name, version, code, text):
+    """No error: programs ask until a model is ready. A version that is no number is a mistake all the same."""
+    message = pb.ModelReadyRequest(name=name, version=version)
+    if code == "NOT_FOUND":
+        assert stub.ModelReady(message) == pb.ModelReadyResponse(ready=False)
+        return
+    got, details = refused(stub.ModelReady, message)
+    assert got.name == code
+    assert text in details
+
+
 def test_a_version_that_is_not_ready(stub, control):
     control.set_ready("versions", 3, False)
     try:
-        code, details = refused(stub.ModelReady, pb.ModelReadyRequest(name="versions", version="3"))
+        code, details = refused(stub.ModelConfig, pb.ModelConfigRequest(name="versions", version="3"))
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "is not at ready state" in details
+        assert not stub.ModelReady(pb.ModelReadyRequest(name="versions", version="3")).ready
         assert stub.ModelReady(pb.ModelReadyRequest(name="versions")).ready  # version 1 is the latest ready one now
     finally:
         control.set_ready("versions", 3, True)
@@ -204,7 +217,7 @@ def test_bytes_that_are_no_message(stub, name):
 
 
 def test_long_names_do_not_break_the_answer(stub):
-    code, details = refused(stub.ModelReady, pb.ModelReadyRequest(name="é" * 100_000))
+    code, details = refused(stub.ModelConfig, pb.ModelConfigRequest(name="é" * 100_000))
     assert code is grpc.StatusCode.NOT_FOUND
     assert details.startswith("Request for unknown model: 'éé")
     code, details = refused(stub.ModelInfer, request("é" * 100_000, floats(1)))

@@ -49,7 +49,7 @@ def test_metadata(client):
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        (lambda client: client.is_model_ready("nothing"), "NOT_FOUND"),
+        (lambda client: client.get_model_config("nothing"), "NOT_FOUND"),
         (lambda client: client.get_model_metadata("nothing"), "NOT_FOUND"),
         (lambda client: client.load_model("simple"), "UNAVAILABLE"),
         (lambda client: client.unload_model("simple"), "UNAVAILABLE"),
