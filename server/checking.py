@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Sequence
 
 from server.app import make_engine, make_loader, model_options
-from server.engine.checking import Report, check
+from server.engine.checking import Report, check, collected_warnings
 from server.engine.instances.gpu import Gpus
 from server.engine.repository.sources import Repositories, open_sources
 from server.errors import ConfigError
@@ -36,7 +37,11 @@ def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:
             f"there is no model in {repositories}: a model is a folder with a config.pbtxt or a version folder"
         )
     if load and not any(report.problem for report in reports):
-        problems = asyncio.run(_loaded(settings))
+        with collected_warnings() as said:
+            problems = asyncio.run(_loaded(settings))
+        told = "\n".join((*problems.values(), *(warning for report in reports for warning in report.warnings)))
+        for line in dict.fromkeys(line for line in said if line not in told):
+            print(line, file=sys.stderr)
         reports = [Report(each.name, problems.get(each.name, ""), each.warnings) for each in reports]
     FORMS[form](reports)
     return 1 if any(report.problem for report in reports) else 0

@@ -46,6 +46,23 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str]] = {
         {"config.pbtxt": config("python"), "model.py": PYTHON},
         r"versions with a folder: none; the model's file belongs into a folder .* such as .*/no_version/1",
     ),
+    "ensemble": (
+        {"config.pbtxt": 'platform: "ensemble"\nensemble_scheduling { step { model_name: "m" } }'},
+        r"an ensemble has no file, but needs an empty folder as its version: mkdir .*/ensemble/1",
+    ),
+    "warmup": (
+        {
+            "config.pbtxt": config(
+                "python",
+                datatype="TYPE_STRING",
+                more='model_warmup { name: "one" batch_size: 1 inputs { key: "x" value { data_type: TYPE_STRING '
+                'dims: [ 4 ] input_data_file: "texts" } } }',
+            ),
+            "1/model.py": PYTHON,
+            "warmup/texts": "a good film, and a bad one",
+        },
+        r"warmup/texts must have 4 strings, each its length in 4 bytes, little-endian, and then its bytes: string 0",
+    ),
     "wrong_name": ({**GOOD, "config.pbtxt": config(tensor="input")}, r"unexpected inference input 'input'"),
     "wrong_type": ({**GOOD, "config.pbtxt": config(datatype="TYPE_INT32")}, r"unexpected datatype INT32 for input 'x'"),
     "wrong_dims": ({**GOOD, "config.pbtxt": config(dims="5")}, r"the model expects shape \[-1,4\]"),
@@ -79,7 +96,10 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str]] = {
         },
         r"version/1/config.pbtxt:1:\d+: .*'max_batch_size'",
     ),
-    "plan": ({"config.pbtxt": config("tensorrt"), "1/model.plan": b"x"}, r"needs a GPU"),
+    "plan": (
+        {"config.pbtxt": config("tensorrt"), "1/model.plan": b"x"},
+        r'needs a GPU.*; without one, serve .* platform: "onnxruntime_onnx" and the file model.onnx',
+    ),
     "other_name": ({"config.pbtxt.txt": config(), "1/model.onnx": ONNX}, r"Its name must be config.pbtxt"),
     "typo": ({**GOOD, "config.pbtxt": config(more="max_batch: 3")}, r"typo/config.pbtxt:\d+:\d+: .*'max_batch_size'"),
 }
@@ -182,7 +202,7 @@ def test_a_hint_is_shown_once_with_its_model(tmp_path: Path, capsys) -> None:
     ]
 
 
-def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys) -> None:
+def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys, caplog) -> None:
     write(
         tmp_path,
         "late",
@@ -196,6 +216,7 @@ def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys) -> No
     assert status == 1
     assert lines[0].startswith("failed to load 'late' version 1: ")
     assert "no weights" in lines[0]
+    assert not caplog.records  # it is said once
 
 
 @pytest.mark.parametrize("given", ["m", "m/1/model.onnx", "m/1"])
@@ -205,6 +226,30 @@ def test_one_model_is_looked_at(tmp_path: Path, capsys, given: str) -> None:
     (tmp_path / "m" / "config.pbtxt").unlink()
     assert cli.main(["check", str(tmp_path / given)]) == 0
     assert capsys.readouterr().out == "m: ok\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("m", "{}/m/config.pbtxt:1:1: ModelConfig has no field named 'max_batch'"),
+        ("named", "{}/named: unable to find '{}/named/1/model.onnx' for model 'other': the folder is empty"),
+        ("flat", "{}/flat/config.pbtxt:1:1: ModelConfig has no field named 'max_batch'"),
+        ("cut.onnx", "{}/cut.onnx: failed to load 'cut' from '{}/cut.onnx': "),
+        ("bare.pt", "{}/bare.pt: there is no config.pbtxt, `inferd models init {}/bare.pt` makes one: "),
+    ],
+)
+def test_what_is_wrong_with_one_model_is_said_with_the_path_that_was_given(
+    tmp_path: Path, capsys, given: str, said: str
+) -> None:
+    """Guards against paths of folders that the server has made for itself."""
+    write(tmp_path, "m", {"config.pbtxt": "max_batch: 3", "1/model.onnx": ONNX})
+    write(tmp_path, "named", {"config.pbtxt": 'name: "other"\n' + config(), "1/.keep": ""})
+    write(tmp_path, "flat", {"config.pbtxt": "max_batch: 3", "model.onnx": ONNX})
+    write(tmp_path, "", {"cut.onnx": ONNX[: len(ONNX) // 2], "bare.pt": "x"})
+    status, lines = check(capsys, tmp_path / given)
+    assert status == 1
+    assert lines[0].startswith(said.replace("{}", str(tmp_path)))
+    assert "inferd-model-" not in "".join(lines)
 
 
 @pytest.mark.parametrize("given", ["m/1/model.onnx", "m/1"])

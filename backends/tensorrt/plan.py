@@ -127,7 +127,8 @@ def gpu_for_plans(ordinal: int, what: str) -> Device:
     """
     if not driver.is_loaded() or ordinal >= driver.device_count():
         raise BackendError(
-            f"{what}: a plan of TensorRT needs a GPU, also to be looked into, and there is no GPU {ordinal}"
+            f"{what}: a plan of TensorRT needs a GPU, also to be looked into, and there is no GPU {ordinal}; without "
+            'one, serve what the plan was built from: platform: "onnxruntime_onnx" and the file model.onnx'
         )
     gpu = device(ordinal)
     gpu.use()

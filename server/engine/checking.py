@@ -45,13 +45,15 @@ def check(repositories: Repositories, options: configuration.Options, loader: Ba
     problems: dict[str, str] = {}
     warnings: dict[str, tuple[str, ...]] = {}
     for folder in repositories.scan():
-        with _warnings() as said:
+        brought = folder
+        with collected_warnings() as said:
             try:
                 brought = repositories.find(folder.name) or folder
-                prepared[folder.name], problems[folder.name] = _look_at(brought, options, loader)
+                prepared[folder.name], problem = _look_at(brought, options, loader)
             except ConfigError as error:
-                prepared[folder.name], problems[folder.name] = None, str(error)
-        warnings[folder.name] = tuple(dict.fromkeys(said))
+                prepared[folder.name], problem = None, str(error)
+        problems[folder.name] = brought.shown(problem)
+        warnings[folder.name] = tuple(dict.fromkeys(map(brought.shown, said)))
     for name, composed in configuration.compose(prepared).items():
         if isinstance(composed, ConfigError):
             problems[name] = problems[name] or str(composed)
@@ -98,7 +100,7 @@ class _Collector(logging.Handler):
 
 
 @contextmanager
-def _warnings() -> Iterator[list[str]]:
+def collected_warnings() -> Iterator[list[str]]:
     """Collect the warnings that are logged inside of the block, instead of logging them."""
     said: list[str] = []
     log, handler = logging.getLogger("inferd"), _Collector(said.append)

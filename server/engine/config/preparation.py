@@ -68,6 +68,7 @@ def prepare(
     if folder.problem:
         raise ConfigError(folder.problem)
     config, source = read_written(folder.path, options, override)
+    source.path = Path(folder.shown(str(source.path)))
     if folder.renamed and override is None:
         config.name = folder.path.name
     identify_name(config, folder.path, source)

@@ -204,12 +204,15 @@ def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
 def _gpus(group: pb.ModelInstanceGroup, path: FieldPath, which: str, gpus: int) -> Iterator[Finding]:
     if not gpus:
         instead = f"write kind: KIND_CPU{' and remove gpus' if group.gpus else ''}"
-        yield Finding((*path, "kind"), f"{which} has kind KIND_GPU but no GPUs are available", instead)
+        yield Finding(
+            (*path, "kind"), f"{which} has kind KIND_GPU but no GPUs are available", instead, names_model=True
+        )
         return
     for gpu in group.gpus:
         if not 0 <= gpu < gpus:
             text = f"{which} specifies invalid or unsupported gpu id {gpu}"
-            yield Finding((*path, "gpus"), text, f"there are {', '.join(map(str, range(gpus)))}")
+            instead = f"there are {', '.join(map(str, range(gpus)))}"
+            yield Finding((*path, "gpus"), text, instead, names_model=True)
 
 
 def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
@@ -264,12 +267,13 @@ def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:
         path = ("instance_group", index)
         which = f"instance group {group.name} of model {config.name}"
         if group.count < 0:
-            yield Finding((*path, "count"), f"{which} must have a positive count", f"got {group.count}")
+            text = f"{which} must have a positive count"
+            yield Finding((*path, "count"), text, f"got {group.count}", names_model=True)
         if group.kind == KIND.KIND_GPU:
             yield from _gpus(group, path, which, gpus)
         elif group.gpus:
             text = f"{which} has kind {KIND.Name(group.kind)} but specifies one or more GPUs"
-            yield Finding((*path, "gpus"), text, "remove gpus")
+            yield Finding((*path, "gpus"), text, "remove gpus", names_model=True)
         if not group.name.isprintable() or len(group.name.encode()) > MAX_NAME_BYTES:
             yield Finding((*path, "name"), f"the name of instance group {index} must be printable")
         if group.name in names:

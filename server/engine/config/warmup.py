@@ -138,4 +138,23 @@ def _input(data: pb.ModelWarmup.Input, model_dir: Path) -> WarmupInput:
     expected = math.prod(dims) * SIZE_OF.get(datatype, 0)
     if expected and file.stat().st_size < expected:
         raise ConfigError(f"{file} must have {expected} bytes, got {file.stat().st_size}")
+    if datatype == "BYTES":
+        _check_strings(file, math.prod(dims))
     return WarmupInput(datatype, dims, "file", file)
+
+
+def _check_strings(file: Path, count: int) -> None:
+    """Refuse a file that has not so many strings in the protocol's format.
+
+    Raises:
+        ConfigError: with the format: the file may be plain text.
+    """
+    data, position = file.read_bytes(), 0
+    for index in range(count):
+        size = int.from_bytes(data[position : position + 4], "little")
+        if position + 4 + size > len(data):
+            raise ConfigError(
+                f"{file} must have {count} string{'s' * (count > 1)}, each its length in 4 bytes, little-endian, and "
+                f"then its bytes: string {index} ends behind the file's {len(data)} bytes"
+            )
+        position += 4 + size

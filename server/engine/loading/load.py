@@ -94,11 +94,11 @@ class Loading:
             if candidate.own is not None:
                 self._models[name].steps = candidate.steps
             if candidate.own is None:
-                self._fail(candidate, Failure(name, candidate.problem))
+                self._fail(candidate, Failure(name, candidate.folder.shown(candidate.problem)))
             elif isinstance(found, configuration.Prepared):
                 candidate.prepared = found
             else:
-                self._fail(candidate, Failure(name, str(found)))
+                self._fail(candidate, Failure(name, candidate.folder.shown(str(found))))
 
     def _composed_of(self) -> dict[str, configuration.Prepared | None]:
         """The configurations of the candidates, and of all models in the steps of their ensembles."""
@@ -316,7 +316,8 @@ class Loading:
         """Handle versions that could not be made: a model that serves already changes as a whole, or not at all."""
         if not candidate.reasons:
             return
-        failure = Failure(candidate.name, versions=dict(sorted(candidate.reasons.items())))
+        reasons = {version: candidate.folder.shown(why) for version, why in sorted(candidate.reasons.items())}
+        failure = Failure(candidate.name, versions=reasons)
         if self._models[candidate.name].loaded:
             await asyncio.gather(*(on_thread(version.close) for version in candidate.made.values()))
             candidate.made = {}

@@ -45,6 +45,7 @@ class ModelFolder:
     is_bare: bool = False  # the given folder has no version's folder: its configuration is the model's
     seen: Marks | None = None  # the marks of its files, if something else than the files tells them
     origin: str = ""  # the original of a copy; copies of one original have equal files where their marks are equal
+    stands_for: tuple[tuple[str, str], ...] = ()  # paths of a temporary folder, each with the path that was given
 
     @property
     def source(self) -> str:
@@ -53,6 +54,12 @@ class ModelFolder:
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)
+
+    def shown(self, text: str) -> str:
+        """Replace the paths of temporary folders in a text about the model by the paths that were given."""
+        for made, given in self.stands_for:
+            text = text.replace(made, given)
+        return text
 
 
 def check_name(name: str) -> None:
@@ -281,6 +288,8 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
         there = f"versions with a folder: {', '.join(map(str, folder.versions)) or 'none'}"
         if not folder.versions and folder.path.is_dir() and any(map(is_model_folder, folder.path.iterdir())):
             there += f"; it holds models itself: give it as --model-repository {folder.path}"
+        elif not folder.versions and config.HasField("ensemble_scheduling"):
+            there += f"; an ensemble has no file, but needs an empty folder as its version: mkdir {folder.path}/1"
         elif not folder.versions:
             there += f"; the model's file belongs into a folder whose name is the version, such as {folder.path}/1"
         raise ConfigError(

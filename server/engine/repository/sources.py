@@ -102,7 +102,8 @@ MODEL_NAMES = _model_names()
 class SingleModelSource:
     """One model as a repository: its file, a folder with its file, or its folder.
 
-    The model gets a folder in a temporary one, with links to the given files.
+    A model's folder that has the model's name is served as it is. Otherwise the model gets a folder in a temporary one,
+    with links to the given files; messages have the paths of the given files.
 
     Args:
         path: of the file or folder.
@@ -131,13 +132,20 @@ class SingleModelSource:
         """See RepositorySource."""
         if name != self._name:
             return None
+        model = self._path.resolve()
         try:
-            self._lay(self._root / name)
-            folder = folders.find([self._root], name)
+            if self._file is not None or model.name != name:
+                model = self._root / name
+                self._lay(model)
+            folder = folders.find([model.parent], name)
             if folder is None or not self._path.exists():
                 raise ConfigError(f"{self._path}: there is no such file or folder any more")
             return replace(
-                folder, renamed=self._is_renamed, is_bare=self._file is not None, seen=self._marks(folder.path)
+                folder,
+                renamed=self._is_renamed,
+                is_bare=self._file is not None,
+                seen=self._marks(folder.path),
+                stands_for=self._given(folder.path),
             )
         except OSError as error:
             raise ConfigError(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
@@ -170,6 +178,17 @@ class SingleModelSource:
         target = model / CONFIG_FILE
         if not target.is_file() or target.read_text(errors="surrogateescape") != text:
             target.write_text(text, errors="surrogateescape")
+
+    def _given(self, model: Path) -> tuple[tuple[str, str], ...]:
+        """See ModelFolder.stands_for; a path that begins with another comes before it."""
+        if self._file is None:
+            return ((str(model), str(self._path)),) if self._root in model.parents else ()
+        version, config = model / "1", str(self._path / CONFIG_FILE)
+        if self._path.is_file():
+            config = f"{self._path}: there is no {CONFIG_FILE}, `inferd models init {self._path}` makes one"
+        file = ((str(version / MODEL_NAMES[self._file.suffix]), str(self._file)),) if self._file.is_symlink() else ()
+        folder = (str(version), str(self._file.parent)), (str(model / CONFIG_FILE), config)
+        return *file, *folder, (str(model), str(self._path))
 
     def _marks(self, model: Path) -> Marks | None:
         """The marks of a single file, and of files beside it whose names begin with its own."""
