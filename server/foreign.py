@@ -26,17 +26,17 @@ class Ignored:
     """Accepted whatever its value; one line says why it does nothing."""
 
     reason: str
-    silent: tuple[str, ...] = ()  # values about which nothing is said
+    silent: tuple[str, ...] = ()  # values that cause no message
     is_flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Stands for an option of ours, about which one line is said."""
+    """Replaced by an option of this server; one line says so."""
 
     option: str
     value: str  # of that option, with {} for the value given
-    silent: tuple[str, ...] = ()  # values that mean nothing
+    silent: tuple[str, ...] = ()  # values without effect and message
     is_flag: bool = False
 
 
@@ -98,8 +98,8 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
         # -- models --
         "strict-model-config": Replaced("disable-auto-complete-config", "{}", ("false",), is_flag=True),
         "model-namespacing": Ignored(
-            "requests cannot say a namespace, so models have one space of names: those of one name in two repositories "
-            "are not served, others as they are with it",
+            "requests cannot name a namespace, so all models share one space of names: models of the same "
+            "name in two repositories are not served, all others are",
             silent=("false",),
             is_flag=True,
         ),

@@ -1,7 +1,7 @@
 """The pages of `--help`: each option on a line of its own, whole, so that it can be searched for; its meaning below.
 
-cyclopts knows the commands, their options and what they mean. Its own pages are made by rich, which takes longer to be
-imported than everything else takes that a page needs.
+cyclopts knows the commands, their options and their meanings. It makes its own pages by rich, whose import takes longer
+than everything else that a page needs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from cyclopts.argument import Argument
 
 ASKED = ("--help", "-h")
-WIDTH = 100  # lines are not made longer on a wide terminal
-NOTHING = ("", "false")  # defaults that need not be said
+WIDTH = 100  # the longest line, also on a wider terminal
+NOTHING = ("", "false")  # defaults that are not shown
 
 
 def asked(tokens: Sequence[str]) -> str:
-    """The page that a command line asks for; empty if it asks for none, or for one that is not there.
+    """The page that a command line asks for; empty if it asks for none, or for an unknown one.
 
-    A group of commands without one of them asks for its page, too.
+    The name of a group alone asks for the group's page, too.
     """
     before = list(tokens[: tokens.index("--")] if "--" in tokens else tokens)
     rest = [token for token in before if token not in ASKED]
@@ -36,7 +36,7 @@ def asked(tokens: Sequence[str]) -> str:
 
 
 def page(chain: tuple[str, ...]) -> str:
-    """Of a command, of a group, or of the program, which is ()."""
+    """The page of a command, of a group, or of the program, which is ()."""
     parts = list(_of_command(chain) if chain in COMMANDS else _of_group(chain))
     return "\n\n".join(parts) + "\n"
 
@@ -57,7 +57,13 @@ def _of_group(chain: tuple[str, ...]) -> Iterator[str]:
         yield _wrapped(f"`inferd {' '.join(chain)} COMMAND --help` has the options of one.")
     else:
         yield "Options:\n" + "\n".join(
-            map(_entry, [("--help, -h", "This page, or that of a command."), ("--version", "What this is made of.")])
+            map(
+                _entry,
+                [
+                    ("--help, -h", "This page, or that of a command."),
+                    ("--version", "The version, the build and the frameworks."),
+                ],
+            )
         )
 
 
@@ -126,12 +132,12 @@ def _described(argument: Argument) -> str:
 
 
 def _name(argument: Argument) -> str:
-    """Of one that is given by its place."""
+    """The name of a positional argument."""
     return argument.name.lstrip("-").upper()
 
 
 def _label(argument: Argument) -> str:
-    """How one gives it."""
+    """An option's spellings and value."""
     names = sorted((name for name in argument.names if name.startswith("-")), key=lambda name: name[:2] != "--")
     if argument.index is not None:
         return ", ".join([_name(argument), *names])
@@ -140,7 +146,7 @@ def _label(argument: Argument) -> str:
 
 
 def _value(hint: Any) -> str:
-    """What is given to an option, by its type; nothing to a switch."""
+    """The placeholder of an option's value, by its type; empty for a switch."""
     inner = [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
     if get_origin(hint) is Literal:
         return "|".join(map(str, inner))
@@ -152,7 +158,7 @@ def _value(hint: Any) -> str:
 
 
 def _default(argument: Argument) -> str:
-    """As one writes it on the command line; empty where nothing is the default."""
+    """The default as written on the command line; empty without one."""
     default = argument.field_info.default
     if default is None or default is argument.field_info.empty:
         return ""
@@ -178,7 +184,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _columns() -> int:
-    """Of the terminal."""
+    """The width of the terminal."""
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)

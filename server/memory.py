@@ -1,4 +1,4 @@
-"""How much memory the server may use."""
+"""The memory that the server may use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of the container that the process is in, of both versions of control groups."""
+"""Files with the memory limit of the process's container, of both versions of control groups."""
 
 
 def usable_memory() -> int:
-    """Bytes: the machine's memory, or what the container has of it."""
+    """Bytes of the machine's memory, or of the container's limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         try:

@@ -1,6 +1,6 @@
-"""The program `inferd`: its commands by their names, and where each is.
+"""The program `inferd`: its commands by name, and their modules.
 
-A command is imported when it is used, and so is cyclopts, which parses its options: the list of the commands is printed
+A command is imported when it is used, and so is cyclopts, which parses its options: the program prints its commands
 at once, and a container's `inferd health` does not pay for the server's options.
 """
 
@@ -21,8 +21,8 @@ class Command(NamedTuple):
 
     Attributes:
         place: MODULE:FUNCTION; the function's arguments are the options, its docstring the help.
-        summary: the first sentences of that.
-        usage: what follows the command's name, where the arguments do not say it.
+        summary: the first sentences of the help.
+        usage: the text behind the command's name, if it does not follow from the arguments.
     """
 
     place: str
@@ -36,7 +36,7 @@ GROUPS: dict[tuple[str, ...], str] = {
     ("models",): "The models of a server, and new ones.",
     ("config",): "The options of the server.",
 }
-"""Names before those of commands, and what such commands are about."""
+"""Groups of commands: the first part of their names, and the group's meaning."""
 
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("serve",): Command(
@@ -44,7 +44,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("check",): Command(
         f"{SERVING}:check",
-        "Tell what would keep each model of a repository from being served, and what of its configuration is ignored.",
+        "Report problems that keep models of a repository from being served, and configuration that is ignored.",
         "REPOSITORY... [OPTIONS]",
     ),
     ("health",): Command(
@@ -56,8 +56,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         f"{ASKING}:load", "Load models, or load them anew, on a server with --model-control-mode=explicit."
     ),
     ("models", "unload"): Command(f"{ASKING}:unload", "Unload models, on a server with --model-control-mode=explicit."),
-    ("models", "describe"): Command(f"{ASKING}:describe", "Tell what a model takes and gives."),
-    ("models", "stats"): Command(f"{ASKING}:stats", "Tell what models have done since they were loaded."),
+    ("models", "describe"): Command(f"{ASKING}:describe", "Show a model's inputs and outputs."),
+    ("models", "stats"): Command(f"{ASKING}:stats", "Show the statistics of models since they were loaded."),
     ("models", "init"): Command(
         f"{ASKING}:init",
         "Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.",
@@ -70,7 +70,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "Put a model under load: requests per second, latencies, and where the server spends the time.",
     ),
     ("plot",): Command(
-        f"{ASKING}:plot", "Draw what `inferd perf --out run.json` has written; several runs beside each other."
+        f"{ASKING}:plot", "Draw results that `inferd perf --out run.json` has written; several runs beside each other."
     ),
     ("tune",): Command(
         f"{ASKING}:tune",
@@ -78,12 +78,12 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("config", "show"): Command(
         f"{SERVING}:show_config",
-        "Tell each option of `inferd serve`, what it would be, and where that is from.",
+        "Show each option of `inferd serve`, its value, and the origin of the value.",
         "[OPTIONS OF serve]",
     ),
     ("check-backend",): Command(
         f"{SERVING}:check_backend",
-        "Load the models of a repository and tell whether their backend keeps to its contract; for who writes one.",
+        "Load the models of a repository and check their backend against its contract; for authors of backends.",
         "REPOSITORY... [OPTIONS]",
     ),
     ("build-engine",): Command(
@@ -115,7 +115,7 @@ def program() -> App:
         help=MEANING,
         default_parameter=Parameter(negative=()),
         config=[Env("INFERD_", command=False), from_file],
-        suppress_keyboard_interrupt=False,  # it is the caller's
+        suppress_keyboard_interrupt=False,  # the caller handles it
     )
     groups: dict[tuple[str, ...], App] = {(): root}
     for chain, meaning in GROUPS.items():
@@ -127,10 +127,10 @@ def program() -> App:
 
 
 def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Fill what neither flags nor environment gave from the TOML file that --config names.
+    """Fill in options from the TOML file that --config names, if neither flags nor environment give them.
 
     Raises:
-        Misused: it cannot be read, or has what is no option.
+        Misused: the file cannot be read, or has an unknown option.
     """
     tokens = [token for argument in arguments if argument.name == "--config" for token in argument.tokens]
     if not tokens:

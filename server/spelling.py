@@ -1,4 +1,4 @@
-"""tritonserver's spelling of the command line, in this program's: for `serve`, and what shows its options."""
+"""Translates tritonserver's spelling of the command line: for `serve`, and commands that show its options."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ANY_CASE = {"model-control-mode"}
 FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
 VALUED = {"config"} | {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type != "bool"}
 REPOSITORY = "model-repository"
-"""What an argument of `serve` without option is."""
+"""The option of an argument of `serve` without option name."""
 OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_DEBUG_COUNTERS", "INFERD_CACHE")
 OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 
 
 def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
-    """The tokens in our own spelling: aliases replaced, `--x true` joined, tritonserver's other options taken out.
+    """The tokens in this program's spelling: aliases replaced, `--x true` joined, tritonserver's other options removed.
 
-    The first is the command; what else is no option, nor the value of one, is a model repository.
+    The first token is the command; each other one that is no option, nor the value of one, is a model repository.
 
     Lines about options that were ignored or replaced are appended to `warn`.
 
     Raises:
-        Misused: options that are refused or lack their value; all are told.
+        Misused: options are refused or lack their value; the text names all of them.
     """
     kept: list[str] = []
     wrong: list[str] = []
@@ -66,7 +66,7 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
 
 
 def _takes_next(name: str, foreign: Foreign | None, following: Sequence[str]) -> bool:
-    """Whether the token after the option is its value to be joined."""
+    """Whether the token after the option is its value."""
     if not following:
         return False
     if foreign is None:
@@ -75,7 +75,7 @@ def _takes_next(name: str, foreign: Foreign | None, following: Sequence[str]) ->
 
 
 def _judge(name: str, foreign: Foreign, value: str, warn: list[str]) -> list[str]:
-    """What is written in the place of one of tritonserver's options."""
+    """The options of this program in place of one of tritonserver's."""
     said = TRUTH.get(value.lower(), value.lower()) if foreign.is_flag else value.lower()
     if foreign.is_flag and not said:
         said = "true"
@@ -93,7 +93,7 @@ def _judge(name: str, foreign: Foreign, value: str, warn: list[str]) -> list[str
 
 
 def unknown_variables(environment: Iterable[str]) -> Iterator[str]:
-    """A line for each INFERD_ variable that is no option; Kubernetes makes some for a Service of the name."""
+    """A line for each INFERD_ variable that is no option; Kubernetes makes some for a Service of that name."""
     known = {*(f"INFERD_{field.name.upper()}" for field in dataclasses.fields(Settings)), *OTHER_VARIABLES}
     for name in sorted(environment):
         if name.startswith("INFERD_") and name not in known and not OF_KUBERNETES.match(name):

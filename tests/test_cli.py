@@ -167,10 +167,10 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
             ["--grpc-use-ssl-mutual", "--grpc-server-cert=c", "--grpc-server-key=k"],
             "grpc-root-cert: --grpc-use-ssl-mutual needs it",
         ),
-        (["--grpc-server-cert=c"], "grpc-server-cert: it is of no use without --grpc-use-ssl"),
+        (["--grpc-server-cert=c"], "grpc-server-cert: it has no effect without --grpc-use-ssl"),
         (
             ["--grpc-use-ssl", "--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"],
-            "grpc-root-cert: it is of no use without --grpc-use-ssl-mutual",
+            "grpc-root-cert: it has no effect without --grpc-use-ssl-mutual",
         ),
         (["--grpc-unix-mode", "999"], "expected an octal mode"),
         (["--client-shm-prefix", "a/b"], "client-shm-prefix: expected the beginning of a name, got 'a/b'"),

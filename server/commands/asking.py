@@ -28,8 +28,8 @@ class Server:
     Attributes:
         url: HOST:PORT, or unix:PATH.
         root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
-        tls: Use TLS; without --root-cert whom the system trusts is trusted.
-        client_cert: PEM file of who asks, where the server wants to know.
+        tls: Use TLS; without --root-cert with the system's trusted certificates.
+        client_cert: PEM file of the client's certificate, if the server asks for one.
         client_key: PEM file of its key.
         header: KEY=VALUE, such as authorization; may be given several times.
         timeout: Seconds that an answer may take.
@@ -85,13 +85,13 @@ def health(
 
     Args:
         url: HOST:PORT, or unix:PATH.
-        service: A model, or MODEL/VERSION; the server itself unless said otherwise.
+        service: A model, or MODEL/VERSION; by default the server itself.
         timeout: Seconds to wait for the answer.
         root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
-        tls: Use TLS; without --root-cert whom the system trusts is trusted.
-        client_cert: PEM file of who asks, where the server wants to know.
+        tls: Use TLS; without --root-cert with the system's trusted certificates.
+        client_cert: PEM file of the client's certificate, if the server asks for one.
         client_key: PEM file of its key.
-        header: KEY=VALUE, such as what a restricted protocol asks for; may be given several times.
+        header: KEY=VALUE, such as the header of a restricted protocol; may be given several times.
     """
     from server.tools.health import ask
 
@@ -102,7 +102,7 @@ def health(
 
 def top(
     url: Annotated[
-        str, Parameter(help="Where metrics are served, or grpc://HOST:PORT of a v2 server.")
+        str, Parameter(help="URL of metrics, or grpc://HOST:PORT of a v2 server.")
     ] = "http://localhost:8002/metrics",
     *,
     interval: float = 1.0,
@@ -113,13 +113,13 @@ def top(
 ) -> int:
     """Show what a server does: requests, times, batches and instances of each model.
 
-    It reads the metrics of this server or of tritonserver, or asks any v2 server by gRPC for its statistics. What those
-    do not tell is shown as -.
+    It reads the metrics of inferd or of tritonserver, or asks any v2 server by gRPC for its statistics. Values that
+    these do not have are shown as -.
 
     Args:
         interval: Seconds between two looks.
-        once: Print what was done in one interval, and end.
-        format: Of what --once prints; json implies it.
+        once: Print the work of one interval, and end.
+        format: Format of --once; json implies --once.
         root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
         header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
     """
@@ -143,7 +143,7 @@ def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
     """List the repository's models and their states.
 
     Args:
-        format: Of what is printed.
+        format: Format of the output.
     """
     from server.tools.models import show_index
 
@@ -171,7 +171,7 @@ def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> in
 
     Args:
         model: Their names.
-        dependents: Those that they have brought with them, too.
+        dependents: Also unload the models of an ensemble's steps that were loaded with it.
     """
     from server.tools.models import unload as unload_models
 
@@ -189,13 +189,13 @@ def describe(
     pbtxt: Switch = False,
     format: Format = "table",  # noqa: A002
 ) -> int:
-    """Tell what a model takes and gives.
+    """Show a model's inputs and outputs.
 
     Args:
         model: Its name.
-        version: One of its versions; the one that the server would use unless said otherwise.
+        version: One of its versions; by default the server chooses.
         pbtxt: Print its whole configuration, as a config.pbtxt.
-        format: Of what is printed.
+        format: Format of the output.
     """
     from server.tools.models import describe as describe_model
 
@@ -204,11 +204,11 @@ def describe(
 
 
 def stats(model: str = "", *, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
-    """Tell what models have done since they were loaded.
+    """Show the statistics of models since they were loaded.
 
     Args:
-        model: One of them; all unless given.
-        format: Of what is printed.
+        model: One model; by default all.
+        format: Format of the output.
     """
     from server.tools.models import show_statistics
 
@@ -231,12 +231,12 @@ def init(
     Args:
         file: Of ONNX, TorchScript or another framework that is installed.
         repository: The folder of model folders.
-        name: Of the model; the file's unless given.
-        max_batch_size: The largest batch; what the model file allows unless given.
+        name: Of the model; by default the file's.
+        max_batch_size: The largest batch; by default what the model file allows.
         input: NAME:DATATYPE:SIZE,SIZE of an input of a TorchScript file, with -1 for sizes that vary, and without the
-            batch unless --max-batch-size is 0; they are guessed unless given.
+            batch unless --max-batch-size is 0; by default they are guessed.
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
-        force: Write over what is there.
+        force: Overwrite an existing model.
     """
     from server.authoring import make_model
 
@@ -267,16 +267,16 @@ def infer(
     Args:
         model: Its name.
         data: INPUT=VALUE: a file (.npy, .json, a picture, text), numbers, or text; a .npz or .json with all inputs.
-        random: Make up what is not given.
-        shape: INPUT:SIZE,SIZE of what is made up, where the model leaves it open.
-        batch_size: Rows of what is made up.
-        version: Of the model; the one that the server would use unless given.
-        output: Which are wanted; all unless given.
-        classes: So many of the likeliest classes of each output, in place of it.
+        random: Make up inputs that are not given.
+        shape: INPUT:SIZE,SIZE of a made-up input, if the model leaves its shape open.
+        batch_size: Rows of made-up inputs.
+        version: Of the model; by default the server chooses.
+        output: Wanted outputs; by default all.
+        classes: How many of the likeliest classes to show in place of each output.
         parameter: KEY=VALUE for the model.
-        stream: Ask in a stream; for decoupled models this is done anyhow.
+        stream: Send the request in a stream, as always for decoupled models.
         save: .npz, .json or .npy file for the answer's tensors.
-        format: Of what is printed.
+        format: Format of the output.
     """
     from server.tools.infer import InferArguments, ask
 
@@ -327,45 +327,45 @@ def perf(
 ) -> int:
     """Put a model under load: requests per second, latencies, and where the server spends the time.
 
-    Options of perf_analyzer have its names. A closed loop keeps so many requests in flight; an open loop sends so many
-    per second, whether or not the server keeps up, and latency counts from when a request was due.
+    Options of perf_analyzer have its names. A closed loop keeps a number of requests in flight; an open loop sends a
+    number per second, whether or not the server keeps up, and latency counts from when a request was due.
 
     Args:
-        model: Its name; of several, each is put under the whole load, all at the same time.
+        model: Its name; each of several models gets the whole load, all at the same time.
         model_name: Its name, as perf_analyzer has it.
-        model_version: One of its versions; the one that the server would use unless given.
+        model_version: One of its versions; by default the server chooses.
         batch_size: Rows of each request.
         concurrency_range: FIRST:LAST:STEP requests in flight, a level each.
-        request_rate_range: FIRST:LAST:STEP requests per second in place of that, a level each.
-        request_distribution: Whether those come at a fixed pace, or independently of each other.
-        connections: Over which requests go.
-        max_in_flight: With a rate, further requests wait on this side; their wait counts.
+        request_rate_range: FIRST:LAST:STEP requests per second in place of --concurrency-range, a level each.
+        request_distribution: Whether requests of a rate come at a fixed pace, or independently of each other.
+        connections: How many connections carry the requests.
+        max_in_flight: With a rate, further requests wait in the client; their wait counts.
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
-        request_count: One window of so many requests or a few more, in place of those that agree.
+        request_count: Measure one window of so many requests or a few more, in place of windows that agree.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
-        percentile: 50, 90, 95 or 99: must be stable, and is held against the threshold; the mean unless given.
-        latency_threshold: Milliseconds; higher levels are not tried once one takes longer.
+        percentile: 50, 90, 95 or 99: the one that must be stable and within the threshold; by default the mean.
+        latency_threshold: Milliseconds; after a level that takes longer, higher ones are not tried.
         binary_search: Find the highest level within the threshold, by halves.
         warmup: Seconds before each level.
-        max_duration: Seconds for all levels; as many as they need unless given.
-        shape: INPUT:SIZE,SIZE where the model leaves it open.
+        max_duration: Seconds for all levels; by default as many as they need.
+        shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
         input_data: random, zero, or a JSON file as perf_analyzer reads it.
-        string_length: Letters of strings that are made up.
-        string_data: In place of such strings.
+        string_length: Letters of made-up strings.
+        string_data: A text in place of made-up strings.
         request_parameter: NAME:VALUE:TYPE of each request: string, bool, int, uint or double; may be given several
             times.
-        shared_memory: Tensors are in a region of shared memory: system, or cuda, which is memory of a GPU.
-        output_shared_memory_size: Bytes of an output in it whose size the model does not tell.
+        shared_memory: Put tensors into a region of shared memory: system, or cuda, which is memory of a GPU.
+        output_shared_memory_size: Bytes in the region for an output whose size the model does not fix.
         cuda_device: The GPU of --shared-memory cuda.
-        streaming: Requests go through streams; for decoupled models they do anyhow.
-        grpc_compression_algorithm: Of requests, which are compressed before they are sent the first time.
+        streaming: Send requests in streams, as always for decoupled models.
+        grpc_compression_algorithm: Of requests, which are compressed once, before the measurement.
         sequence_length: Requests of a sequence, for models that have sequences.
-        sequence_length_variation: Per cent by which the length of one may differ from that.
+        sequence_length_variation: Per cent by which the length of a sequence may differ from --sequence-length.
         sequence_id_range: FIRST or FIRST:LAST number of sequences.
-        num_of_sequences: With a rate, how many there are at a time; else as many as requests in flight.
+        num_of_sequences: With a rate, how many sequences run at a time; else as many as requests in flight.
         out: .json or .csv file of the results; may be given several times.
     """
     from server.tools.perf.plan import Files, LoadPlan, ids_of, parameters_of, range_of
@@ -411,11 +411,11 @@ def perf(
 
 
 def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("perf.html")) -> int:
-    """Draw what `inferd perf --out run.json` has written; several runs beside each other.
+    """Draw results that `inferd perf --out run.json` has written; several runs beside each other.
 
     Args:
         run: The files.
-        out: .html with everything in it, .png or .svg.
+        out: A self-contained .html, or .png or .svg.
     """
     from server.tools.plot import plot as draw
 
@@ -449,19 +449,19 @@ def tune(
     Args:
         model: Its name.
         model_repository: The folder of model folders.
-        latency_budget: Milliseconds that the percentile of the latency may be; any unless given.
+        latency_budget: Limit of the latency's percentile in milliseconds; by default none.
         percentile: 50, 90, 95 or 99.
-        memory_budget: MiB that the server may use; any unless given.
-        concurrency: Requests in flight that are tried with each configuration, with commas between.
-        largest_batch: The largest max_batch_size that is tried.
-        most_instances: That are tried.
-        max_runs: Configurations that are measured at most.
+        memory_budget: Limit of the server's memory in MiB; by default none.
+        concurrency: Numbers of requests in flight to try with each configuration, separated by commas.
+        largest_batch: The largest max_batch_size to try.
+        most_instances: The most instances to try.
+        max_runs: How many configurations to measure at most.
         measurement_interval: Milliseconds of a window.
-        shape: INPUT:SIZE,SIZE where the model leaves it open.
+        shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
         input_data: random, zero, or a JSON file as perf_analyzer reads it.
         serve_option: A further option of inferd serve, such as --backend-config=...; may be given several times.
-        write: Put what was found into the model's config.pbtxt; what was there is kept beside it.
-        out: .json file of what was tried.
+        write: Put the best configuration into the model's config.pbtxt; the former one is kept beside it.
+        out: .json file of all trials.
     """
     from server.tools.tune import Wanted
     from server.tools.tune import tune as look

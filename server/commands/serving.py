@@ -30,7 +30,7 @@ def serve(
     """Serve the models of a repository until told to stop.
 
     Each option is also an environment variable, INFERD_GRPC_PORT for --grpc-port, and a key of the file that --config
-    names. What several of them do together is in docs/operations.md.
+    names. docs/operations.md tells how options work together.
     """
     from server.app import run  # the server is imported only where it is run
 
@@ -46,18 +46,18 @@ def check(
     backend_config: Several = (),
     format: Literal["text", "json", "github"] = "text",  # noqa: A002 - the option's name
 ) -> int:
-    """Tell what would keep each model of a repository from being served, and what of its configuration is ignored.
+    """Report problems that keep models of a repository from being served, and configuration that is ignored.
 
-    Configurations are completed and model files read as they are when the server starts, on the CPU where there is no
-    GPU. No model is executed; but a model.py that has auto_complete_config is asked to complete its configuration.
+    Configurations are completed and model files read as at the server's start, on the CPU if there is no GPU. No model
+    is executed; but a model.py with auto_complete_config completes its configuration.
 
     Args:
-        load: Make the instances, too, and warm them up, all models at a time, as the server does.
+        load: Also make the instances and warm them up, all models at the same time, as the server does.
         model_config_name: Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt.
         disable_auto_complete_config: Take config.pbtxt as it is.
         backend_directory: Folder with further backends.
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
-        format: Of what is printed; github makes remarks at the lines of a pull request.
+        format: Format of the output; github makes remarks at the lines of a pull request.
     """
     from server.checking import run_check  # frameworks are imported only where models are looked at
 
@@ -78,10 +78,10 @@ def check_backend(
     backend_directory: Path | None = None,
     backend_config: Several = (),
 ) -> int:
-    """Load the models of a repository and tell whether their backend keeps to its contract; for who writes one.
+    """Load the models of a repository and check their backend against its contract; for authors of backends.
 
-    Each model is asked with numbers made up from its configuration, first one request at a time, then many at once.
-    Models of sequences and decoupled ones are loaded and not asked.
+    Each model gets requests with made-up numbers, first one at a time, then many at once.
+    Decoupled models and models of sequences are only loaded.
 
     Args:
         backend_directory: Folder with further backends.
@@ -100,13 +100,13 @@ def show_config(
     *tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
 ) -> int:
-    """Tell each option of `inferd serve`, what it would be, and where that is from.
+    """Show each option of `inferd serve`, its value, and the origin of the value.
 
-    Give it what you give to `inferd serve`; of what is not given, the environment and the file that --config names are
-    asked.
+    Give it the arguments of `inferd serve`; other options come from the environment and from the file that --config
+    names.
 
     Args:
-        format: Of what is printed.
+        format: Format of the output.
     """
     from server.program import program
     from server.settings.shown import show_options
@@ -160,26 +160,26 @@ def build_engine(
 ) -> int:
     """Build a plan of TensorRT from an ONNX model, for the GPU of this machine.
 
-    What was built before comes from the cache, and what was measured for it is used again.
+    A plan that was built before comes from the cache; other builds use the cache's measurements.
 
     Args:
-        output: Where the plan goes; model.plan beside the model, unless said otherwise.
+        output: The plan's file; by default model.plan beside the model.
         profile: "INPUT=LEAST,BEST,GREATEST ..." for each input whose shape varies, such as "x=1x16,8x16,64x16 s=1,2,8";
-            once for each optimisation profile. Of a shape tensor the values.
-        max_batch_size: In place of a profile, where nothing but the first dimension varies.
-        precision: fp16, bf16, fp8 or int8: kernels may have it, too. TensorRT 11 takes precisions from the model.
+            once for each optimisation profile. For a shape tensor, give its values.
+        max_batch_size: In place of a profile, if only the first dimension varies.
+        precision: fp16, bf16, fp8 or int8: kernels may use it, too. TensorRT 11 takes precisions from the model.
         strongly_typed: Every tensor keeps the type that the model gives it.
-        version_compatible: Later versions of TensorRT run it, too.
-        exclude_lean_runtime: A version-compatible plan does not bring the runtime for it: tensorrt_lean runs it.
-        hardware_compatible: GPUs from Ampere on run it, too, some slower than a plan of their own.
+        version_compatible: Later versions of TensorRT can run the plan, too.
+        exclude_lean_runtime: Leave the runtime out of a version-compatible plan: tensorrt_lean runs it.
+        hardware_compatible: All GPUs from Ampere on can run the plan, some of them slower than a plan of their own.
         weight_streaming: Weights need not all be on the device.
         optimization_level: 0, the quickest to build, to 5.
         workspace_byte_size: Memory of the device for one kernel, at most.
         gpu: The number of the GPU.
-        compute_capability: With tensorrt_rtx, of the GPU that the plan is for, such as 8.6: none is needed then.
-        runtime: tensorrt or tensorrt_rtx; auto takes what is installed.
-        cache: Folder of what was built; ~/.cache/inferd/tensorrt unless said otherwise.
-        cuda_driver: The driver's library, where it is not libcuda.so.1.
+        compute_capability: With tensorrt_rtx, of the target GPU, such as 8.6; the build needs no GPU then.
+        runtime: tensorrt or tensorrt_rtx; auto: the installed one.
+        cache: Folder of built plans; by default ~/.cache/inferd/tensorrt.
+        cuda_driver: The driver's library, if it is not libcuda.so.1.
     """
     import logging
     import shutil

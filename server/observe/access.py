@@ -14,11 +14,11 @@ access_log = logging.getLogger("inferd.access")
 slow_log = logging.getLogger("inferd.slow")
 
 _PLAIN = re.compile(r"""[^\s="']*""")
-"""What stands in a line as it is; other texts, which clients may have chosen, could pass for several fields."""
+"""Texts that are written as they are; others, which clients may have chosen, could pass for several fields."""
 
 
 class AccessLog:
-    """Writes them; a `server.observe.tracing.pump.Sink`.
+    """Writes both logs; a `server.observe.tracing.pump.Sink`.
 
     Args:
         slow_ns: requests that take longer are logged as slow; 0 for none.
@@ -41,7 +41,7 @@ class AccessLog:
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a request; times in microseconds."""
+    """The logged values of a request; times in microseconds."""
     executed = record["taken"] != 0
     return {
         "peer": record["peer"],

@@ -9,21 +9,22 @@ from pathlib import Path
 
 
 def opened(path: Path, flags: int, *, pipes: bool = False) -> int:
-    """A descriptor for writing; the file is made if there is none. Does not wait.
+    """A descriptor for writing; creates the file if it does not exist. Does not wait.
 
     Args:
         path: of a file, or of a device such as /dev/null.
         flags: further ones, such as os.O_APPEND.
-        pipes: it may be a pipe, too, that somebody reads.
+        pipes: the path may also be a pipe with a reader.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        OSError: the path cannot be opened, or is something else.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "it is a pipe that nobody reads, or a socket", str(path)) from None
+            text = "expected a file, it is a pipe without a reader, or a socket"
+            raise OSError(errno.ENXIO, text, str(path)) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) and not pipes:
@@ -34,10 +35,10 @@ def opened(path: Path, flags: int, *, pipes: bool = False) -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it.
+    """Write all data.
 
     Raises:
-        OSError: some of it is not written.
+        OSError: a part could not be written.
     """
     view = memoryview(data)
     while view:

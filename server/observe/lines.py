@@ -5,8 +5,8 @@
     json       {"time": "2026-11-21T10:49:02.123456Z", "level": "info", "pid": 4711, "logger": "inferd.engine",
                 "message": "..."}, on one line; further values follow, each with its own key
 
-The first two are Triton's, and write the message as a JSON string. Nothing that a client chose can end a line, begin
-another, or control a terminal: whatever is not printable is escaped.
+The first two are Triton's, and write the message as a JSON string. No text of a client can end a line, begin
+another, or control a terminal: unprintable characters are escaped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DIM: Final = "\x1b[2m"
 
 
 def as_object(fields: Mapping[str, Any]) -> str:
-    """Fields as an object of JSON in ASCII, in which no character is hidden."""
+    """Fields as an object of JSON in ASCII, without unprintable characters."""
     return json.dumps(fields, default=str).replace("\x7f", r"\u007f")
 
 

@@ -32,8 +32,8 @@ class LoadMeter:
     """Reports the load of an engine.
 
     Args:
-        engine: what is loaded.
-        clock: seconds that never go back.
+        engine: serves the models.
+        clock: monotonic seconds.
         cpu_clock: seconds of processor time that the process has used.
     """
 
@@ -49,7 +49,7 @@ class LoadMeter:
         self._cpu_clock = cpu_clock
         self._then = clock()
         self._cpu = cpu_clock()
-        self._totals: dict[tuple[str, int], tuple[int, int, int]] = {}  # of each version, as they were last
+        self._totals: dict[tuple[str, int], tuple[int, int, int]] = {}  # last counters of each version
         self.report = b""
         self._publish(OrcaLoadReport(), queued=0)
 
@@ -60,7 +60,7 @@ class LoadMeter:
             await self.sample()
 
     async def sample(self) -> None:
-        """Make a report of what was since the last one, and give it to the native path."""
+        """Report the time since the last report, and publish the report to the native path."""
         now, cpu = self._clock(), self._cpu_clock()
         passed = max(now - self._then, 1e-6)
         report = OrcaLoadReport(cpu_utilization=min(1.0, (cpu - self._cpu) / passed / len(os.sched_getaffinity(0))))

@@ -14,7 +14,7 @@ from server.settings import Settings
 Setting = bool | int | str
 
 BATCHES = 1
-"""The verbose level from which on there is a line for each batch."""
+"""From this verbose level on, each batch has a line."""
 
 SWITCHES = {
     logging.DEBUG: "log_verbose_level",
@@ -26,7 +26,7 @@ SWITCHES = {
 
 
 class Logs:
-    """What the process logs; can be changed at any time.
+    """The log settings of the process, which can be changed at any time.
 
     Raises:
         OSError: the log file cannot be opened.
@@ -53,17 +53,17 @@ class Logs:
         return dict(self._settings)
 
     def update(self, changes: Mapping[str, Setting]) -> None:
-        """Change some of them from now on; names and values are valid."""
+        """Change settings; names and values must be valid."""
         self._settings |= changes
         self._apply()
 
     def reopen(self) -> None:
-        """Go on in a new file of the same name: the one that is open has been moved away."""
+        """Go on in a new file of the same name: the open one was moved away."""
         self._writer.reopen()
 
     @property
     def lost(self) -> int:
-        """Lines that were left out, ever."""
+        """How many lines were left out since the start."""
         return self._writer.lost
 
     def _apply(self) -> None:

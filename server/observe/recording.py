@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class RecordingError(Exception):
-    """It cannot be done as the settings say; the text says why."""
+    """Requests cannot be recorded as the settings say; the text says why."""
 
 
 class Recording:
     """Records the requests of an engine as the settings say. Made and changed on the event loop.
 
-    Nothing is recorded, and no thread runs, before something is switched on.
+    Without any trace or log of requests, nothing is recorded and no thread runs.
 
     Attributes:
         control: which requests are traced.
-        exemplars: traced requests for metrics; None where traces have no ids that others know.
+        exemplars: traced requests for metrics; None if other programs do not know the ids of traces.
 
     Raises:
-        RecordingError: what traces go through is not installed, or their file cannot be written.
+        RecordingError: the exporter of traces is not installed, or their file cannot be written.
     """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -49,8 +49,8 @@ class Recording:
         )
         self._traces = _Later(config, settings.id, lambda: self.control.sampling().log_frequency)
         if config.on:
-            self._traces.sink()  # what is missing is told when the server starts
-        self.exemplars = Exemplars() if config.mode == "opentelemetry" else None  # the ids in files are others
+            self._traces.sink()  # raises at the start if a library or file is missing
+        self.exemplars = Exemplars() if config.mode == "opentelemetry" else None  # files have other ids
         self._sinks: list[Sink] = [AccessLog(slow_ns), self._traces]
         if self.exemplars is not None:
             self._sinks.append(self.exemplars)
@@ -60,7 +60,7 @@ class Recording:
         self._switch()
 
     def close(self) -> None:
-        """Write what is left. On any thread."""
+        """Write the remaining records. On any thread."""
         if self._pump is not None:
             self._pump.close()
 
@@ -72,7 +72,7 @@ class Recording:
 
 
 class _Later:
-    """Where traces go; made when the first one is there."""
+    """The sink of traces, made for the first one."""
 
     def __init__(self, config: TraceConfig, service: str, frequency: Callable[[], int]) -> None:
         self._config = config

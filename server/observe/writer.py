@@ -19,21 +19,21 @@ from typing import Final
 from server.observe.files import opened, write_all
 
 MOST: Final = 10_000
-"""Records that may wait to be written."""
+"""How many records may wait to be written."""
 
 TOGETHER: Final = 256
-"""Lines that are written at once, at most."""
+"""How many lines are written at once at most."""
 
 LAST_SECONDS: Final = 2.0
-"""For what waits to be written when the process ends."""
+"""Seconds for writing waiting records when the process ends."""
 
 
 class LogWriter(logging.Handler):
     """Writes records in order.
 
     Args:
-        file: a path; None stands for standard error.
-        most: records that may wait.
+        file: a path; None: standard error.
+        most: how many records may wait.
 
     Raises:
         OSError: the file cannot be opened.
@@ -45,10 +45,10 @@ class LogWriter(logging.Handler):
         self._most = most
         self._descriptor = -1 if file is None else self._open(file)
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event | _Reopen | None] = queue.SimpleQueue()
-        self._lines: list[str] = []  # that are written together
-        self._torn = False  # the last line in the file is not whole
+        self._lines: list[str] = []  # to be written together
+        self._torn = False  # the last line in the file is incomplete
         self._untold = 0
-        self.lost = 0  # records that were left out, ever
+        self.lost = 0  # records left out since the start
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
@@ -63,24 +63,24 @@ class LogWriter(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except Exception as error:  # it has other arguments than its text says, which is no reason for others to fail
+        except Exception as error:  # the arguments do not fit the text: log the record all the same
             text = f"{record.msg} {record.args!r} ({type(error).__name__}: {error})"
-        record.msg, record.args = text, None  # what the arguments are now, not later
+        record.msg, record.args = text, None  # formatted now: the arguments may change later
         self._queue.put(record)
 
     def reopen(self) -> None:
-        """Go on in a file of the same name: the one that is open has been moved away."""
+        """Go on in a file of the same name: the open one was moved away."""
         self._queue.put(_Reopen())
 
     def flush(self) -> None:
-        """Return when what has been logged is written, or after `LAST_SECONDS`."""
+        """Return when all records so far are written, or after `LAST_SECONDS`."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             written = threading.Event()
             self._queue.put(written)
             written.wait(LAST_SECONDS)
 
     def close(self) -> None:
-        """Write what waits, and end; takes `LAST_SECONDS` at most."""
+        """Write waiting records and end; takes at most `LAST_SECONDS`."""
         self._queue.put(None)
         self._thread.join(LAST_SECONDS)
         super().close()
@@ -107,7 +107,7 @@ class LogWriter(logging.Handler):
     def _add(self, record: logging.LogRecord) -> None:
         try:
             self._lines.append(self.format(record) + "\n")
-        except Exception:  # of whoever made the record: the others are written
+        except Exception:  # a broken record must not stop the others
             self.lost += 1
 
     def _write(self) -> None:
@@ -124,7 +124,7 @@ class LogWriter(logging.Handler):
             self._untold += len(lines)
 
     def _append(self, data: bytes) -> None:
-        """Write all of it; where it was cut short before, behind the end of a line."""
+        """Write all data; after an incomplete line, begin on a new one."""
         if self._torn:
             write_all(self._descriptor, b"\n")
         self._torn = True
@@ -139,7 +139,7 @@ class LogWriter(logging.Handler):
         except OSError as error:
             self._add(_line(f"the log file cannot be opened again, the one that is open is used: {error}"))
             return
-        with contextlib.suppress(OSError):  # of what was written before
+        with contextlib.suppress(OSError):  # errors of earlier writes
             os.close(self._descriptor)
         self._descriptor, self._torn = fresh, False
 
@@ -149,7 +149,7 @@ class LogWriter(logging.Handler):
 
 
 class _Reopen:
-    """In the queue: the file is to be opened again."""
+    """An entry of the queue: open the file again."""
 
 
 def _line(message: str) -> logging.LogRecord:

@@ -1,5 +1,5 @@
-"""The server's options: what there is (`options`), what their values mean (`values`), what is allowed (`rules`), and
-those of a server that can run (`settings`)."""
+"""The server's options: their list (`options`), the parsing of values (`values`), the allowed values (`rules`), and
+checked options (`settings`)."""
 
 from server.settings.options import sections, written
 from server.settings.settings import Settings

@@ -45,7 +45,7 @@ SECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How one server runs, as somebody wrote it; `server.settings.Settings` are options whose values are allowed."""
+    """The options of one server as written; `server.settings.Settings` are options with checked values."""
 
     # -- Models --
 
@@ -377,16 +377,16 @@ class Options:
     """Log inference requests that take longer than so many milliseconds; 0 for none."""
 
     def __post_init__(self) -> None:
-        """Where `Settings` checks them: the constructor of a dataclass calls it only if there is one from the start."""
+        """Nothing here; `Settings` checks the values. (A dataclass calls this only if it defines it.)"""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where the gRPC service listens."""
+        """The addresses of the gRPC service."""
         return tuple(bind.address for bind in self.binds)
 
     @property
     def binds(self) -> tuple[Bind, ...]:
-        """`grpc_address`, understood, with what holds at each of them only."""
+        """`grpc_address`, parsed, with the rules of each address."""
         return tuple(parse_bind(text, self.grpc_port) for text in self.grpc_address)
 
     @property
@@ -395,12 +395,12 @@ class Options:
 
     @property
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
-        """`backend_config` by backend; the key "" holds what is for all backends."""
+        """`backend_config` by backend; the key "" has the options for all backends."""
         return parse_backend_config(self.backend_config)
 
     @property
     def cache(self) -> CacheConfig:
-        """`cache_config`, understood."""
+        """`cache_config`, parsed."""
         return parse_cache_config(self.cache_config)
 
     @property
@@ -420,22 +420,22 @@ class Options:
 
     @property
     def metrics_bind(self) -> Address:
-        """`metrics_address`, understood."""
+        """`metrics_address`, parsed."""
         return parse_address(self.metrics_address, self.metrics_port)
 
     @property
     def tracing(self) -> TraceConfig:
-        """`trace_config`, understood."""
+        """`trace_config`, parsed."""
         return parse_trace_config(self.trace_config)
 
     @property
     def metrics_switches(self) -> Mapping[str, bool]:
-        """`metrics_config`, understood."""
+        """`metrics_config`, parsed."""
         return parse_metrics_config(self.metrics_config)
 
     @property
     def default_max_batch_size(self) -> int:
-        """What auto-complete gives a model that can batch: `--backend-config=default-max-batch-size=N`."""
+        """The max_batch_size that auto-complete gives a batching model: `--backend-config=default-max-batch-size=N`."""
         return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
 
 
@@ -453,7 +453,7 @@ def sections() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:
 
 
 def written(default: object) -> str:
-    """A default as one writes it on the command line; empty where nothing is the default."""
+    """A default as written on the command line; empty without one."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, tuple):

@@ -18,10 +18,10 @@ from server.settings.values import (
     parse_restricted_protocols,
 )
 
-MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
+MOST_REGIONS = 4096  # the server can guard so many regions against clients that shorten them
 
 LEAST_HELD = 1 << 20
-"""Bytes for requests and answers, below which hardly any is served."""
+"""The least --max-held-bytes: with fewer bytes, hardly any request could be served."""
 
 AT_LEAST_0 = (
     "grpc_max_message_size",
@@ -73,14 +73,14 @@ NATIVE_ONLY = (
     "grpc_max_streams_per_client",
     "grpc_max_bytes_per_client",
 )
-"""Options that gRPC's C core has nothing for."""
+"""Options without a counterpart in gRPC's C core."""
 
 
 def check(options: Options) -> None:
-    """Look at every value.
+    """Check every value.
 
     Raises:
-        SettingsError: some are out of their ranges, or do not go with others; a line for each.
+        SettingsError: values are out of their ranges or contradict each other; the text has a line for each.
     """
     wrong: list[str] = []
     failed: set[Callable[[Options], None]] = set()
@@ -163,7 +163,7 @@ def _check_metrics(options: Options) -> None:
 
 
 def _check_apart(options: Options) -> None:
-    """Metrics need an address of their own."""
+    """Check that metrics have an address of their own."""
     if options.allow_metrics and options.metrics_port and options.metrics_bind in options.addresses:
         raise SettingsError(f"metrics-port: gRPC is served at {options.metrics_bind}: choose another port")
 
@@ -199,11 +199,11 @@ def _check_tls(options: Options) -> None:
             raise SettingsError(f"{name}: {switch} needs it")
         if name not in needed and path is not None:
             switch = "--grpc-use-ssl-mutual" if name == "grpc-root-cert" else "--grpc-use-ssl"
-            raise SettingsError(f"{name}: it is of no use without {switch}")
+            raise SettingsError(f"{name}: it has no effect without {switch}")
 
 
 def _check_grpcio(options: Options) -> None:
-    """What only the native door has must not be asked of the other."""
+    """Check that options of the native door are not set for grpcio."""
     if options.transport != "grpcio":
         return
     for bind in options.binds:
@@ -256,7 +256,7 @@ RULES: tuple[Callable[[Options], None], ...] = (
 
 
 OF_ADDRESSES = (_check_apart, _check_tls, _check_grpcio)
-"""Rules that need addresses which can be understood."""
+"""Rules that need valid addresses."""
 
 
 def _option(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The options of a server that can run: their values are allowed, and go together."""
+"""The checked options of a server: their values are allowed, and fit each other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from server.settings.options import Options
 
 
 class Settings(Options):
-    """How one server runs.
+    """The options of one server.
 
     Raises:
-        SettingsError: the value of an option is out of its range, or does not go with another.
+        SettingsError: the value of an option is out of its range, or contradicts another.
     """
 
     def __post_init__(self) -> None:

@@ -18,11 +18,11 @@ SECRETS = {
     "grpc_restricted_protocol": re.compile(r"(?<==).*", re.DOTALL),
     "cache_config": re.compile(r"(?<=password=).*", re.DOTALL),
 }
-"""What of an option's value is a secret."""
+"""Matches the secret part of an option's value."""
 
 
 def tell_options(settings: Settings) -> None:
-    """Log every option at the verbose level, as one writes it."""
+    """Log every option at the verbose level, as written on the command line."""
     for field in dataclasses.fields(settings):
         log.debug("--%s=%s", field.name.replace("_", "-"), written(_shown(settings, field.name)))
 
@@ -35,7 +35,7 @@ def _shown(settings: Settings, name: str) -> Any:
 
 
 def show_options(settings: Settings, origins: Mapping[str, str], *, as_json: bool) -> None:
-    """Print each option, its value, and where it is from: by names of fields, the default of those that are missing."""
+    """Print each option, its value and its origin; `origins`, by field, lacks options with their default."""
     rows = []
     for field in dataclasses.fields(settings):
         origin = origins.get(field.name, "the default")

@@ -23,18 +23,18 @@ _BATCHING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """How requests are traced.
+    """The settings of traces.
 
     Attributes:
-        levels: TIMESTAMPS, TENSORS, or none of them: nothing is traced.
-        rate: one request in so many; 0: only those whose clients have sampled their traces.
-        count: so many requests; -1: any number.
-        slow_ms: with traces of all requests that fail or take longer; 0: without.
-        mode: where traces go, one of MODES.
+        levels: TIMESTAMPS, TENSORS; without any, nothing is traced.
+        rate: trace one request in so many; 0: only requests whose clients have sampled their traces.
+        count: how many requests are traced; -1: any number.
+        slow_ms: also trace all requests that fail or take longer; 0: do not.
+        mode: the kind of output, one of MODES.
         file: of the mode triton.
         log_frequency: traces in a file; 0: all in one.
-        url: of the mode opentelemetry: where a collector is.
-        protocol: to it: http or grpc.
+        url: of the collector, for the mode opentelemetry.
+        protocol: to the collector: http or grpc.
         resource: attributes of the server.
         batching: of the span processor.
     """

@@ -42,10 +42,10 @@ def parse_fractions(entries: tuple[str, ...]) -> dict[int, float]:
 
 
 METRICS = {"counter_latencies": True, "histogram_latencies": True}
-"""What --metrics-config switches, and the defaults."""
+"""The switches of --metrics-config, with their defaults."""
 
 _NO_SUMMARIES = (
-    "metrics-config: summaries are not served, as those of several servers cannot be put together; "
+    "metrics-config: summaries are not served, because those of several servers cannot be combined; "
     "histogram_quantile() of the histograms gives any quantile"
 )
 
@@ -54,7 +54,7 @@ def parse_metrics_config(entries: tuple[str, ...]) -> dict[str, bool]:
     """`("histogram_latencies=false",)` as switches, with the defaults of the others.
 
     Raises:
-        SettingsError: an entry has another form, or asks for what is not served.
+        SettingsError: an entry has another form, or names metrics that are not served.
     """
     found = dict(METRICS)
     for entry in entries:

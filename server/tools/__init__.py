@@ -1,1 +1,1 @@
-"""The commands beside `serve`: clients of a server, this one's or another's."""
+"""The commands beside `serve`: clients of a server, of inferd or another one."""

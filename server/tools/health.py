@@ -1,4 +1,4 @@
-"""`inferd health`: asks a server whether it serves. Containers and scripts do so often, so it imports little."""
+"""`inferd health`: asks a server whether it serves. It imports little, because containers and scripts run it often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
 class Unhealthy(ServerError):
-    """The server does not serve, or cannot be asked; the text says why."""
+    """The server does not serve, or does not answer; the text says why."""
 
 
 def ask(reach: Reach, service: str) -> None:
@@ -26,9 +26,9 @@ def ask(reach: Reach, service: str) -> None:
         service: a model, `MODEL/VERSION`, or empty for the server.
 
     Raises:
-        Unhealthy: it is not, or there is no answer in time.
+        Unhealthy: the service is not, or there is no answer in time.
         CallFailed: a file of certificates cannot be read.
-        Misused: the address is none.
+        Misused: the address is not valid.
     """
     try:
         target, options, headers = reached(reach.url, False, None, None, None, reach.tls(), None, None)

@@ -21,18 +21,18 @@ from server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shap
 
 @dataclass(frozen=True, slots=True)
 class InferArguments:
-    """What a model is asked.
+    """The arguments of a request.
 
     Attributes:
         model, version: of the model.
         data: see docs/commands.md.
-        random: make up what is not given.
-        shapes: "INPUT:SIZE,..." of what is made up.
-        rows: of a batch that is made up.
+        random: make up inputs that are not given.
+        shapes: "INPUT:SIZE,..." of made-up inputs.
+        rows: of a made-up batch.
         outputs: names; none: all.
         classes: how many of the likeliest classes are wanted in place of each output; 0: the output.
         parameters: "KEY=VALUE" of the request.
-        stream: ask in a stream, where there may be any number of answers.
+        stream: send the request in a stream, which may have any number of answers.
         save: a .npz, .npy or .json file for the answer's tensors.
         as_json: print JSON.
     """
@@ -63,11 +63,11 @@ def inputs_of(metadata: Any, config: Any) -> list[Wanted]:
 
 
 def ask(reach: Reach, arguments: InferArguments) -> None:
-    """Ask, and print what comes.
+    """Send the request, and print the answers.
 
     Raises:
         CallFailed: there is no answer.
-        Misused: the arguments make no sense.
+        Misused: an argument is wrong.
     """
     with reach.client() as client:
         try:

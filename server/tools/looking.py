@@ -1,4 +1,4 @@
-"""Where `inferd top` looks: at the page of metrics of a server, or at the statistics that a v2 server tells by gRPC."""
+"""The sources of `inferd top`: the metrics page of a server, or the statistics that a v2 server gives by gRPC."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TIMES = {
     "compute_infer": "compute_infer",
     "compute_output": "compute_output",
 }
-"""Parts of the names of metrics of times, and the fields of InferStatistics that say the same."""
+"""Parts of the names of metrics of times, and the same fields of InferStatistics."""
 
 
 class Target(Protocol):
-    """Where to look."""
+    """A source."""
 
     @property
     def url(self) -> str:
@@ -41,21 +41,21 @@ class Target(Protocol):
         """Look once.
 
         Raises:
-            OSError: nobody serves it there.
-            ValueError: what is served there is something else.
+            OSError: no server answers there.
+            ValueError: the answer is something else.
         """
 
 
 def target_of(url: str, root_cert: Path | None = None, headers: tuple[tuple[str, str], ...] = ()) -> Target:
-    """What this address means: `http://HOST:PORT/PATH` are metrics, `grpc://HOST:PORT` and others a v2 server.
+    """The source at an address: `http://HOST:PORT/PATH` are metrics, `grpc://HOST:PORT` and others a v2 server.
 
     Args:
         url: `grpc://HOST:PORT`, HOST:PORT and unix:PATH mean the same.
         root_cert: PEM file that a v2 server's certificate is checked against; None: plain text.
-        headers: what it asks for, such as a token.
+        headers: for a v2 server, such as a token.
 
     Raises:
-        ValueError: it means nothing.
+        ValueError: the address is not valid.
         OSError: the file cannot be read.
     """
     if url.startswith(("http://", "https://")):
@@ -126,7 +126,7 @@ class Statistics:
 
 
 def as_metrics(answer: pb.ModelStatisticsResponse, at: float) -> Look:
-    """Statistics by the names that metrics have for them."""
+    """Statistics under the names of the metrics."""
     samples: dict[str, dict[Labels, float]] = defaultdict(dict)
     for model in answer.model_stats:
         having = (("model", model.name), ("version", model.version))

@@ -1,4 +1,4 @@
-"""`inferd models`: what a server's repository has, what its models are, what they have done."""
+"""`inferd models`: the repository of a server, the properties of its models, their statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_index(reach: Reach, as_json: bool) -> None:
 
 
 def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
-    """Have models loaded, or loaded anew.
+    """Load models, or load them anew.
 
     Args:
         config: a file in place of the config.pbtxt, in JSON or in protobuf's text format.
@@ -40,7 +40,7 @@ def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
     text = None
     if config is not None:
         if len(names) != 1:
-            raise Misused(f"--model-config: it is of one model, {len(names)} are given")
+            raise Misused(f"--model-config: expected one model, got {len(names)}")
         text = _config_json(config)
     with reach.client() as client:
         for name in names:
@@ -66,7 +66,7 @@ def _config_json(path: Path) -> str:
 
 
 def unload(reach: Reach, names: Sequence[str], dependents: bool) -> None:
-    """Have models unloaded, with those that they have brought with them if told so."""
+    """Unload models and, with `dependents`, the models that their loads have loaded."""
     with reach.client() as client:
         for name in names:
             try:
@@ -79,7 +79,7 @@ def unload(reach: Reach, names: Sequence[str], dependents: bool) -> None:
 
 
 def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) -> None:
-    """Print what a model takes and gives, or its whole configuration."""
+    """Print a model's inputs and outputs, or its whole configuration."""
     from google.protobuf import text_format
 
     with reach.client() as client:
@@ -109,7 +109,7 @@ def _tensor(tensor: Any) -> tuple[str, str, str]:
 
 
 def show_statistics(reach: Reach, name: str, as_json: bool) -> None:
-    """Print what models have done since they were loaded."""
+    """Print the statistics of models since their loads."""
     with reach.client() as client:
         try:
             found = client.get_inference_statistics(

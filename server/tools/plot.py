@@ -1,4 +1,4 @@
-"""`inferd plot`: pictures of what `inferd perf` has written."""
+"""`inferd plot`: pictures of results of `inferd perf`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from server.errors import Misused
 PARTS = ("queue", "input", "compute", "output")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
 REST = "elsewhere"
-"""Of a request's time: the network, HTTP/2, and the client's side."""
+"""The rest of a request's time: the network, HTTP/2, and the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a file of `inferd perf --out` has of a model, with the name that it has in pictures."""
+    """The results of a model in a file of `inferd perf --out`, with its name in pictures."""
 
     name: str
     said: dict[str, Any]
@@ -33,7 +33,7 @@ class Run:
         return sorted((each for each in self.said["levels"] if each["requests"]), key=lambda each: each["level"])
 
     def values(self, key: str) -> list[float]:
-        """Of each level."""
+        """A value of each level."""
         return [each[key] for each in self.levels]
 
 
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path]) -> list[Run]:
     """The runs of files.
 
     Raises:
-        Misused: one is none.
+        Misused: a file has another form.
     """
     found = []
     for path in paths:
@@ -100,7 +100,7 @@ def _figure(rows: int, columns: int) -> tuple[Any, list[Any]]:
 
 
 def _drawings(runs: Sequence[Run]) -> list[Callable[[Any], None]]:
-    """What is drawn, each into axes."""
+    """Functions that draw into axes, one for each picture."""
     found: list[Callable[[Any], None]] = [lambda axes: _latency_by_rate(axes, runs)]
     told = [run for run in runs if any(run.values("server"))]
     found += [partial(_parts, run=run, named=len(runs) > 1) for run in told]
@@ -130,7 +130,7 @@ def _latency_by_rate(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _parts(axes: Any, run: Run, named: bool) -> None:
-    """Stacked bars: where the mean of a request's time went."""
+    """Stacked bars: the parts of the mean time of a request."""
     levels = [each for each in run.levels if each["server"]]
     bottom = [0.0] * len(levels)
     heights = {part: [each["server"][part] / 1e3 for each in levels] for part in PARTS}
@@ -153,7 +153,7 @@ def _batches(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _distributions(axes: Any, runs: Sequence[Run]) -> None:
-    """Of the level with the highest rate of each: which share of calls took longer."""
+    """The share of calls that took longer, at each run's level with the highest rate."""
     for run, colour in zip(runs, COLOURS * len(runs), strict=False):
         level = max(run.levels, key=lambda each: each["rate"])
         total = sum(calls for _, calls in level["histogram"])

@@ -1,4 +1,4 @@
-"""What a server does now, from two looks at its metrics: see `server.tools.looking`."""
+"""The present work of a server, from two looks at its metrics: see `server.tools.looking`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Look:
     samples: Mapping[str, Mapping[Labels, float]]
 
     def total(self, name: str, **labels: str) -> float:
-        """Of all samples with these labels, together; 0 without any."""
+        """The sum of all samples with these labels; 0 without any."""
         wanted = labels.items()
         return sum(value for having, value in self.samples.get(name, {}).items() if wanted <= set(having))
 
@@ -37,7 +37,7 @@ def understood(text: str, at: float) -> Look:
     """A page in Prometheus' text format, read at this time.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text has another form.
     """
     samples: dict[str, dict[Labels, float]] = defaultdict(dict)
     for line in text.splitlines():
@@ -90,7 +90,7 @@ def _rounded(value: Any) -> Any:
 
 
 def between(before: Look, after: Look) -> Rates:
-    """What was done from one look to the other. A counter that has gone back has begun anew."""
+    """The work between two looks. A counter that has gone back has begun anew."""
     seconds = max(after.at - before.at, 1e-3)
     models = sorted(
         {(dict(having)["model"], dict(having)["version"]) for having in after.samples.get("nv_inference_count", {})}
@@ -142,7 +142,7 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
 
 
 def _quantile(before: Look, after: Look, name: str, labels: Mapping[str, str], which: float) -> float | None:
-    """As histogram_quantile() of Prometheus: by its bucket, and there in proportion."""
+    """As histogram_quantile() of Prometheus: interpolated within the bucket."""
     counts = sorted(_buckets(before, after, f"{name}_bucket", labels))
     if not counts or counts[-1][1] <= 0:
         return None

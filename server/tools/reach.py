@@ -1,4 +1,4 @@
-"""How the commands reach a server: any that speaks the v2 protocol."""
+"""The connection of commands to a server: any that speaks the v2 protocol."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class CallFailed(ServerError):
-    """A server does not do what a command asks of it; the text says why."""
+    """A server did not execute a command's call; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """A server and how it is reached.
+    """A server, and how to connect to it.
 
     Attributes:
         url: HOST:PORT or unix:PATH.
-        root_cert: PEM file that the server's certificate is checked against; None: plain text, or what `secure` says.
-        secure: TLS also without root_cert: whom the system trusts is trusted.
-        client_cert, client_key: PEM files of who asks, where the server wants to know.
+        root_cert: PEM file that the server's certificate is checked against; None: `secure` decides.
+        secure: use TLS also without root_cert, with the system's trusted certificates.
+        client_cert, client_key: PEM files of the client's identity, if the server asks for one.
         headers: sent with each call.
         timeout: seconds that an answer may take.
     """
@@ -46,7 +46,7 @@ class Reach:
         return dict(self.headers)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How connections are encrypted; None: not at all.
+        """The TLS context of connections; None: plain text.
 
         Raises:
             CallFailed: a file cannot be read, or is of no use.
@@ -68,7 +68,7 @@ class Reach:
 
         Raises:
             CallFailed: a file cannot be read, or is of no use.
-            Misused: the address is none.
+            Misused: the address is not valid.
         """
         try:
             return grpcclient.InferenceServerClient(self.url, creds=self.tls())
@@ -77,7 +77,7 @@ class Reach:
 
 
 def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
-    """What went wrong with a call, for people."""
+    """The error of a call, with advice."""
     text = f"{reach.url}: {error}"
     if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
         text += "; is a server running there? --url HOST:PORT says where else"

@@ -1,4 +1,4 @@
-"""What `inferd top` shows, in words and numbers: a line about the server, and a row for each model."""
+"""The output of `inferd top` as text: a line about the server, and a row for each model."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ from server.tools.rows import COLUMNS, cells, summary
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT = 20
-"""Values of the line that shows requests per second."""
+"""How many values the line of requests per second shows."""
 
 
 class Screen(App[None]):
     """A table of models that changes.
 
     Args:
-        target: where to look.
+        target: the source.
         interval: seconds between two looks.
-        first: look.
+        first: the first look.
     """
 
     TITLE = "inferd top"

@@ -11,7 +11,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = ""
     Args:
         head: names of the columns.
         rows: their cells.
-        right: "r" for each column whose cells end beneath each other, "l" for the others, in their order.
+        right: for each column "r" to align it right, "l" to align it left.
     """
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]

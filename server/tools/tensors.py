@@ -1,4 +1,4 @@
-"""Tensors of the command line: files and words → arrays, and arrays → what people read."""
+"""Tensors of the command line: arrays from files and words, and arrays as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Wanted:
     """An input of a model.
 
     Attributes:
-        shape: with the batch dimension; -1 for one that is free.
+        shape: with the batch dimension; -1 for a free dimension.
         batches: whether the first dimension is the batch's.
     """
 
@@ -34,10 +34,10 @@ class Wanted:
 
 
 def shapes_of(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Of "NAME:1,2" each.
+    """The shapes of texts "NAME:1,2".
 
     Raises:
-        Misused: it is none.
+        Misused: a text has another form.
     """
     found = {}
     for each in given:
@@ -52,7 +52,7 @@ def shapes_of(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def shape_of(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], rows: int) -> tuple[int, ...]:
-    """The dimensions that are sent: those given (without the batch's, as perf_analyzer has it, or with it).
+    """The dimensions to send; given ones may lack the batch dimension, as in perf_analyzer.
 
     Raises:
         Misused: a free dimension is not given.
@@ -74,7 +74,7 @@ def shape_of(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], rows: int) -
 def made_up(
     wanted: Wanted, shape: tuple[int, ...], chance: np.random.Generator, zero: bool, letters: int, text: str = ""
 ) -> Any:
-    """A tensor of random content, or of zeros; strings have so many letters, or are this text."""
+    """A tensor of random content, or of zeros; strings have `letters` letters, or are `text`."""
     count = int(np.prod(shape))
     if wanted.datatype == "BYTES":
         alphabet = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
@@ -93,10 +93,10 @@ def made_up(
 
 
 def read(wanted: Sequence[Wanted], given: Sequence[str]) -> dict[str, Any]:
-    """Arrays of the inputs from what `--data` says; see docs/commands.md.
+    """The arrays of inputs that `--data` gives; see docs/commands.md.
 
     Raises:
-        Misused: it cannot be understood.
+        Misused: a value has another form.
     """
     known = {each.name: each for each in wanted}
     found: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def read(wanted: Sequence[Wanted], given: Sequence[str]) -> dict[str, Any]:
 
 
 def _document(known: Mapping[str, Wanted], said: Any, where: str) -> dict[str, Any]:
-    """Of JSON: a request of the v2 protocol, or an object of inputs."""
+    """The arrays in JSON: a request of the v2 protocol, or an object of inputs."""
     if isinstance(said, dict) and isinstance(said.get("inputs"), list):
         found = {}
         for tensor in said["inputs"]:
@@ -146,7 +146,7 @@ def array_of(datatype: str, content: Any, name: str) -> Any:
     """Nested lists as an array.
 
     Raises:
-        Misused: they are none of this datatype.
+        Misused: the values are not of this datatype.
     """
     try:
         if datatype == "BYTES":
@@ -181,7 +181,7 @@ def _one(wanted: Wanted, value: str) -> Any:
 
 
 def _picture(wanted: Wanted, path: Path) -> Any:
-    """A picture as the input wants it: its size, its order of dimensions; 0 to 1 for floats."""
+    """A picture in the input's size and order of dimensions; floats from 0 to 1."""
     try:
         from PIL import Image
     except ImportError:
@@ -200,7 +200,7 @@ def _picture(wanted: Wanted, path: Path) -> Any:
 
 
 def _fitting(wanted: Wanted, array: Any) -> Any:
-    """With dimensions added, or its values put into the model's dimensions, where there is one way to do so."""
+    """The array with added dimensions, or reshaped to the model's, if there is only one way to do so."""
     kind = triton_to_np_dtype(wanted.datatype)
     if wanted.datatype != "BYTES" and array.dtype != kind:
         array = array.astype(kind)

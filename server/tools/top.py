@@ -1,4 +1,4 @@
-"""`inferd top`: what a server does now, as a table."""
+"""`inferd top`: the present work of a server, as a table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from server.tools.rows import table
 
 
 def once(target: Target, interval: float, form: str) -> int:
-    """Print what was done in one interval.
+    """Print the work of one interval.
 
     Args:
-        target: where to look.
+        target: the source.
         interval: seconds.
         form: "table" or "json".
 
@@ -34,7 +34,7 @@ def once(target: Target, interval: float, form: str) -> int:
 
 
 def watch(target: Target, interval: float) -> int:
-    """Show it on the terminal until told to stop; the exit status."""
+    """Show the work on the terminal until the user stops it; the exit status."""
     try:
         from server.tools.screen import Screen
     except ImportError:

@@ -1,7 +1,7 @@
-"""`inferd tune`: looks for the configuration of a model that gives the most throughput within what it may cost.
+"""`inferd tune`: searches the configuration of a model with the most throughput within limits of latency and memory.
 
-It serves a copy of the model by a server of its own and changes the copy's configuration, one thing at a time: a change
-that pays is kept, and what was tried before it is tried again only where it may have become better by it.
+It serves a copy of the model by a server of its own and changes the copy's configuration, one field at a time. It keeps
+a change that pays, and repeats earlier trials only if the change may have made them better.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from server.tools.tables import table
 CONFIG = "config.pbtxt"
 START_SECONDS = 300.0
 BETTER = 1.03
-"""How much more throughput a change must bring to be kept: less may be chance."""
+"""The factor of throughput that a change must bring to be kept: less may be chance."""
 THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
-"""Of backends: the parameter that says how many threads an instance has."""
+"""By backend, the parameter with the number of threads of an instance."""
 OF_PROCESS = {"pytorch"}
-"""Backends that have threads for all models together: the first that a server loads says how many."""
+"""Backends whose models share threads: the first model that a server loads decides their number."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DELAYS_US = (0, 100, 300, 1000, 3000, 10000)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is looked for.
+    """The task of a search.
 
     Attributes:
         model: its name.
         repository: the folder of model folders.
-        latency_ms: at most, of the percentile; 0: any.
+        latency_ms: limit of the percentile; 0: none.
         percentile: 50, 90, 95 or 99.
-        memory_mb: of the server, at most; 0: any.
-        levels: requests in flight that are tried with each configuration.
-        largest_batch: that may be tried.
-        most_instances: that may be tried.
-        runs: configurations that are measured at most.
+        memory_mb: limit of the server's memory; 0: none.
+        levels: numbers of requests in flight to try with each configuration.
+        largest_batch: the largest max_batch_size to try.
+        most_instances: the most instances to try.
+        runs: how many configurations are measured at most.
         window: seconds of a measurement.
-        shapes, data: of what is sent; see `inferd perf`.
-        options: further ones of `inferd serve`, such as --backend-config.
+        shapes, data: of the requests; see `inferd perf`.
+        options: further options of `inferd serve`, such as --backend-config.
     """
 
     model: str
@@ -79,12 +79,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is varied of a configuration.
+    """The fields of a configuration that the search varies.
 
     Attributes:
         batch: max_batch_size; 0: the model has no batch dimension.
         instances: of the model.
-        delay_us: of the dynamic batcher; None: there is no dynamic batching.
+        delay_us: of the dynamic batcher; None: no dynamic batching.
         threads: of an instance; 0: the backend decides.
     """
 
@@ -102,12 +102,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A setting and what came of it.
+    """A setting and its results.
 
     Attributes:
-        best: its level with the most throughput within the budgets; None: there is none.
-        memory_mb: of the server's processes, after that.
-        problem: why it cannot be served; empty when it can.
+        best: its level with the most throughput within the limits; None without one.
+        memory_mb: of the server's processes, after the measurement.
+        problem: why the setting does not qualify; empty if it does.
     """
 
     setting: Setting
@@ -117,7 +117,7 @@ class Tried:
 
     @property
     def rate(self) -> float:
-        """Inferences per second; 0 where it cannot be had."""
+        """Inferences per second; 0 if the setting does not qualify."""
         return self.best.inferences if self.best is not None else 0.0
 
 
@@ -127,8 +127,8 @@ class Search:
 
     Args:
         measure: tries a setting.
-        tell: is told of each.
-        runs: settings that are tried at most.
+        tell: called with each result.
+        runs: how many settings are tried at most.
     """
 
     measure: Callable[[Setting], Tried]
@@ -137,7 +137,7 @@ class Search:
     tried: dict[Setting, Tried] = field(default_factory=dict)
 
     def look(self, setting: Setting) -> Tried | None:
-        """What comes of a setting; None: no more may be tried."""
+        """Try a setting, once; None if the search has used up its runs."""
         if setting not in self.tried:
             if len(self.tried) >= self.runs:
                 return None
@@ -146,10 +146,10 @@ class Search:
         return self.tried[setting]
 
     def climb(self, start: Setting, axes: Sequence[tuple[str, Sequence[Any]]]) -> Tried:
-        """The best that is found by changing one thing at a time.
+        """The best setting that changes of one field at a time find.
 
-        On each axis it goes from where it is to the next values, up and then down, as long as that pays; a step that
-        does not is followed by one more, because some changes pay only from a certain size on.
+        On each axis the search goes to the next values, up and then down, as long as that pays. After a step that does
+        not pay it tries one more, because some changes pay only from a certain size on.
         """
         best = self.look(start)
         assert best is not None
@@ -176,7 +176,7 @@ class Search:
         return best
 
     def front(self) -> list[Tried]:
-        """Those that no other beats in throughput, latency and memory, the quickest first."""
+        """The results that no other beats in throughput, latency and memory, the quickest first."""
 
         def beats(a: Tried, b: Tried) -> bool:
             if a.best is None or b.best is None:
@@ -194,7 +194,7 @@ def _latency(tried: Tried) -> float:
 
 
 def _nearest(values: Sequence[Any], value: Any) -> int:
-    """The place of a value, or of the one before which it would be."""
+    """The index of a value, or of the next larger one."""
     known = [-1 if each is None else each for each in values]
     wanted = -1 if value is None else value
     return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))
@@ -204,7 +204,7 @@ def _nearest(values: Sequence[Any], value: Any) -> int:
 
 
 def setting_of(config: pb.ModelConfig) -> Setting:
-    """What a configuration says."""
+    """The setting of a configuration."""
     delay = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
     count = sum(max(group.count, 1) for group in config.instance_group) or 1
     text = threads_of(config)
@@ -213,7 +213,7 @@ def setting_of(config: pb.ModelConfig) -> Setting:
 
 
 def threads_of(config: pb.ModelConfig) -> str:
-    """What a configuration says of the threads of an instance; empty where it says nothing."""
+    """The configured threads of an instance; empty without the parameter."""
     name = THREADS.get(config.backend, "")
     return config.parameters[name].string_value if name in config.parameters else ""
 
@@ -230,7 +230,7 @@ def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
         made.dynamic_batching.max_queue_delay_microseconds = setting.delay_us
         sizes = list(made.dynamic_batching.preferred_batch_size)
         if sizes == [config.max_batch_size]:
-            sizes = []  # completed, as the server will do again
+            sizes = []  # from auto-completion, which the server repeats
         made.dynamic_batching.preferred_batch_size[:] = [size for size in sizes if size <= setting.batch]
     if made.instance_group:
         del made.instance_group[1:]
@@ -248,7 +248,7 @@ def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
 
 
 def lines(config: pb.ModelConfig, setting: Setting) -> str:
-    """What is to be put into a config.pbtxt."""
+    """The lines for a config.pbtxt."""
     whole = applied(config, setting)
     part = pb.ModelConfig(max_batch_size=whole.max_batch_size, instance_group=whole.instance_group)
     if whole.HasField("dynamic_batching"):
@@ -260,7 +260,7 @@ def lines(config: pb.ModelConfig, setting: Setting) -> str:
 
 
 def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tuple[str, Sequence[Any]]]:
-    """What is varied, in the order in which it is."""
+    """The fields to vary and their values, in order."""
     found: list[tuple[str, Sequence[Any]]] = []
     batches = start.batch > 0 and not config.HasField("sequence_batching")
     if batches:
@@ -285,7 +285,7 @@ class Trial:
         self._socket = folder / "tune.sock"
         self._log = folder / "log"
         self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
-        self._threads = ""  # what its process was told
+        self._threads = ""  # of the running process
         copy_model(wanted.repository / wanted.model, self._models / wanted.model)
 
     def __enter__(self) -> Trial:
@@ -319,7 +319,7 @@ class Trial:
             self._process.wait()
 
     def config(self) -> pb.ModelConfig:
-        """The model's, complete."""
+        """The model's complete configuration."""
         with self.reach.client() as client:
             try:
                 client.load_model(self._wanted.model)
@@ -331,10 +331,10 @@ class Trial:
         return made
 
     def serve(self, config: pb.ModelConfig) -> str:
-        """Have the model served with a configuration. Returns why that cannot be; empty when it can.
+        """Serve the model with a configuration. Returns the reason if that fails, else an empty text.
 
         Raises:
-            CallFailed: a server of its own is needed for it, which does not start.
+            CallFailed: the configuration needs a new server process, which does not start.
         """
         if config.backend in OF_PROCESS and threads_of(config) != self._threads:
             self._stop()
@@ -349,15 +349,15 @@ class Trial:
         return ""
 
     def memory_mb(self) -> int:
-        """Of the server and its workers: the memory that is theirs alone, and their share of what is not."""
+        """The memory of the server and its workers: private pages, and their share of shared ones."""
         return sum(_proportional(process) for process in _family(self._process.pid)) >> 20
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """Copy a model's folder, its files as hard links where that can be.
+    """Copy a model's folder, with hard links to its files if possible.
 
     Raises:
-        Misused: there is none.
+        Misused: the folder does not exist.
     """
     if not source.is_dir():
         raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
@@ -365,7 +365,7 @@ def copy_model(source: Path, target: Path) -> None:
 
 
 def _linked(source: str, target: str) -> None:
-    """Large files are not copied where that can be helped; what is changed is no link."""
+    """Link a file instead of copying it if possible, but copy files that the search changes."""
     if Path(source).name != CONFIG:
         with contextlib.suppress(OSError):
             os.link(source, target)
@@ -393,11 +393,11 @@ def _proportional(process: int) -> int:
 
 
 def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
-    """Look, print what was tried and what is best, and write it into the model's configuration if told so.
+    """Search, print the trials and the best one, and with `write` put it into the model's configuration.
 
     Raises:
-        CallFailed: the model cannot be served as it is.
-        Misused: what is wanted makes no sense.
+        CallFailed: the model cannot be served with its own configuration.
+        Misused: the model cannot be tuned.
     """
     with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Trial(wanted, Path(folder)) as trial:
         config = trial.config()
@@ -412,7 +412,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
     if out is not None:
         out.write_text(json.dumps({"tool": "inferd tune", "model": wanted.model, "tried": _as_json(search)}, indent=1))
     if best.best is None:
-        print("no configuration that was tried is within the budgets")
+        print("no tried configuration is within the limits")
         return 1
     gain = f", {best.rate / first.rate:.2f} x what it is" if first.rate else ""
     print(f"\nbest of {len(search.tried)}: {best.setting.text()}: {best.rate:.1f} inferences/s{gain}\n")
@@ -423,7 +423,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
 
 
 def measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
-    """Have the trial's server serve the model with a setting, and put it under the load that is wanted."""
+    """Serve the model with a setting by the trial's server, and put it under load."""
     if problem := trial.serve(applied(config, setting)):
         return Tried(setting, None, 0, problem)
     plan = LoadPlan(
@@ -495,7 +495,7 @@ def _as_json(search: Search) -> list[Mapping[str, Any]]:
 
 
 def _write(folder: Path, completed: pb.ModelConfig, setting: Setting) -> None:
-    """Change the model's config.pbtxt; what was there before is kept beside it."""
+    """Change the model's config.pbtxt, and keep the former one beside it."""
     path = folder / CONFIG
     config = completed
     if path.exists():

@@ -33,7 +33,7 @@ CODES = (
 """The spelling of gRPC for Go, which dashboards know."""
 
 Counts = tuple[int, list[int]]
-"""Calls that began, and that ended by status."""
+"""How many calls began, and how many ended, by status."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Calls:
 
 
 def families(calls: Mapping[str, Counts], kinds: Mapping[str, str]) -> Iterator[tuple[Family, Iterable[Sample]]]:
-    """Of these calls by path; `kinds` has each path's type, as "unary" or "bidi_stream"."""
+    """The families of calls by path; `kinds` has each path's type, such as "unary" or "bidi_stream"."""
     labelled = {path: _labels(path, kinds.get(path, "unary")) for path in sorted(calls)}
     yield STARTED, [(labels, calls[path][0]) for path, labels in labelled.items()]
     yield (

@@ -12,7 +12,7 @@ from server.engine.config.measured import FIRST_RESPONSE, HISTOGRAMS
 from server.observe.metrics.text import Family
 
 USUAL_BOUNDS = tuple(1000 << power for power in range(4, 25))
-"""Of histograms of times: 16 us, 32 us, ... 16.8 s, in nanoseconds."""
+"""Default bounds of histograms of times: 16 us, 32 us, ... 16.8 s, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class ModelFamily:
 
     Attributes:
         family: name, help and type.
-        kind: what `_native.service.exposition.ModelMetrics` writes.
+        kind: names the values that `_native.service.exposition.ModelMetrics` writes.
         unit: nanoseconds in the unit of its times.
         bounds: of a histogram of times, in nanoseconds.
-        group: the switch of --metrics-config that it hangs on; empty for none.
+        group: the switch of --metrics-config that turns it on; empty for none.
     """
 
     family: Family
@@ -129,5 +129,5 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
 
 
 def chosen(switches: Mapping[str, bool]) -> tuple[ModelFamily, ...]:
-    """The families that these switches, by the names of --metrics-config, leave."""
+    """The families that these switches, by the names of --metrics-config, leave on."""
     return tuple(each for each in MODEL_FAMILIES if switches.get(each.group, True))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 MOST_VERSIONS: Final = 4096
-"""Model versions of which some are kept; those that were traced last."""
+"""How many model versions have exemplars; those traced last."""
 
 Key = tuple[str, int]
 """Name and version."""
@@ -17,8 +17,8 @@ Key = tuple[str, int]
 class Exemplars:
     """Keeps the last traced request of each magnitude; a `server.observe.tracing.pump.Sink`.
 
-    Only of requests that succeeded: the histograms have no others. Written on the pump's thread, read on that which
-    renders metrics.
+    Only of requests that succeeded, as the histograms have no others. The pump's thread writes them, and the thread
+    that renders metrics reads them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Exemplars:
         """There is nothing to close."""
 
     def of(self, model: str, version: int) -> list[tuple[int, bytes]]:
-        """Nanoseconds that requests took, ascending, and the text that stands behind their bucket in microseconds."""
+        """Durations in nanoseconds, ascending, each with the exemplar's text for its bucket, in microseconds."""
         with self._guard:
             return sorted(self._kept.get((model, version), {}).values())
 

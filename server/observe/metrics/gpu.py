@@ -25,11 +25,11 @@ LIBRARY = "cuda.bindings.nvml"
 
 
 class GpuMetrics:
-    """Asked again after `interval` seconds at the earliest, on the thread that renders metrics.
+    """Samples the GPUs at most every `interval` seconds, on the thread that renders metrics.
 
     Args:
         interval: seconds.
-        load: gives the module; raises ImportError where there is none.
+        load: imports the module; raises ImportError without one.
     """
 
     def __init__(self, interval: float, load: Callable[[], Any] = lambda: importlib.import_module(LIBRARY)) -> None:
@@ -55,7 +55,7 @@ class GpuMetrics:
             self._nvml.init_v2()
             handles = [self._nvml.device_get_handle_by_index_v2(i) for i in range(self._nvml.device_get_count_v2())]
             return [(written({"gpu_uuid": _text(self._nvml.device_get_uuid(each))}), each) for each in handles]
-        except Exception as error:  # of the library, which has no base class for them in every version
+        except Exception as error:  # the library's exceptions have no common base class in every version
             log.debug("no metrics of GPUs: %s: %s", type(error).__name__, error)
             return []
 
@@ -75,7 +75,7 @@ class GpuMetrics:
             for labels, handle in devices:
                 try:
                     samples.append((labels, ask(handle)))
-                except Exception as error:  # this GPU does not tell that
+                except Exception as error:  # this GPU does not have the value
                     log.debug("%s of %s: %s", family.name, labels, error)
             if samples:
                 found.append((family, samples))

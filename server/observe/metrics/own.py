@@ -12,7 +12,7 @@ log = logging.getLogger("inferd.metrics")
 
 
 class OwnMetrics:
-    """Writes them; a family that no scraper could read, or that has a name of the server's, is left out and logged."""
+    """Writes metrics of models; leaves out, and logs, families with invalid names or names of the server's."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -20,7 +20,7 @@ class OwnMetrics:
     def render(
         self, families: Iterable[FamilySnapshot], taken: Collection[str], *, openmetrics: bool
     ) -> Iterator[bytes]:
-        """The families that use none of the names which are `taken`, and none of each other's."""
+        """The families without those whose names are `taken`, by the server or by an earlier one."""
         taken = set(taken)
         for snapshot in families:
             problem = _problem(snapshot, taken)
@@ -38,11 +38,11 @@ class OwnMetrics:
 
 
 def names_of(name: str, kind: str) -> set[str]:
-    """The names that a family takes: its own, and those of its samples."""
+    """The names that a family uses: its own, and those of its samples."""
     if kind == "histogram":
         return {name, f"{name}_bucket", f"{name}_count", f"{name}_sum"}
     if kind == "counter":
-        return {name, name.removesuffix("_total")}  # the latter is that of the family in OpenMetrics
+        return {name, name.removesuffix("_total")}  # the latter is the family's name in OpenMetrics
     return {name}
 
 

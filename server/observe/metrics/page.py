@@ -25,13 +25,13 @@ GZIP = 16 + zlib.MAX_WBITS
 
 
 class Page:
-    """Renders metrics. A rendering runs on a thread of its own; scrapers that come meanwhile share it.
+    """Renders metrics, on a thread of its own; scrapers that come meanwhile share a rendering.
 
     Args:
-        service: what the server's own families are read from.
+        service: the source of the server's own families.
         families: of models that are shown.
-        machine: families of the machine; None: they are not shown.
-        gpus: of GPUs, the same.
+        machine: families of the machine; None: not shown.
+        gpus: families of GPUs; None: not shown.
         exemplars: of traced requests, for OpenMetrics.
     """
 
@@ -57,7 +57,7 @@ class Page:
         """The page in pieces.
 
         Args:
-            openmetrics: in that format instead of Prometheus' own.
+            openmetrics: use that format instead of Prometheus' own.
             packed: compressed by gzip.
         """
         key = openmetrics, packed
@@ -68,7 +68,7 @@ class Page:
         return await asyncio.shield(running)
 
     async def _render(self, *, openmetrics: bool, packed: bool) -> list[bytes]:
-        async with self._turn:  # what is kept from one rendering to the next belongs to one at a time
+        async with self._turn:  # one rendering at a time uses the values kept between renderings
             service = self._service.families()
             loaded = self._service.engine.loaded()
             return await asyncio.to_thread(self._pieces, service, loaded, openmetrics, packed)

@@ -27,7 +27,7 @@ PROC = Path("/proc")
 
 
 def process() -> Iterator[tuple[Family, Iterable[Sample]]]:
-    """Of this process. What the system does not tell is left out."""
+    """The families of this process, without values that the system does not tell."""
     yield CPU, [("", time.process_time())]
     with suppress(OSError, ValueError, IndexError):
         fields = (PROC / "self/stat").read_text().rpartition(")")[2].split()
@@ -50,7 +50,7 @@ def _boot_time() -> float:
 
 
 class Machine:
-    """Of the machine: what Triton calls CPU metrics. Looked at again after `interval` seconds at the earliest."""
+    """The families of the machine, Triton's CPU metrics, sampled at most every `interval` seconds."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval

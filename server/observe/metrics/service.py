@@ -1,4 +1,4 @@
-"""The metrics of the server as a whole. They are read on the event loop, where they change."""
+"""The metrics of the server as a whole. The event loop changes them, and reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUILD = Family("inferd_build_info", "What runs: always 1")
 READY = Family("inferd_ready", "1 while ServerReady answers true")
 IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and are not over")
-REFUSED = Family("inferd_refused_requests_total", "Requests that were refused before a model saw them", "counter")
+REFUSED = Family("inferd_refused_requests_total", "Requests that were refused before a model received them", "counter")
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
 FAILED_LOADS = Family("inferd_model_load_failures_total", "Models that failed to load", "counter")
 RECEIVED = Family("inferd_received_bytes_total", "Bytes of the messages of inference requests", "counter")
@@ -26,7 +26,7 @@ SENT = Family("inferd_sent_bytes_total", "Bytes of the messages of inference ans
 CONNECTIONS = Family("inferd_connections", "Open connections")
 ACCEPTED = Family("inferd_accepted_connections_total", "Connections that were let in", "counter")
 TURNED_AWAY = Family(
-    "inferd_refused_connections_total", "Connections that were closed at once: there were too many", "counter"
+    "inferd_refused_connections_total", "Connections that were closed at once because there were too many", "counter"
 )
 OPEN_CALLS = Family("inferd_open_calls", "Calls that are not over, streams included")
 RESETS = Family("inferd_reset_calls_total", "Calls that were broken off, by clients or by the server", "counter")
@@ -35,7 +35,7 @@ REGIONS = Family("inferd_shared_memory_regions", "Regions of shared memory that 
 REGION_BYTES = Family("inferd_shared_memory_bytes", "Bytes of these regions together")
 MEMORY = Family("inferd_tensor_memory_bytes", "Memory for tensors: used by blocks, held of the system")
 MEMORY_REFUSED = Family(
-    "inferd_tensor_memory_refused_total", "Blocks of memory for tensors that there was no room for", "counter"
+    "inferd_tensor_memory_refused_total", "Blocks of memory for tensors that were refused for lack of room", "counter"
 )
 PINNED_TOTAL = Family("nv_pinned_memory_pool_total_bytes", "Size of the pool of page-locked memory")
 PINNED_USED = Family("nv_pinned_memory_pool_used_bytes", "Bytes of that pool that are used")
@@ -57,16 +57,16 @@ LOG_LINES_LOST = Family(
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a front door tells of itself.
+    """The traffic counters of a front door.
 
     Attributes:
         calls: of methods that it serves without Python, by path.
-        connections: open now; None where it does not know, as for the others.
-        accepted: connections let in, ever.
-        refused: connections closed at once, ever.
+        connections: open now; None, as for the others, if the front door does not know.
+        accepted: connections accepted since the start.
+        refused: connections closed at once since the start.
         open_calls: calls that are not over.
-        resets: calls that were broken off, ever.
-        held: bytes held for clients, by what they are.
+        resets: calls broken off since the start.
+        held: bytes held for clients, by stage.
     """
 
     calls: Mapping[str, calls.Counts] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class Traffic:
 
 @dataclass(slots=True)
 class Service:
-    """What the families are read from.
+    """The sources of the families.
 
     Attributes:
         engine: serves the models.
         build: labels of `inferd_build_info`.
         counted: the calls that Python handles.
         kinds: the type of each method, by path, see `calls.families`.
-        traffic: what the front door tells; None before it is there.
+        traffic: of the front door; None before it exists.
         lines_lost: log lines left out.
     """
 
@@ -99,7 +99,7 @@ class Service:
     lines_lost: Callable[[], int] = int
 
     def families(self) -> list[tuple[Family, list[Sample]]]:
-        """All of them, as they are now. On the loop."""
+        """All families with their present values. On the loop."""
         return [(family, list(samples)) for family, samples in self._families()]
 
     def _families(self) -> Iterator[tuple[Family, Iterable[Sample]]]:

@@ -1,7 +1,7 @@
 """The text formats of Prometheus (0.0.4) and OpenMetrics (1.0.0).
 
-They differ where this server must choose: in OpenMetrics the name of a counter's samples ends with `_total`. Names that
-users know from Triton do not, so there those families are of the type `unknown`, and keep their names in both.
+In OpenMetrics the name of a counter's samples ends with `_total`. Names that
+users know from Triton do not, so these families have the type `unknown` there, and keep their names in both formats.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Sample = tuple[str, float]
-"""Labels, written, and the value."""
+"""Labels as text, and the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What all samples of one name have in common.
+    """The common part of all samples of one name.
 
     Attributes:
         name: of the samples; for a histogram without its suffixes.
@@ -51,7 +51,7 @@ class Family:
 
 
 def written(labels: Mapping[str, object]) -> str:
-    """Labels as they stand between the braces."""
+    """Labels as text, without the braces."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
 
 
@@ -60,7 +60,7 @@ def braced(labels: str) -> str:
 
 
 def number(value: float) -> str:
-    """A value as both formats have it."""
+    """A value in the form of both formats."""
     if isinstance(value, int):
         return str(value)
     if math.isinf(value):

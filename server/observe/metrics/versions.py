@@ -36,18 +36,18 @@ WORKER_RESTARTS = Family(
 WORKER_RESIDENT = Family("inferd_worker_resident_memory_bytes", "Memory of the process of an instance that is in RAM")
 
 OTHERS = (LOAD, INSTANCES, BUSY, RUNNING, WORKER_STATE, WORKER_RESTARTS, WORKER_RESIDENT)
-"""Families beside those of the catalogue."""
+"""Further families, which the catalogue does not have."""
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is worth keeping of a version from one scrape to the next."""
+    """Values of a version that are kept between scrapes."""
 
     labels: str
     encoded: bytes
-    bounds: Mapping[str, tuple[int, ...]]  # of families that its configuration has others for, by name
+    bounds: Mapping[str, tuple[int, ...]]  # of families with bounds in its configuration, by name
 
 
 class Versions:
@@ -64,7 +64,7 @@ class Versions:
         self._known: WeakKeyDictionary[LoadedVersion, _Known] = WeakKeyDictionary()
 
     def render(self, loaded: Iterable[LoadedVersion], *, openmetrics: bool) -> Iterator[bytes]:
-        """The families of these versions; most of the work is done without the GIL."""
+        """The families of these versions, rendered mostly without the GIL."""
         plain: list[LoadedVersion] = []
         special: list[LoadedVersion] = []
         for version in sorted(loaded, key=lambda each: (each.name, each.version)):
@@ -130,7 +130,7 @@ class Versions:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of a process's memory that are in RAM; 0: it has ended."""
+    """Bytes of a process's memory in RAM; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
@@ -138,6 +138,6 @@ def _resident(pid: int) -> int:
 
 
 def labels_of(version: LoadedVersion) -> str:
-    """Of a version's samples: its name and number, and the `metric_tags` of its configuration as Triton names them."""
+    """The labels of a version's samples: its name and number, and the configured `metric_tags` as Triton names them."""
     tags = {f"_{name}": value for name, value in sorted(version.config.metric_tags.items())}
     return written({"model": version.name, "version": version.version, **tags})

@@ -1,1 +1,1 @@
-"""Traces: what happened to single requests, in files or as spans."""
+"""Traces: the course of single requests, in files or as spans."""

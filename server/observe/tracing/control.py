@@ -1,4 +1,4 @@
-"""Which requests are traced: settings of the server and of single models, which can be changed while it runs."""
+"""The choice of traced requests: settings of the server and of single models, which can change at any time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which requests are traced, and how; see `TraceConfig`."""
+    """The choice of traced requests; see `TraceConfig`."""
 
     levels: tuple[str, ...]
     rate: int
@@ -28,12 +28,12 @@ class Sampling:
 
 
 class TraceControl:
-    """The settings. On the event loop.
+    """The settings of traces. On the event loop.
 
     Args:
-        config: that the server was started with.
-        recorder: notes what happens to requests.
-        engine: whose requests they are.
+        config: of the server's start.
+        recorder: records the course of requests.
+        engine: serves the requests.
     """
 
     def __init__(self, config: TraceConfig, recorder: RecorderHandle, engine: Engine) -> None:
@@ -42,7 +42,7 @@ class TraceControl:
         self._recorder = recorder
         self._engine = engine
         self._server = self._start
-        self._models: dict[str, dict[str, object]] = {}  # fields of Sampling that a model has of its own
+        self._models: dict[str, dict[str, object]] = {}  # fields of Sampling with a value for one model
         self._handles: dict[str, SamplingHandle] = {}
         self._watchers: list[Callable[[], object]] = []
         self._apply_server()
@@ -50,7 +50,7 @@ class TraceControl:
 
     @property
     def on(self) -> bool:
-        """Whether anything may be traced."""
+        """Whether any request may be traced."""
         return bool(self._server.levels) or any(self.sampling(model).levels for model in self._models)
 
     def watch(self, changed: Callable[[], object]) -> None:
@@ -58,7 +58,7 @@ class TraceControl:
         self._watchers.append(changed)
 
     def sampling(self, model: str = "") -> Sampling:
-        """In force for a model, or "" for those that have nothing of their own; `count` is what is left of it."""
+        """The settings of a model, or of "" for models without their own; `count` is the rest of it."""
         own = self._models.get(model)
         if own is None:
             return replace(self._server, count=self._recorder.left)
@@ -66,7 +66,7 @@ class TraceControl:
         return replace(found, count=self._handles[model].left)
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change some fields of the server's settings, or of a model's; None goes back to what holds without it."""
+        """Change fields of the server's settings, or of a model's; None restores the default or the server's value."""
         if model:
             self._update_model(model, changes)
         else:

@@ -1,18 +1,18 @@
 """Traces as spans of OpenTelemetry, sent to a collector by OTLP (extra `otel`).
 
-    InferRequest            the call, from arrival to answer; joins the trace that its client has named
-    └─ <model>              the request in the server; what models and ensembles ask on its behalf hangs below it
-       ├─ cache             while the response cache was asked
-       ├─ sequence wait     until its sequence had a slot, where it waited for one
+    InferRequest            the call, from arrival to answer; joins the trace of its client
+    └─ <model>              the request in the server; requests of models and ensembles on its behalf hang below it
+       ├─ cache             the look-up in the response cache
+       ├─ sequence wait     until its sequence had a slot, if it waited for one
        ├─ queue             until an instance took it
-       └─ batch             with whom it was executed; linked to the spans of the others, where they are traced
+       └─ batch             its execution; linked to the spans of other traced requests of the batch
           └─ compute        while the model computed
 
-Where identical requests are executed once, or answers are kept, the execution is a span of its own, named as the model,
-below that of the request which caused it; the spans of those that got the same answer are linked to it.
+If identical requests are executed once, or answers are cached, the execution is a span of its own, named as the model,
+below that of the request which caused it; the spans of requests with the same answer are linked to it.
 
-The spans are made when the request has ended, from its record, on the thread of the pump: nothing of this is on the way
-of a request. Ids are those of the record, because models have been told them.
+The pump's thread makes the spans from the record of an ended request, so they delay no request. Ids are those of the
+record, because models know them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Ids(IdGenerator):
 
 
 def exporter(config: TraceConfig) -> SpanExporter:
-    """What speaks to the collector."""
+    """The exporter to the collector."""
     if config.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
@@ -71,12 +71,12 @@ def exporter(config: TraceConfig) -> SpanExporter:
 
 
 class Spans:
-    """Makes them; a `server.observe.tracing.pump.Sink`.
+    """Makes spans; a `server.observe.tracing.pump.Sink`.
 
     Args:
         config: of the server.
-        service: its name, where the configuration's resource has none.
-        exporter: where they go.
+        service: the service's name, if the configured resource has none.
+        exporter: sends the spans.
     """
 
     def __init__(self, config: TraceConfig, service: str, exporter: SpanExporter) -> None:
@@ -108,7 +108,7 @@ class Spans:
             self._tell(record, [mate for mate in mates.get(record["batch"], ()) if mate is not record])
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send waiting spans."""
         self._provider.shutdown()
 
     def _tell(self, record: Record, mates: list[Record]) -> None:
@@ -131,13 +131,13 @@ class Spans:
             span.end(record["ended"])
 
     def _waits(self, record: Record, parent: SpanContext) -> None:
-        """What a request goes through before an instance has it."""
+        """The spans of a request before an instance takes it."""
         if record["looked"]:
             hit = {"inferd.cache.hit": record["cached"]}
             self._span("cache", parent, hit, record["looked"]).end(record["found"])
         if record["placed"]:
             self._span("sequence wait", parent, {}, record["queued"]).end(record["placed"])
-        if record["queued"] and (record["taken"] or record["status"]):  # else others have executed it
+        if record["queued"] and (record["taken"] or record["status"]):  # else another execution answered it
             start = record["placed"] or record["queued"]
             self._span("queue", parent, {}, start).end(record["taken"] or record["ended"])
 

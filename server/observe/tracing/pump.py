@@ -1,4 +1,4 @@
-"""Passes the records of requests that have ended to their consumers, on a thread of its own."""
+"""Passes the records of ended requests to their consumers, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ INTERVAL: Final = 0.1
 """Seconds between two looks."""
 
 LAST_SECONDS: Final = 5.0
-"""For what is left when the server ends."""
+"""Seconds for the remaining records when the server ends."""
 
 
 class Sink(Protocol):
-    """Who wants records."""
+    """A consumer of records."""
 
     def take(self, records: Sequence[Record]) -> None:
-        """Take those that have ended since the last call. On the pump's thread."""
+        """Take the records of requests that ended since the last call. On the pump's thread."""
 
     def close(self) -> None:
-        """Nothing follows. On the pump's thread."""
+        """No more records come. On the pump's thread."""
 
 
 class Pump:
     """Moves records from the recorder to sinks.
 
     Args:
-        recorder: has them.
-        sinks: want them.
+        recorder: has the records.
+        sinks: get the records.
     """
 
     def __init__(self, recorder: RecorderHandle, sinks: Sequence[Sink]) -> None:
@@ -48,7 +48,7 @@ class Pump:
         self._thread.start()
 
     def close(self) -> None:
-        """Move what is left, and close the sinks."""
+        """Move the remaining records, and close the sinks."""
         self._ended.set()
         self._thread.join(LAST_SECONDS)
 

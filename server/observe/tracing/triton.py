@@ -45,15 +45,15 @@ _DTYPES: Final = {
     "FP32": "<f4",
     "FP64": "<f8",
 }
-"""Of which the data are written; those of FP16 and BF16 are not, as in Triton."""
+"""Datatypes whose data are written; as in Triton, those of FP16 and BF16 are not."""
 
 
 class TraceFiles:
-    """Writes them; a `server.observe.tracing.pump.Sink`.
+    """Writes traces; a `server.observe.tracing.pump.Sink`.
 
     Args:
-        file: its path; of several, without the number.
-        frequency: gives the number of traces in a file; 0 for all in one.
+        file: the path; several files have a number behind it.
+        frequency: returns the number of traces in a file; 0 for all in one.
     """
 
     def __init__(self, file: Path, frequency: Callable[[], int]) -> None:
@@ -61,15 +61,15 @@ class TraceFiles:
         self._frequency = frequency
         self._index = 0
         self._count = 0
-        self._size = 0  # of the file, as far as it is whole
-        self._lost = 0  # traces since the last one that was written
+        self._size = 0  # of the file's complete part
+        self._lost = 0  # traces since the last written one
         self._descriptor = -1
 
     def check(self) -> None:
-        """Find out whether the file can be written, and leave it as it is.
+        """Check that the file can be written, without changing it.
 
         Raises:
-            OSError: it cannot.
+            OSError: it cannot be written.
         """
         existed = self._file.exists()
         os.close(opened(self._file, 0))
@@ -96,7 +96,7 @@ class TraceFiles:
         self._descriptor, self._count, self._size = -1, 0, 0
 
     def _add(self, trace: bytes) -> None:
-        """Write it, or leave the file as it was before and count it as lost."""
+        """Write a trace, or leave the file as it was before and count the trace as lost."""
         try:
             if self._descriptor < 0:
                 self._open()

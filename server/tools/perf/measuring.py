@@ -1,4 +1,4 @@
-"""One level of load: windows until they agree, and what the server says about them."""
+"""One level of load: windows until they agree, with the server's statistics of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from server.tools.perf.requests import Model
 from server.tools.reach import Reach
 
 BUSY = 0.9
-"""Share of a core from which on the driver may have been what was slow."""
+"""From this share of a core on, the driver itself may have been too slow."""
 AGREEING = 3  # windows
 PERCENTILES = (50, 90, 95, 99, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a server has done for a model so far, in its own words: counts and nanoseconds."""
+    """The server's statistics of a model so far: counts and nanoseconds."""
 
     requests: int = 0
     executions: int = 0
@@ -38,7 +38,7 @@ class Account:
     cpu: float = 0.0  # seconds of the server's process; 0: not known
 
     def since(self, before: Account) -> Account:
-        """What came in between."""
+        """The difference to earlier statistics."""
         return Account(
             self.requests - before.requests,
             self.executions - before.executions,
@@ -54,17 +54,17 @@ PARTS = {"queue": "queue", "input": "compute_input", "compute": "compute_infer",
 
 @dataclass(slots=True)
 class Level:
-    """What came of a level; times in microseconds.
+    """The results of a level; times in microseconds.
 
     Attributes:
-        model: who was asked.
+        model: the measured model.
         level: requests in flight, or requests per second that were due.
         stable: whether the last windows agreed.
         errors: by gRPC status.
-        server: time of a request in the parts of the server's work; empty where it does not tell.
+        server: time of a request in each part of the server's work; empty if the server does not tell.
         batch: rows of an execution; 0: not known.
         histogram: (bound, calls), only buckets that have some.
-        sample: of what went wrong, in words.
+        sample: the text of one error.
         first, between: of streams: from a request to its first answer, and from answer to answer.
     """
 
@@ -101,7 +101,7 @@ class Level:
 
 
 class Accounts:
-    """Asks a server for its account of a model."""
+    """Asks a server for its statistics of a model."""
 
     def __init__(self, client: Any, plan: LoadPlan, metadata: Mapping[str, str], process: int | None) -> None:
         self._client = client
@@ -110,7 +110,7 @@ class Accounts:
         self._process = process
 
     def look(self) -> Account:
-        """Now; of a server that does not tell, nothing."""
+        """The present statistics; empty if the server does not tell."""
         try:
             found = self._client.get_inference_statistics(
                 self._plan.model, self._plan.version, headers=self._metadata, client_timeout=10
@@ -130,7 +130,7 @@ class Accounts:
 
 
 def cpu_of(process: int | None) -> float:
-    """Seconds of CPU that a process and its children's processes have used; 0 where that cannot be read."""
+    """Seconds of CPU that a process and its descendants have used; 0 if they cannot be read."""
     if process is None:
         return 0.0
     try:
@@ -141,7 +141,7 @@ def cpu_of(process: int | None) -> float:
 
 
 def process_of(url: str) -> int | None:
-    """The process that listens there, on this machine; None: another machine's, or it cannot be found."""
+    """The process on this machine that listens at a URL; None if it is elsewhere, or cannot be found."""
     if url.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as sock:
             try:
@@ -183,7 +183,7 @@ def _holder(nodes: set[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A measurement: what the client saw, and what the server says."""
+    """A measurement of the client, and the server's statistics of the same time."""
 
     report: Report
     account: Account
@@ -191,15 +191,15 @@ class Window:
     between: tuple[float, ...] = ()
 
     def metric(self, name: str) -> float:
-        """Of its latencies."""
+        """A value of its latencies: the mean or a percentile."""
         return float(getattr(self.report.latency, name))
 
 
 class Load(Protocol):
-    """What makes requests."""
+    """Makes requests."""
 
     def window(self, seconds: float, requests: int) -> Window:
-        """Make requests for so long, and until there were so many."""
+        """Make requests for so many seconds, and at least so many."""
 
     def close(self) -> None:
         """End connections."""
@@ -210,8 +210,8 @@ class Subject:
     """A model under load.
 
     Attributes:
-        plan: what is measured of it.
-        load: what asks it.
+        plan: what to measure.
+        load: makes its requests.
     """
 
     plan: LoadPlan
@@ -268,7 +268,7 @@ def packed(message: bytes, encoding: str) -> bytes:
 
 
 def agree(windows: Sequence[Window], plan: LoadPlan) -> bool:
-    """Whether the last ones differ by no more than they may, in their rates and their latencies."""
+    """Whether the last windows differ little enough in rates and latencies."""
     last = windows[-AGREEING:]
     if len(last) < AGREEING:
         return False
@@ -280,14 +280,14 @@ def agree(windows: Sequence[Window], plan: LoadPlan) -> bool:
 
 
 def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callable[[str], None]) -> list[Level]:
-    """Windows of all models at the same time, until they agree, or there were as many as there may be, or time is up.
+    """Measure all models at the same time, until their windows agree, or enough windows were made, or time is up.
 
     Args:
-        ends: of time.monotonic(); 0: never.
-        tell: of progress.
+        ends: in time.monotonic(); 0: never.
+        tell: called with the progress.
 
     Returns:
-        what came of each model.
+        the results of each model.
     """
     plan = subjects[0].plan
     windows: list[list[Window]] = [[] for _ in subjects]
@@ -316,7 +316,7 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
 
 
 def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
-    """The windows that count, as one."""
+    """The results of the windows that count together."""
     stable = agree(windows, plan)
     counted = windows[-AGREEING:] if stable else windows
     reports = [each.report for each in counted]
@@ -374,7 +374,7 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
 
 
 def percentiles(histogram: Sequence[tuple[float, int]], shares: Sequence[float]) -> list[float]:
-    """The bounds that so many per cent of the calls did not exceed; 0 without calls."""
+    """For each share in per cent, the bound that so many calls did not exceed; 0 without calls."""
     total = sum(calls for _, calls in histogram)
     found = []
     for share in shares:

@@ -1,4 +1,4 @@
-"""What the command line of `inferd perf` asks for."""
+"""The arguments of `inferd perf`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Range:
     """Levels of load.
 
     Attributes:
-        first, last: both are measured.
+        first, last: the ends, which are measured, too.
         step: between two; with a binary search the least distance that matters.
     """
 
@@ -30,10 +30,10 @@ class Range:
 
 
 def range_of(option: str, text: str) -> Range:
-    """Of "FIRST", "FIRST:LAST" or "FIRST:LAST:STEP".
+    """The range of "FIRST", "FIRST:LAST" or "FIRST:LAST:STEP".
 
     Raises:
-        Misused: it is none.
+        Misused: the text has another form.
     """
     try:
         parts = [float(part) for part in text.split(":")]
@@ -49,36 +49,36 @@ def range_of(option: str, text: str) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is measured.
+    """The plan of a measurement.
 
     Attributes:
-        model, version: who is asked.
+        model, version: the measured model.
         rows: of each request's batch.
-        concurrency: requests in flight; None: `rate` says.
+        concurrency: requests in flight; None: `rate` decides.
         rate: requests per second.
-        scattered: they come independently of each other, not at a fixed pace.
-        connections: over which they go.
-        most_in_flight: with a rate: further requests wait on this side, and their wait counts.
+        scattered: requests come independently of each other, not at a fixed pace.
+        connections: that carry the requests.
+        most_in_flight: with a rate: further requests wait in the client, and their wait counts.
         window: seconds of a measurement.
-        window_requests: at least so many in a window, which is longer then; 0: as many as come.
+        window_requests: the least requests of a window, which may become longer; 0: any number.
         stability: share by which the last three windows may differ.
         trials: windows of a level, at most.
-        percentile: that must be stable and is held against the limit; 0: the mean.
+        percentile: the one that must be stable and within the limit; 0: the mean.
         limit_ms: of latency; 0: none.
         search: find the highest level within the limit, by halves.
         warm_up: seconds before each level.
-        longest: seconds of all levels; 0: as many as they need.
-        shapes, data, letters, text: of the tensors that are sent; see `requests`.
+        longest: seconds for all levels; 0: any number.
+        shapes, data, letters, text: of the sent tensors; see `requests`.
         parameters: of each request.
-        shared: "system" or "cuda": tensors go through such shared memory.
+        shared: "system" or "cuda": the kind of shared memory for tensors.
         device: of CUDA shared memory.
-        output_bytes: of an output in shared memory whose size the model does not tell.
+        output_bytes: of an output in shared memory whose size the model does not fix.
         streaming: each request goes through a stream.
         compression: of requests, "gzip" or "deflate".
-        sequence_length: requests of a sequence, for models that have sequences.
+        sequence_length: requests of a sequence, for models with sequences.
         sequence_variation: share by which the length of one may differ from that.
-        sequence_ids: the first and the last that are used.
-        sequences: with a rate: how many there are at a time; else each request in flight is of one.
+        sequence_ids: the first and the last id.
+        sequences: with a rate: how many run at a time; else each request in flight has its own.
     """
 
     model: str
@@ -129,22 +129,22 @@ class LoadPlan:
 
     @property
     def levels(self) -> Range:
-        """Of whichever is asked for."""
+        """The levels of requests in flight, or of the rate."""
         chosen = self.rate or self.concurrency
         assert chosen is not None
         return chosen
 
     @property
     def metric(self) -> str:
-        """What must be stable, by its name in Level."""
+        """The name in Level of the value that must be stable."""
         return f"p{self.percentile}" if self.percentile else "mean"
 
 
 def ids_of(text: str) -> tuple[int, int]:
-    """Of "FIRST" or "FIRST:LAST", numbers of sequences.
+    """The ids of sequences of "FIRST" or "FIRST:LAST".
 
     Raises:
-        Misused: it is neither.
+        Misused: the text has another form.
     """
     first, _, last = text.partition(":")
     try:
@@ -157,10 +157,10 @@ def ids_of(text: str) -> tuple[int, int]:
 
 
 def parameters_of(given: tuple[str, ...]) -> tuple[tuple[str, str | bool | int | float], ...]:
-    """Of "NAME:VALUE:TYPE" each, as perf_analyzer has it.
+    """The parameters of texts "NAME:VALUE:TYPE", as in perf_analyzer.
 
     Raises:
-        Misused: one is none.
+        Misused: a text has another form.
     """
     kinds = {"string": str, "int": int, "uint": int, "double": float}
     found: list[tuple[str, str | bool | int | float]] = []
@@ -182,7 +182,7 @@ def parameters_of(given: tuple[str, ...]) -> tuple[tuple[str, str | bool | int |
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the result goes: .json with everything, or .csv with a line for each level."""
+    """The files of the results: .json with everything, or .csv with a line for each level."""
 
     out: tuple[Path, ...] = ()
 

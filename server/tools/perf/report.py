@@ -1,4 +1,4 @@
-"""What is printed and written of a run."""
+"""The printed and written results of a run."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def level_table(levels: Sequence[Level]) -> str:
 
 
 def remarks(levels: Sequence[Level]) -> list[str]:
-    """What one should know beside the table."""
-    found = ["Times in microseconds; queue to output are the server's own account of a request."]
+    """Remarks below the table."""
+    found = ["Times in microseconds; queue to output are the server's own statistics of a request."]
     named = len({each.model for each in levels}) > 1
     for each in levels:
         where = f"At {each.level:g}" + (f", {each.model}" if named else "")
@@ -52,7 +52,7 @@ def remarks(levels: Sequence[Level]) -> list[str]:
                 f"{where}, calls that failed: {counted}." + (f" One of them: {each.sample}" if each.sample else "")
             )
         if each.driver_busy:
-            found.append(f"{where}: this program used its core up: it may have been slower than the server.")
+            found.append(f"{where}: this program used a whole core: it may have been slower than the server.")
         for name, values in (("first answer", each.first), ("between answers", each.between)):
             if values:
                 said = ", ".join(f"{key} {values[key]:.0f}" for key in ("mean", "p50", "p95", "p99", "max"))
@@ -82,7 +82,7 @@ def histogram_text(level: Level) -> str:
 
 
 def write(path: Path, levels: Sequence[Level], facts: dict[str, Any]) -> None:
-    """A file of the run, of the format that its name says."""
+    """Write a file of the run, in the format of its suffix."""
     if path.suffix == ".json":
         path.write_text(json.dumps({**facts, "levels": [each.as_dict() for each in levels]}, indent=1) + "\n")
         return

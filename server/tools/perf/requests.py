@@ -1,4 +1,4 @@
-"""The messages that are sent: made up, or of a file as perf_analyzer reads it."""
+"""The messages to send: made up, or from a file as perf_analyzer reads it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from server.tools.reach import CallFailed, Reach
 from server.tools.tensors import Wanted, array_of, made_up, shape_of, shapes_of
 
 MADE_UP = 16
-"""Different requests of random content."""
-MOST_MADE_UP = 64 << 20  # bytes of them
+"""How many different requests of random content are made."""
+MOST_MADE_UP = 64 << 20  # bytes of all of them
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of a model.
+    """The properties of a model.
 
     Attributes:
-        inputs: those that must be given.
+        inputs: the required ones.
         outputs: (name, datatype, shape) of each.
         batches: whether a request has a batch dimension.
         decoupled: whether a request may have any number of answers.
@@ -49,8 +49,8 @@ def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadP
     """Ask the server about the model.
 
     Raises:
-        InferenceServerException: it does not tell.
-        Misused: it cannot have such a batch.
+        InferenceServerException: the server does not answer.
+        Misused: the model cannot have such a batch.
     """
     said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
     metadata = client.get_model_metadata(plan.model, plan.version, **said)
@@ -76,10 +76,10 @@ Tensors = dict[str, Any]
 
 
 def tensors_of(model: Model, plan: LoadPlan) -> list[Tensors]:
-    """The tensors of each request, which are sent in turn.
+    """The tensors of each request; the requests are sent in turn.
 
     Raises:
-        Misused: the file, or a shape, is not what it should be.
+        Misused: the file, or a shape, is wrong.
     """
     if plan.data not in ("random", "zero"):
         return list(_of_file(model, plan, Path(plan.data)))
@@ -149,11 +149,11 @@ def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path:
 
 
 Request = tuple[list[grpcclient.InferInput], list[grpcclient.InferRequestedOutput] | None]
-"""Inputs, and the outputs that are asked for; None: all."""
+"""Inputs, and the requested outputs; None: all."""
 
 
 class Requests:
-    """What is sent in turn, and the shared memory that it speaks of; to be used in a `with` statement."""
+    """The requests to send in turn, and their shared memory; a context manager."""
 
     def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: LoadPlan) -> None:
         self._model = model
@@ -200,7 +200,7 @@ class Requests:
 
 
 def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
-    """Of a request with these tensors."""
+    """The inputs of a request with these tensors."""
     return [
         grpcclient.InferInput(each.name, list(tensors[each.name].shape), each.datatype).set_data_from_numpy(
             tensors[each.name]

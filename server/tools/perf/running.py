@@ -1,4 +1,4 @@
-"""All of a run: levels one after the other, or the highest within a limit."""
+"""A whole run: levels one after the other, or the search for the highest within a limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     """Measure, print and write; the exit status of the command: 1 when a call failed, or no level is within the limit.
 
     Args:
-        plans: of each model; they differ in nothing else.
+        plans: one for each model; only the models differ.
 
     Raises:
         CallFailed: the server cannot be asked.
@@ -60,7 +60,7 @@ def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
 
 
 def levels_of(reach: Reach, plan: LoadPlan) -> list[Level]:
-    """The levels of a plan, without a word.
+    """The levels of a plan, without output.
 
     Raises:
         CallFailed: the server cannot be asked.
@@ -83,7 +83,7 @@ def _asked(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> tuple[lis
 
 
 def best_of(levels: Sequence[Level], plan: LoadPlan) -> list[Level]:
-    """Of each model, the level with the highest rate of all within the limit; without limit, with the highest."""
+    """For each model, the level with the highest rate within the limit, if there is one."""
     found: dict[float, list[Level]] = {}
     for each in levels:
         found.setdefault(each.level, []).append(each)
@@ -92,14 +92,14 @@ def best_of(levels: Sequence[Level], plan: LoadPlan) -> list[Level]:
 
 
 def within(level: Level, plan: LoadPlan) -> bool:
-    """Whether its latency is within the limit."""
+    """Whether the latency of a level is within the limit."""
     return not plan.limit_ms or (level.requests > 0 and getattr(level, plan.metric) <= plan.limit_ms * 1e3)
 
 
 def _levels(
     client: Any, reach: Reach, plans: Sequence[LoadPlan], models: Sequence[Model], *, quiet: bool
 ) -> list[Level]:
-    process = process_of(reach.url) if len(plans) == 1 else None  # whose CPU it is cannot be told of several
+    process = process_of(reach.url) if len(plans) == 1 else None  # several models share the process's CPU time
     ends = time.monotonic() + plans[0].longest if plans[0].longest else 0.0
     with contextlib.ExitStack() as stack:
         makers: list[Callable[[float], Load]] = []
@@ -126,7 +126,7 @@ def _swept(
     measured: dict[float, list[Level]] = {}
 
     def at(level: float) -> bool:
-        """Measure. Returns whether it is within the limit."""
+        """Measure a level. Returns whether it is within the limit."""
         said = f"{level:g} {'requests/s' if plan.rate is not None else 'in flight'}"
         loads: list[Load] = []
         try:
@@ -154,7 +154,7 @@ def _swept(
 
 
 def _search(levels: Sequence[float], at: Callable[[float], bool]) -> None:
-    """Measure as few as tell the highest within the limit."""
+    """Find the highest level within the limit by bisection."""
     low, high = 0, len(levels) - 1
     if not at(levels[low]) or low == high or at(levels[high]):
         return
@@ -167,10 +167,10 @@ def _search(levels: Sequence[float], at: Callable[[float], bool]) -> None:
 
 
 def _silent(text: str) -> None:
-    """Nobody wants to know."""
+    """Print nothing."""
 
 
 def _progress(text: str) -> None:
-    """One line that changes, on a terminal."""
+    """Print one line that changes, on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{text:100.100}\r" if not text else f"\r{text:100.100}", end="", file=sys.stderr, flush=True)

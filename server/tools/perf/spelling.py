@@ -1,4 +1,4 @@
-"""perf_analyzer's spelling of options that `inferd perf` has under other names, or has no need of."""
+"""perf_analyzer's options that `inferd perf` has under other names, or does not need."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ SAME = {
     "--ssl-grpc-private-key-file": "--client-key",
     "--ssl-grpc-certificate-chain-file": "--client-cert",
 }
-"""Other names of options of ours."""
+"""perf_analyzer's names of options of `inferd perf`."""
 FLAGS = {"-a", "--async", "--sync", "-v", "--verbose-csv", "--serial-sequences"}
-"""Switches that change nothing here: requests do not wait for each other, those of a sequence always do, and the .csv
-has everything."""
+"""Switches without effect: requests never wait for each other, those of a sequence always do, and the .csv has
+everything."""
 ONLY = {
     "-i": "grpc",
     "--service-kind": "triton",
     "--input-tensor-format": "binary",
     "--output-tensor-format": "binary",
 }
-"""Options with the one value that there is here."""
+"""Options with their only supported value."""
 VALUED = {"--max-threads"}
-"""Options whose value changes nothing here."""
+"""Options without effect."""
 
 
 def translated(tokens: Sequence[str]) -> list[str]:
-    """The arguments of `inferd perf` in our own spelling.
+    """The arguments of `inferd perf` in its own spelling.
 
     Raises:
-        Misused: they ask for what is not there.
+        Misused: an argument asks for something that `inferd perf` does not have.
     """
     found: list[str] = []
     rest = iter(tokens)
@@ -54,7 +54,7 @@ def _judged(name: str, value: str) -> list[str]:
     if not value:
         raise Misused(f"{name}: it needs a value")
     if name in ONLY and value.lower() != ONLY[name]:
-        raise Misused(f"{name}: expected {ONLY[name]}, got {value!r}: there is nothing else here")
+        raise Misused(f"{name}: expected {ONLY[name]}, the only supported value, got {value!r}")
     if name != "-H":
         return []
     key, colon, text = value.partition(":")

@@ -19,13 +19,13 @@ from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Model, Request
 from server.tools.reach import Reach
 
-UNKNOWN = 2  # gRPC's status of an answer that says what went wrong
+UNKNOWN = 2  # gRPC's status for an answer with an error text
 
 
 class Streams:
-    """Streams, each of a client of its own: so many, or with a rate as many as the requests that are due need.
+    """Streams, each of a client of its own: a fixed number, or with a rate as many as the due requests need.
 
-    With a rate, a request that is due while no stream is free waits, and its wait counts.
+    With a rate, a due request waits if no stream is free, and its wait counts.
 
     Args:
         level: of streams, or requests per second.
@@ -58,7 +58,7 @@ class Streams:
         return made
 
     def window(self, seconds: float, requests: int) -> Window:
-        """See Load; it ends when the requests that are under way have."""
+        """See Load; it ends with the last running request."""
         found = self._measured(seconds)
         while found.report.requests < requests and found.report.requests > found.report.lost:
             seconds = max(seconds, seconds * (requests - found.report.requests) / found.report.requests)
@@ -75,14 +75,14 @@ class Streams:
         self._go_on()
         with self._quiet:
             self._quiet.wait_for(lambda: self._busy == 0)
-            self._waiting.clear()  # there is no stream left for them
+            self._waiting.clear()  # no stream is left for these requests
         elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
         first = tuple(value for each in self._streams for value in each.first)
         between = tuple(value for each in self._streams for value in each.between)
         return Window(_report(self._streams, elapsed, cpu), self._accounts.look().since(before), first, between)
 
     def _pace(self, due: float) -> None:
-        """Have requests sent when they are due, until the window's end."""
+        """Send requests when they are due, until the window's end."""
         while True:
             due += self._chance.expovariate(self._rate) if self._scattered else 1 / self._rate
             if due >= self._ends:
@@ -98,7 +98,7 @@ class Streams:
         time.sleep(max(self._ends - time.perf_counter(), 0.0))
 
     def _go_on(self) -> None:
-        """Have streams without a request send those that belong to the window, all the same."""
+        """Have free streams send the remaining requests of the window."""
         now = time.perf_counter()
         with self._quiet:
             chosen = [each for each in self._free if not self._rate or each.amid_sequence]
@@ -123,7 +123,8 @@ class Streams:
         stream.send(due)
 
     def _goes_on(self, stream: Stream, now: float) -> bool:
-        """Whether its next request follows at once: after the window's end only what ends its sequence."""
+        """Whether the stream's next request follows at once; after the window's end, only requests of an open sequence
+        do."""
         return not self._rate if now < self._ends else stream.amid_sequence
 
     def close(self) -> None:
@@ -133,17 +134,17 @@ class Streams:
 
 
 class Stream:
-    """A stream, which is told when to send a request, and tells when that is answered to its end.
+    """A stream: sends a request when told to, and calls back when the last answer has come.
 
     Args:
-        turn: the request to begin with.
-        ids, lengths: of sequences, for all streams.
-        over: is called with the stream when its request has ended.
+        turn: the index of the first request.
+        ids, lengths: of sequences, shared by all streams.
+        over: called with the stream when its request has ended.
 
     Attributes:
         whole, first, between: microseconds from when a request was due to its end and to its first answer, and from
             answer to answer.
-        statuses: of requests that have ended.
+        statuses: of ended requests.
         lost: the stream itself has ended.
     """
 
@@ -175,7 +176,7 @@ class Stream:
         self._client.start_stream(self._told, headers=reach.metadata, compression_algorithm=plan.compression or None)
 
     def reset(self) -> None:
-        """Forget what was measured."""
+        """Forget the measurements."""
         self.whole: list[float] = []
         self.first: list[float] = []
         self.between: list[float] = []
@@ -185,7 +186,7 @@ class Stream:
 
     @property
     def amid_sequence(self) -> bool:
-        """Whether the sequence that it is in has further requests."""
+        """Whether the current sequence has further requests."""
         return self._step != self._steps
 
     def send(self, due: float) -> None:
@@ -211,7 +212,7 @@ class Stream:
             self._lose(error)
 
     def _place(self) -> dict[str, Any]:
-        """Of the next request, in a sequence."""
+        """The sequence arguments of the next request."""
         if not self.amid_sequence:
             least, most = (self._plan.sequence_length * (1 + way * self._plan.sequence_variation) for way in (-1, 1))
             self._steps = self._lengths.randint(max(1, int(least)), max(1, int(most)))
@@ -226,7 +227,7 @@ class Stream:
     def _told(self, result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
         now = time.perf_counter()
         if not self._pending and (error is None or error.status() is None):
-            return  # an answer more than one was to be expected
+            return  # an unexpected further answer
         final = not self._model.decoupled
         if error is not None:
             self.sample = self.sample or str(error)
@@ -250,9 +251,9 @@ class Stream:
             self._over(self)
 
     def _lose(self, error: InferenceServerException) -> None:
-        """The stream has ended, and with it the request that is under way."""
+        """The stream has ended, and with it the running request."""
         self.sample = self.sample or str(error)
-        with self._losing:  # both who sends and who is told may find out, and one of them tells of the request
+        with self._losing:  # the sending thread and the callback may both find out; one reports the request
             pending, self._pending = self._pending, False
             if not self.lost:
                 self.lost = True
@@ -267,7 +268,7 @@ class Stream:
 
 
 def _report(streams: Sequence[Stream], seconds: float, cpu: float) -> Report:
-    """As the driver has it."""
+    """The report, in the driver's form."""
     ended = sorted(value for each in streams for value in each.whole)
     lost = sum(each.losses for each in streams)
     statuses: Counter[int] = sum((each.statuses for each in streams), Counter())
