@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from backends.api import BackendError, ModelSource, ModelSpec, Signature, TensorSpec
-from server.app import make_loader, model_options
+from server.composition.engine import make_loader, model_options
 from server.engine import config as configuration
 from server.engine.config.datatypes import TYPE_OF
 from server.engine.instances.gpu import Gpus

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from server.app import make_engine, make_loader, model_options
+from server.composition.engine import make_engine, make_loader, model_options
 from server.engine.checking import Report, check, collected_warnings
 from server.engine.instances.gpu import Gpus
 from server.engine.repository.sources import Repositories, open_sources

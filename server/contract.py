@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _native.memory.resource import live_counters
 from backends.api import BackendError, ModelSource, ModelSpec, TensorSpec
-from server.app import make_engine, make_loader
+from server.composition.engine import make_engine, make_loader
 from server.engine.engine import Engine
 from server.errors import ConfigError
 from server.pb import grpc_service_pb2 as pb

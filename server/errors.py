@@ -31,6 +31,10 @@ class Status(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+class StartError(Exception):
+    """The server cannot start; the text says why."""
+
+
 class ServerError(Exception):
     """An error with an answer for the client. Not raised itself: use a family below."""
 

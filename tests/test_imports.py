@@ -40,7 +40,11 @@ RULES = (
     Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.specs", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.api", may=("_native", "backends.paths", "backends.specs"), may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("backends.loader", may=("_native", "backends.api", "backends.opening"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "backends.loader",
+        may=("_native", "backends.api", "backends.opening", "backends.parameters"),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # The worker side runs in any interpreter, without this package: it may import nothing of ours.
     Rule("backends.python.worker", may_not=("grpc", "ssl", *FRAMEWORKS)),
@@ -112,10 +116,21 @@ RULES = (
         may=("_native", "server.engine", "server.observe", "server.pb", "server.rpc", *CORE),
         may_not=FRAMEWORKS,
     ),
-    Rule("server.app", may=("_native", "backends.api", "backends.loader", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    # Commands need the engine without a front door.
+    Rule(
+        "server.composition.engine",
+        may=("backends.api", "backends.loader", "server.engine", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule(
+        "server.composition",
+        may=("_native", "server.engine", "server.front", "server.memory", "server.observe", "server.rpc", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule("server.app", may=("_native", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.authoring",
-        may=("backends.api", "server.app", "server.engine", "server.pb", *CORE),
+        may=("backends.api", "server.composition.engine", "server.engine", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(
@@ -137,12 +152,12 @@ RULES = (
     ),
     Rule(
         "server.checking",
-        may=("server.app", "server.engine", *CORE),
+        may=("server.composition.engine", "server.engine", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(
         "server.contract",
-        may=("_native", "backends.api", "server.app", "server.engine", "server.pb", *CORE),
+        may=("_native", "backends.api", "server.composition.engine", "server.engine", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     # Imports cyclopts, commands and options when they are used.

@@ -1,0 +1,54 @@
+"""The signals that stop the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+log = logging.getLogger("inferd")
+
+
+class StopSignal:
+    """SIGINT and SIGTERM: the first asks for an orderly stop, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._cleaning: list[Callable[[], None]] = []
+        self.number = 0  # of the first
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    async def wait(self) -> None:
+        """Return when the first has come."""
+        await self._asked.wait()
+
+    def at_once(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called before the second signal ends the process."""
+        self._cleaning.append(callback)
+
+    def _on_signal(self, number: int) -> None:
+        if not self._asked.is_set():
+            self.number = number
+            self._asked.set()
+            return
+        log.error("a second signal: exiting immediately")
+        for callback in self._cleaning:
+            callback()
+        _exit(128 + number)
+
+    def out_of_time(self) -> None:
+        """End the process with unfinished work; the status is that of a process that the signal has ended."""
+        log.error("Exit timeout expired. Exiting immediately.")
+        for callback in self._cleaning:
+            callback()
+        _exit(128 + self.number)
+
+
+def _exit(status: int) -> None:
+    """End the process now: threads that load or execute models cannot be stopped."""
+    logging.shutdown()
+    os._exit(status)
