@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
@@ -119,8 +120,16 @@ class Channel:
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
+        self._waiting: list[None] = []  # an entry for each call whose first attempt another thread makes
         self._closed = False
         _channels.add(self)
+
+    def usable(self) -> Link | None:
+        """A link that takes calls, if there is one."""
+        best = self._links[0]
+        if len(self._links) > 1:
+            best = min(self._links, key=_busy)
+        return best if best is not None and best.usable else None
 
     def link(self, ends: float | None = None) -> Link:
         """A link that takes calls; makes one if needed.
@@ -131,10 +140,8 @@ class Channel:
         Raises:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
         """
-        best = self._links[0]
-        if len(self._links) > 1:
-            best = min(self._links, key=_busy)
-        if best is not None and best.usable:
+        best = self.usable()
+        if best is not None:
             return best
         if self._closed:
             raise error_of(1, CLOSED)
@@ -212,13 +219,15 @@ class Channel:
     def start(
         self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
     ) -> Pending:
-        """Begin a call; the arguments are those of `unary`. Another thread calls `told.ended` at its end."""
+        """Begin a call; the arguments are those of `unary`. Another thread calls `told.ended` at its end.
+
+        Where a connection is to be made for it, another thread does that: nobody waits for it here. Calls begin in the
+        order in which they were started.
+        """
         pending = Pending(self, headers, pieces, end_of(timeout), told, once)
-        try:
-            pending.begin()
-        except InferenceServerException as error:
-            failed = error
-            self.later.at(0.0, lambda: pending.failed(failed))
+        if self._waiting or not pending.begin(connect=False):
+            self._waiting.append(None)
+            pending.begin_later(0.0, self._waiting.pop)
         return pending
 
     def announced(self, call: Call, ends: float | None) -> Link:
@@ -228,6 +237,14 @@ class Channel:
             self._attend(link)
             if link.start(call):
                 return link
+
+    def announced_if_connected(self, call: Call) -> Link | None:
+        """The same, on a link that there is; None: there is none that takes calls."""
+        while (link := self.usable()) is not None:
+            self._attend(link)
+            if link.start(call):
+                return link
+        return None
 
     def _attend(self, link: Link) -> None:
         if link.owner is None:
@@ -256,6 +273,7 @@ class Channel:
         self._links = [None] * len(self._links)
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
+        self._waiting = []
         self.later = Later()
         self.anew = Later()
 
@@ -283,9 +301,10 @@ class Pending:
         self._link: Link | None = None
         self._alarm: Entry | None = None  # ends the call if its deadline passes between attempts
         self._next: Entry | None = None
+        self._begun: list[Callable[[], None]] = []  # what is told when the first attempt was made by another thread
 
-    def begin(self) -> None:
-        """Make the call, or make it again.
+    def begin(self, *, connect: bool = True) -> bool:
+        """Make the call, or make it again. False: it was not made, since there is no connection and none is to be made.
 
         Raises:
             InferenceServerException: no connection can be made.
@@ -293,14 +312,38 @@ class Pending:
         call = Call(self._headers, self._pieces, left_of(self._ends), owner=self)
         with self._changing:
             self._call, self._link = call, None  # only the call's own link can cancel it
-        link = self._channel.announced(call, self._ends)
+        if connect:
+            link = self._channel.announced(call, self._ends)
+        elif (there := self._channel.announced_if_connected(call)) is not None:
+            link = there
+        else:
+            return False
         with self._changing:
             if self._call is not call:
-                return  # it has ended meanwhile, and was made again
+                return True  # it has ended meanwhile, and was made again
             self._link = link
             unwanted = self._cancelled or self._over
         if unwanted:
             link.give_up(call)
+        return True
+
+    def begin_later(self, pause: float, begun: Callable[[], None] | None = None) -> None:
+        """Make the call on a thread that may wait for a connection, after so many seconds.
+
+        `begun` is called when that has been tried, or will not be.
+        """
+        # An attempt may wait for a connection. So it gets another thread than this one, which may read the answers of
+        # other calls, and than the one that watches deadlines.
+        if self._alarm is None:
+            self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
+        if begun is not None:
+            self._begun = [begun]
+        self._next = self._channel.anew.at(time.monotonic() + pause if pause else 0.0, self._again)
+        if self._cancelled:  # `cancel` may have come before it could see the alarm
+            self._due()
+        if self._over:
+            self._channel.anew.forget(self._next)
+            self._tell_begun()
 
     def told(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
@@ -331,23 +374,19 @@ class Pending:
         if pause is None:
             self._end(None, error)
             return
-        # A further attempt may wait for a connection. So it gets another thread than this one, which may read the
-        # answers of other calls, and than the one that watches deadlines.
-        if self._alarm is None:
-            self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
-        self._next = self._channel.anew.at(time.monotonic() + pause, self._again)
-        if self._cancelled:  # `cancel` may have come before it could see the alarm
-            self._due()
-        if self._over:
-            self._channel.anew.forget(self._next)
+        self.begin_later(pause)
 
     def _again(self) -> None:
-        if self._over:
-            return
-        try:
-            self.begin()
-        except InferenceServerException as error:
-            self.failed(error)
+        if not self._over:
+            try:
+                self.begin()
+            except InferenceServerException as error:
+                self.failed(error)
+        self._tell_begun()
+
+    def _tell_begun(self) -> None:
+        with suppress(IndexError):
+            self._begun.pop()()
 
     def _due(self) -> None:
         """The deadline has passed: end the call, unless an attempt is under way, which its link ends."""
@@ -371,6 +410,7 @@ class Pending:
             self._channel.later.forget(self._alarm)
         if self._next is not None:
             self._channel.anew.forget(self._next)
+        self._tell_begun()
         self._told.ended(message, error)
 
     def cancel(self) -> None:

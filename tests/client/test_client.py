@@ -638,34 +638,28 @@ def frames(data: bytes):
 
 @pytest.fixture
 def stalled(monkeypatch):
-    """A client whose connections are made on the thread of a call at once, and on others when it is let go on.
-
-    Calls that call back are refused on the caller's thread, and are made again on another.
-    """
+    """A client whose connections are made when it is let go on, and never on the thread of the test."""
     connecting, go_on = threading.Event(), threading.Event()
     caller = threading.current_thread()
 
     def connect(*arguments):
-        if threading.current_thread() is caller:
-            raise ConnectionRefusedError
+        assert threading.current_thread() is not caller
         connecting.set()
         go_on.wait(60)
         return links.connect(*arguments)
 
     monkeypatch.setattr("inferd_client._channel.connect", connect)
-    retries = grpcclient.RetryOptions(initial_backoff=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(60)
-        client = grpcclient.InferenceServerClient(f"127.0.0.1:{listener.getsockname()[1]}", retries=retries)
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{listener.getsockname()[1]}")
         yield client, connecting, go_on, listener
         go_on.set()
         client.close()
 
 
 def test_a_connection_that_is_not_made_holds_up_no_deadline(stalled):
-    """Guards that a call is told of its deadline while another call's next attempt waits for a connection.
-
-    So it is told of the end of the client.
+    """Guards that a call which calls back does not wait for its connection on the thread that makes it, and is told of
+    its deadline, of a cancel and of the end of the client while that connection is made.
     """
     client, connecting, _, _ = stalled
     waiting = begun(client, "x", [])[1]
@@ -673,6 +667,9 @@ def test_a_connection_that_is_not_made_holds_up_no_deadline(stalled):
     ended = futures.Future()
     client.async_infer("x", [], lambda result, error: ended.set_result(error), client_timeout=0.05)
     assert ended.result(60).status() == "StatusCode.DEADLINE_EXCEEDED"
+    context, cancelled = begun(client, "x", [])
+    context.cancel()
+    assert cancelled.result(60)[1].status() == "StatusCode.CANCELLED"
     assert not waiting.done()
     client.close()
     assert waiting.result(60)[1].status() == "StatusCode.CANCELLED"
