@@ -94,9 +94,10 @@ class Denied(ServerError):
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
-    def __init__(self, status: Status, details: str) -> None:
+    def __init__(self, status: Status, details: str, reason: str = "") -> None:
         super().__init__(details)
         self.status = status
+        self.reason = reason
 
 
 class ConfigError(InvalidArgument):
@@ -107,4 +108,6 @@ def answer(error: BaseException) -> tuple[Status, str]:
     """The status and text that a client gets for `error`; an unforeseen one is INTERNAL, without its text."""
     if isinstance(error, ServerError):
         return error.status, str(error)
+    if isinstance(error, MemoryError):
+        return Status.RESOURCE_EXHAUSTED, "the server has no memory for this call"
     return Status.INTERNAL, f"internal error: {type(error).__name__}"

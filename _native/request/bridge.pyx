@@ -76,8 +76,13 @@ cdef extern from *:
 
 
 cdef enum:
+    STATUS_PERMISSION_DENIED = 7
+    STATUS_UNAUTHENTICATED = 16
     NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
     MOST_READY = 16          # descriptors that are read in a round
+
+# Reasons, and statuses where there is none, of what was refused for want of rights: the log of access has it.
+TOLD_ELSEWHERE = frozenset((STATUS_PERMISSION_DENIED, STATUS_UNAUTHENTICATED, "NOT_ALLOWED", "UNKNOWN_CALLER"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -412,13 +417,18 @@ cdef class BridgeHandle:
     cdef void note_refusal(self, Response *response) noexcept:
         reason = response.reason.decode() if response.reason != NULL else response.status
         self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
+        if reason in TOLD_ELSEWHERE:
+            return
         if len(self.refused) < NOTED_REFUSALS:
             self.refused.append((response.status, text_or_no_memory(response.details).decode("utf-8", "replace")))
         else:
             self.more_refused += 1
 
     def take_refusals(self) -> tuple[list[tuple[int, str]], int]:
-        """Requests that were refused before any instance saw them: some as (status, text), and how many more."""
+        """Requests that were refused before any instance saw them: some as (status, text), and how many more.
+
+        Those that were refused for want of rights are not among them.
+        """
         out = (self.refused, self.more_refused)
         self.refused = []
         self.more_refused = 0

@@ -56,6 +56,8 @@ cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const 
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
 # The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
 cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil
+# What ErrorInfo says of it where the status does not tell; NULL: what is usual for the status.
+cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noexcept nogil
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil

@@ -207,6 +207,14 @@ cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nog
     return STATUS_UNAUTHENTICATED
 
 
+cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noexcept nogil:
+    if not access.triton_codes:
+        return NULL
+    if verdict == GROUP_DENIED or verdict == MODEL_DENIED or verdict == OVERRIDE_DENIED:
+        return "NOT_ALLOWED"
+    return "UNKNOWN_CALLER"
+
+
 cdef const char *group_text(uint32_t group) noexcept nogil:
     cdef int i
     for i in range(GROUP_COUNT):
@@ -287,7 +295,7 @@ cdef bint authorize_stream(AccessPolicy *access, Stream *stream) noexcept nogil:
 cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil:
     cdef char *text = access_text(access, verdict, INFERENCE, model)
     access_note(access, stream, text)
-    stream_refuse(stream, access_status(access, verdict), NULL, text)
+    stream_refuse(stream, access_status(access, verdict), access_reason(access, verdict), text)
 
 
 cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil:
@@ -402,8 +410,11 @@ cdef class Authorizer:
         endpoint.host.interceptor.admits = admits
         endpoint.host.interceptor.context = &self.access
 
-    def authorize(self, group: str, metadata) -> tuple[int, str, int]:
-        """Check a call of this group: (status, text, caller); the status is 0 when it may go on."""
+    def authorize(self, group: str, metadata) -> tuple[int, str, str, int]:
+        """Check a call of this group: (status, text, reason, caller); the status is 0 when it may go on.
+
+        The reason is what ErrorInfo says; empty for what is usual for the status. So it is below.
+        """
         cdef Field fields[KEPT_FIELDS]
         cdef uint32_t bit = 1 << GROUPS.index(group)
         cdef uint64_t caller = 0
@@ -425,8 +436,8 @@ cdef class Authorizer:
             verdict = access_authorize(&self.access, bit, fields, len(kept), &caller)
         return self.told(verdict, bit, b"") + (caller,)
 
-    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str]:
-        """Whether a caller that was let in may send this now: (status, text); the model is "" for none."""
+    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str, str]:
+        """Whether a caller that was let in may send this now: (status, text, reason); the model is "" for none."""
         cdef bytes encoded = model.encode()
         cdef uint32_t bit = 1 << GROUPS.index(group)
         cdef Str name
@@ -434,21 +445,23 @@ cdef class Authorizer:
         name.size = <uint32_t>len(encoded)
         return self.told(access_message(&self.access, caller, bit, name), bit, encoded)
 
-    def authorize_override(self, caller: int) -> tuple[int, str]:
-        """Whether a load of this caller may bring a configuration and files, which is to run code: (status, text)."""
+    def authorize_override(self, caller: int) -> tuple[int, str, str]:
+        """Whether a load of this caller may bring a configuration and files, which is to run code, in the same way."""
         return self.told(access_override(&self.access, caller), 0, b"")
 
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model):
-        # the status and the text of a verdict
+        # the status of a verdict, its text, and the reason
         cdef Str name
         cdef char *text
+        cdef const char *reason = access_reason(&self.access, verdict)
         if verdict == ALLOWED:
-            return (0, "")
+            return (0, "", "")
         name.data = model
         name.size = <uint32_t>len(model)
         text = access_text(&self.access, verdict, group, name)
         try:
-            return (access_status(&self.access, verdict), text_or_no_memory(text).decode("utf-8", "replace"))
+            return (access_status(&self.access, verdict), text_or_no_memory(text).decode("utf-8", "replace"),
+                    reason.decode() if reason != NULL else "")
         finally:
             free(text)
 

@@ -44,7 +44,7 @@ from _native.service.submission cimport (
 )
 from _native.service.table cimport ModelTable, message_model, table_place
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport text_or_no_memory
+from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport TimersHandle
 from _native.traceparent cimport TraceContext, traceparent_read
 from _native.transport.connection cimport Connection, Endpoint
@@ -252,9 +252,15 @@ cdef class Warmup:
         done(text)
 
 
-cdef void model_missed(void *context, Str name, bint by_model) noexcept nogil:
+cdef char *model_missed(void *context, Str name, bint by_model, const char *asked_by) noexcept nogil:
     with gil:
-        (<InferService>context).load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model))
+        return ask_to_load(<InferService>context, name, by_model, asked_by)
+
+
+cdef char *ask_to_load(InferService service, Str name, bint by_model, const char *asked_by) noexcept:
+    asker = asked_by.decode() if asked_by != NULL else ""
+    cdef bytes refusal = service.load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model), asker).encode()
+    return format_text("%s", <const char *>refusal) if refusal else NULL
 
 
 cdef class InferService:
@@ -425,8 +431,9 @@ cdef class InferService:
         """Let requests for models that are not there wait until `resume`.
 
         Args:
-            load: called with the name of the model for each of them, and whether another model asks, from inside of
-                what submits it.
+            load: called for each of them, from inside of what submits it, with the name of the model, whether another
+                model asks, and the model whose load waits for the answer (empty: no load does). It returns why the
+                request must not wait; it is refused with this text. Empty: it waits.
         """
         self.load = load
         self.submission.missed = model_missed

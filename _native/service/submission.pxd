@@ -19,8 +19,9 @@ cdef enum:
 
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
 
-# Called on the loop: a request of a model, or of a client, waits for this model, which is not loaded.
-ctypedef void (*missed_fn)(void *context, Str name, bint by_model) noexcept nogil
+# Called on the loop: a request of a model, or of a client, is to wait for this model, which is not loaded; the load of
+# the model `asked_by` waits for the answer (NULL: no load does). Why it must not wait, from malloc; NULL: it may.
+ctypedef char *(*missed_fn)(void *context, Str name, bint by_model, const char *asked_by) noexcept nogil
 
 cdef struct Awaiting:
     # requests for models that are not loaded: until submission_resume, their deadline, or the end of their client
@@ -45,6 +46,7 @@ cdef struct Submission:
     void *is_header_context
     missed_fn missed         # loads missing models; NULL: requests for them are refused
     void *missed_context
+    const char *asked_by     # while a request is submitted: the model whose load waits for its answer; NULL: none does
     Awaiting awaiting[AWAITED]
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count

@@ -32,6 +32,7 @@ from _native.service.access cimport (
     AccessPolicy,
     Verdict,
     access_message,
+    access_reason,
     access_status,
     access_text,
 )
@@ -187,6 +188,7 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
         return True
     request_fail(request, access_status(access, verdict),
                  access_text(access, verdict, INFERENCE, request.message.model_name))
+    request.response.reason = access_reason(access, verdict)
     self.denied(self.access, request)
     return False
 
@@ -276,8 +278,14 @@ cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
 
 
 cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
+    cdef char *refusal
     if request.deadline_ns and not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
+    refusal = self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER, self.asked_by)
+    if refusal != NULL:
+        request_fail(request, STATUS_UNAVAILABLE, refusal)
         give_back(request)
         return
     request.state = REQUEST_WAITING
@@ -286,7 +294,6 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
     list_append(awaiting_of(self, request.message.model_name), request)
     if request.deadline_ns:
         bridge_watch(self.bridge, request)
-    self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER)
 
 
 cdef void stop_waiting(Request *request) noexcept nogil:

@@ -29,6 +29,7 @@ cdef struct BlsCall:
     uint64_t bytes           # bytes that count against the limit
     uint64_t parent          # number of the request on whose behalf the call is made; 0: none
     # used on the loop
+    Channel *loading         # of the model whose load waits for the call, as far as is known; NULL: none does
     Request *request         # NULL: the call is over
     BlsCall *next            # the next call in the same bucket of ids
     BlsCall *sibling         # the next call in the same bucket of parents; not for calls without parent

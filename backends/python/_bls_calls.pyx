@@ -166,6 +166,8 @@ cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept n
 
 cdef void forget(BlsCall *call) noexcept nogil:
     call_over(call.channel, call.bytes)
+    if call.loading != NULL:
+        channel_give(call.loading)
     channel_give(call.channel)
     free(call)
 
@@ -173,17 +175,31 @@ cdef void forget(BlsCall *call) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Their life
 
+cdef void note_loading(BlsCall *call, Channel *loading) noexcept nogil:
+    if loading != NULL:
+        call.loading = channel_share(loading)
+
+
+cdef inline Channel *loading_behind(const BlsCall *call, const Request *served) noexcept nogil:
+    # of the model whose load waits for this request: it is of a warm-up, or of a call of a model that serves such a one
+    if served.is_warmup:
+        return call.channel
+    return (<BlsCall *>served.sink).loading if served.deliver == deliver and served.sink != NULL else NULL
+
+
 cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
     # The call takes over deadline, trace and caller of the request that it serves; False: nobody waits for that one.
     cdef Slot *slot
     cdef int64_t left
     cdef bint waits = True
     if call.parent == 0:
+        note_loading(call, call.channel)  # it may be `initialize` that calls
         return True
     lock(&call.channel.guard)
     slot = slot_find(&call.channel.slots, call.parent)
     if slot != NULL:
         waits = not load32(&slot.request.abandonment.happened)
+        note_loading(call, loading_behind(call, slot.request))
         record_inner(request, slot.request)
         request.asker.client = slot.request.asker.client
         request.asker.audience = slot.request.asker.audience
@@ -197,6 +213,7 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
 cdef void call_make(PostedCallback *callback) noexcept nogil:
     cdef BlsCall *call = <BlsCall *>callback
     cdef Channel *channel = call.channel
+    cdef Submission *submission = <Submission *>channel.submission
     cdef Request *request
     cdef bint lives = call.life == channel_life(channel)  # else it has ended since the attendant has read this
     if not lives or call_find(channel, call.life, call.id) != NULL:
@@ -221,8 +238,10 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     request.sink = call
     request.asker.user = -1
     call.request = request
-    submit_message(<Submission *>channel.submission, request, call.block, call.data, call.size, call.timeout_ns,
-                   CALLER_SERVER)
+    submission.asked_by = call.loading.model if call.loading != NULL else NULL
+    # Its answer may come at once, and with it the end of the call.
+    submit_message(submission, request, call.block, call.data, call.size, call.timeout_ns, CALLER_SERVER)
+    submission.asked_by = NULL
 
 
 cdef void deliver(void *sink, Response *response, int status, const char *details) noexcept nogil:

@@ -47,6 +47,7 @@ cdef struct Channel:
     int32_t references       # atomic: the attendant's, and one for each waiting response and each BLS call
     Arena *arena
     char *name               # of the instance
+    char *model              # its name, for those that are asked by it; NULL: it can ask nobody
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
     void *submission         # Submission, for BLS calls; NULL: none are possible

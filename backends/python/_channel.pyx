@@ -131,6 +131,7 @@ cdef void channel_give(Channel *channel) noexcept nogil:
     free(channel.numbers)
     free(channel.why)
     free(channel.name)
+    free(channel.model)
     free(channel.packet)
     free(channel.side_packet)
     free(channel.calls_packet)

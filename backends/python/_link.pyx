@@ -190,12 +190,17 @@ cdef class Link:
             results_close(self.channel)
             bls_abandon(self.channel)
 
-    def allow_calls(self, entrance) -> None:
-        """Let the workers call other models.
+    def allow_calls(self, entrance, str model not None) -> None:
+        """Let the workers call other models. Once.
 
         Args:
+            model: that calls.
             entrance: a capsule "inferd.submission" around the Submission that they go through; it outlives the workers.
         """
+        cdef bytes encoded = model.encode()
+        self.channel.model = strdup(encoded)
+        if self.channel.model == NULL:
+            raise MemoryError
         self.channel.submission = PyCapsule_GetPointer(entrance, "inferd.submission")
 
     # -- any thread

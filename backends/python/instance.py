@@ -43,7 +43,7 @@ class PythonInstance(NativeInstance):
         self._asking_bytes = 0
         self._attendant = Attendant(post, self._on_packet, self._on_change)
         if services is not None:
-            self._attendant.link.allow_calls(services.entrance)
+            self._attendant.link.allow_calls(services.entrance, model)
         try:
             self._attendant.start()
         except BackendError:

@@ -17,10 +17,6 @@ CUT_AT = 512
 """How many characters of a text are logged."""
 
 
-TOLD_ELSEWHERE = (Status.UNAUTHENTICATED, Status.PERMISSION_DENIED)
-"""Statuses that are not logged here: the access log has these refusals, with their peers."""
-
-
 class RefusalLog:
     """Writes a line for each refused request, and one with the number of requests beyond the limit."""
 
@@ -40,8 +36,6 @@ class RefusalLog:
         if second != self._second:
             self._begin(second)
         for status, text in refusals:
-            if status in TOLD_ELSEWHERE:
-                continue
             if self._lines < self._limit:
                 self._lines += 1
                 log.warning("refused: %s: %s", Status(status).name, text[:CUT_AT])

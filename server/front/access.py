@@ -117,9 +117,8 @@ class Access:
             raise Denied(Status.UNIMPLEMENTED, f"{group} calls are not served at this address")
         if listener_policy is not None and listener_policy.trusted:
             return TRUSTED_CALLER
-        status, text, caller = self.authorizer.authorize(group, metadata)
-        if status:
-            raise Denied(Status(status), text)
+        status, text, reason, caller = self.authorizer.authorize(group, metadata)
+        _deny_unless_ok(status, text, reason)
         return caller
 
     def require(self, caller: int, path: str, model: str = "") -> None:
@@ -168,6 +167,6 @@ class Access:
             log.warning("refused: %d more calls, left out here", left_out)
 
 
-def _deny_unless_ok(status: int, text: str) -> None:
+def _deny_unless_ok(status: int, text: str, reason: str) -> None:
     if status:
-        raise Denied(Status(status), text)
+        raise Denied(Status(status), text, reason)

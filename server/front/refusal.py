@@ -16,14 +16,14 @@ STATUS_DETAILS = "grpc-status-details-bin"
 MAX_DETAILS = 1024
 """Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
 
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> Any:
     """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
     status, text = answer(error)
     trailers = (*(context.trailing_metadata() or ()), *rich_details(error))
-    await context.abort(_CODES[status], shortened(text), trailers)
+    await context.abort(CODES[status], shortened(text), trailers)
 
 
 def rich_details(error: BaseException) -> Metadata:

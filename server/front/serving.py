@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from server.errors import answer
 from server.front.context import BlockingContext, NativeContext
+from server.front.refusal import CODES
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -37,7 +39,8 @@ async def serve(handler: Handler, context: NativeContext, threads: Executor) -> 
         raise
     except Exception as error:
         log.exception("a handler failed")
-        context.finish(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+        status, text = answer(error)
+        context.finish(CODES[status], text)
     else:
         context.finish(context.code() or grpc.StatusCode.OK, context.details())
 

@@ -198,7 +198,7 @@ def test_requests_that_wait_for_models_of_many_names(native_counters):
 
     def waiting(size):
         lanes = Lanes(running=False)
-        lanes.service.load_on_demand(lambda name, by_model: None)
+        lanes.service.load_on_demand(lambda name, by_model, asked_by: "")
         message, answers = lanes.request(b"x"), []
         for number in range(size):
             named = pb.ModelInferRequest.FromString(message)

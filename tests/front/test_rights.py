@@ -21,6 +21,7 @@ from server.front.access import Access
 from server.front.tokens import TokenFile, TokenFileError, parse
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.service import SERVICE
+from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client
@@ -210,6 +211,20 @@ def test_who_is_refused_a_model_is_in_the_log(guarded):
     assert not [line for line in guarded.process.lines if "refused: PERMISSION_DENIED" in line], "it is said once"
 
 
+def test_with_tritons_codes_too_it_is_said_once_who_is_refused_a_model(repository, tmp_path):
+    """UNAVAILABLE is also what else is refused, which another log has."""
+    file = tmp_path / "tokens"
+    file.write_text("t groups=inference models=mine\n")
+    file.chmod(0o600)
+    with doors.running_server("native", repository, f"--grpc-token-file={file}", "--triton-auth-codes") as process:
+        with grpc.insecure_channel(process.address) as channel, pytest.raises(grpc.RpcError) as denied:
+            Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer("t"))
+        assert denied.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert richerrors.of(denied.value).reason == "NOT_ALLOWED"
+        process.says("ModelInfer: the token does not allow model 'simple'")
+    assert not [line for line in process.lines if "refused: UNAVAILABLE" in line]
+
+
 def test_a_file_that_was_cut_leaves_the_tokens_as_they_were(guarded):
     """Cut within a token, its beginning would be a token; cut behind the groups, the line would allow every model."""
     guarded.allow("secret groups=inference models=versions\n")
@@ -241,8 +256,8 @@ def rights(text):
     authorizer = Authorizer()
     authorizer.set_tokens(parse(text.encode(), "tokens", authorizer.key))
     verdicts = [authorizer.authorize(group, bearer("t")) for group in GROUPS]
-    groups = [group for group, (status, _, _) in zip(GROUPS, verdicts, strict=True) if not status]
-    caller = verdicts[0][2]
+    groups = [group for group, (status, *_) in zip(GROUPS, verdicts, strict=True) if not status]
+    caller = verdicts[0][-1]
     if not caller:
         return None
     models = [
@@ -359,7 +374,7 @@ def test_many_tokens_are_all_found_with_their_own_rights():
     callers = set()
     for i, name in enumerate(names):
         group = GROUPS[i % len(GROUPS)]
-        status, _, caller = authorizer.authorize(group, bearer(name))
+        status, *_, caller = authorizer.authorize(group, bearer(name))
         assert status == 0
         assert authorizer.authorize_message(caller, group, "any")[0] == 0
         assert (
@@ -374,14 +389,14 @@ def test_many_tokens_are_all_found_with_their_own_rights():
 def test_a_token_keeps_its_id_from_file_to_file_and_counts_no_longer_when_it_is_gone():
     authorizer = Authorizer()
     authorizer.set_tokens(parse(b"a all\nb all models=m*\n", "tokens", authorizer.key))
-    a, b = (authorizer.authorize("inference", bearer(token))[2] for token in "ab")
+    a, b = (authorizer.authorize("inference", bearer(token))[-1] for token in "ab")
     assert a != b
-    assert authorizer.authorize_message(a, "inference", "x") == (0, "")
-    assert authorizer.authorize_message(b, "inference", "m1") == (0, "")
+    assert authorizer.authorize_message(a, "inference", "x") == (0, "", "")
+    assert authorizer.authorize_message(b, "inference", "m1") == (0, "", "")
     assert authorizer.authorize_message(b, "inference", "x")[0] == grpc.StatusCode.PERMISSION_DENIED.value[0]
     authorizer.set_tokens(parse(b"b all\n", "tokens", authorizer.key))
     assert authorizer.authorize_message(a, "inference", "x")[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
-    assert authorizer.authorize_message(b, "inference", "x") == (0, "")
+    assert authorizer.authorize_message(b, "inference", "x") == (0, "", "")
 
 
 def test_reading_many_tokens_is_not_the_loops_work(tmp_path):
@@ -397,7 +412,7 @@ def test_reading_many_tokens_is_not_the_loops_work(tmp_path):
         access._file.changed()
         whole, own = time.process_time(), time.thread_time()
         await access._read(access._file)
-        assert len(access.authorizer.authorize("inference", bearer(lines[-1].split()[0]))) == 3
+        assert len(access.authorizer.authorize("inference", bearer(lines[-1].split()[0]))) == 4
         assert access.authorizer.authorize("inference", bearer(lines[-1].split()[0]))[0] == 0
         return time.thread_time() - own, time.process_time() - whole
 

@@ -73,6 +73,8 @@ class Demand:
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._urged: dict[str, contextlib.ExitStack] = {}  # loads that a model, which may be loading itself, waits for
+        self._waiters: dict[str, dict[str, contextlib.ExitStack]] = {}  # for each model, those whose loads wait for it
+        self._joins: set[asyncio.Task[None]] = set()
         self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
         self._asked: dict[str, int] = {}  # when each model was last asked for, in time.monotonic_ns
         self._coming: dict[str, int] = {}  # bytes of running loads, for which room was made
@@ -94,9 +96,51 @@ class Demand:
         async with self._looking:
             return await on_thread(self._repositories.has, name)
 
-    def _missed(self, name: str, by_model: bool) -> None:
-        """A request of a client, or of another model, waits for this model."""
-        asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the caller has submitted the request
+    def _missed(self, name: str, by_model: bool, asked_by: str) -> str:
+        """A request of a client, or of another model, is to wait for this model. The load of `asked_by` waits for it.
+
+        Returns:
+            Why the request must not wait; empty: it may.
+        """
+        joins = bool(asked_by) and self._lifecycle.is_loaded_with(name, asked_by)
+        if asked_by and asked_by not in self._waiters.get(name, ()):
+            try:
+                self._note_waiter(name, asked_by)
+            except Unavailable as circle:
+                return str(circle)
+            if joins:
+                self._joins.add(join := asyncio.create_task(self._join(name, asked_by)))
+                join.add_done_callback(self._joins.discard)
+        if not joins:
+            asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the request has been submitted
+        return ""
+
+    def _note_waiter(self, name: str, asked_by: str) -> None:
+        """Note that the load of `asked_by` waits for a load of this model, until that one ends.
+
+        Raises:
+            Unavailable: the load of this model waits for that of `asked_by`.
+        """
+        wait = contextlib.ExitStack()
+        wait.enter_context(self._lifecycle.waiting(name, asked_by))
+        self._waiters.setdefault(name, {})[asked_by] = wait
+
+    def _forget_waiters(self, name: str) -> None:
+        for wait in self._waiters.pop(name, {}).values():
+            wait.close()
+
+    async def _join(self, name: str, asked_by: str) -> None:
+        """Answer the requests for a model that is loaded together with `asked_by`, which asks for it."""
+        error: ServerError | None = None
+        try:
+            failures = await self._lifecycle.load((name,), asked_by=asked_by)
+            if failure := failures.get(name):
+                error = Unavailable(failure.answer)
+        except ServerError as failure:
+            error = failure
+        except Exception as failure:
+            error = _unexpected(name, failure)
+        self._tell(name, error)
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
@@ -140,22 +184,23 @@ class Demand:
         except ServerError as failure:
             error = failure
         except Exception as failure:
-            log.exception("model %s could not be loaded", name)
-            error = Unavailable(f"load failed for model '{name}': {type(failure).__name__}")
+            error = _unexpected(name, failure)
         finally:
             del self._loads[name]
             if name in self._urged:
                 self._urged.pop(name).close()
-        if error is None:
+        if error is not None and not isinstance(error, NotFound) and self.failure(name) is None:
+            self._note_failure(name, error)
+            self._models.announce(name, None, False)
+        self._tell(name, error)
+
+    def _tell(self, name: str, error: ServerError | None) -> None:
+        """Submit or refuse the waiting requests: the load has ended."""
+        self._forget_waiters(name)
+        if error is None or isinstance(error, NotFound):  # its requests are refused as those for an unknown name
             self._infer.resume(name)
-            return
-        if not isinstance(error, NotFound):
-            if self.failure(name) is None:
-                self._note_failure(name, error)
-                self._models.announce(name, None, False)
-            self._infer.resume(name, int(error.status), str(error))
         else:
-            self._infer.resume(name)  # its requests are refused as those for an unknown name
+            self._infer.resume(name, int(error.status), str(error))
 
     def _note_failure(self, name: str, error: ServerError) -> None:
         """Note a failure and drop old ones: while a repository cannot be read, clients may name anything."""
@@ -300,8 +345,13 @@ class Demand:
     async def close(self) -> None:
         """Refuse all waiting requests."""
         self._infer.resume(None, int(Unavailable.status), "the server is stopping: models are not loaded any more")
-        if self._loads:
-            await asyncio.wait(self._loads.values())
+        if under_way := {*self._loads.values(), *self._joins}:
+            await asyncio.wait(under_way)
+
+
+def _unexpected(name: str, failure: Exception) -> Unavailable:
+    log.error("model %s could not be loaded", name, exc_info=failure)
+    return Unavailable(f"load failed for model '{name}': {type(failure).__name__}")
 
 
 def _size_of_latest(folder: ModelFolder) -> int:

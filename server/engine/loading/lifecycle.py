@@ -119,8 +119,8 @@ class Lifecycle:
         try:
             async with self._locks.of(names, outer.lock if outer else None) as lock:
                 yield lock
-        except Deadlock:
-            raise _circle(names, asked_by) from None
+        except Deadlock as circle:
+            raise _circle(names, asked_by, circle) from None
 
     # -- loading --
 
@@ -178,11 +178,12 @@ class Lifecycle:
         if outer is None:
             yield
             return
+        joins = name in outer.candidates
         try:
-            with self._locks.waiting(outer.lock, name):
+            with outer.waiting((name,), asked_by) if joins else self._locks.waiting(outer.lock, name):
                 yield
-        except Deadlock:
-            raise _circle((name,), asked_by) from None
+        except Deadlock as circle:
+            raise _circle((name,), asked_by, circle) from None
 
     async def _load(
         self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
@@ -472,10 +473,12 @@ def _unchanged(
 
 async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
     """Wait for models that a running load makes together with `asked_by`, which asks for them."""
-    if any(outer.is_tied(name, asked_by) for name in wanted):
-        raise _circle(wanted, asked_by)
-    for name in wanted:
-        await outer.done(name)
+    try:
+        with outer.waiting(wanted, asked_by):
+            for name in wanted:
+                await outer.done(name)
+    except Deadlock as circle:
+        raise _circle(wanted, asked_by, circle) from None
     return {name: outer.failures[name] for name in wanted if name in outer.failures}
 
 
@@ -488,8 +491,16 @@ def _not_allowed(wanted: Iterable[str]) -> Denied:
     )
 
 
-def _circle(names: Iterable[str], asked_by: str) -> Unavailable:
-    shown = ", ".join(f"'{name}'" for name in sorted(names))
+def _circle(names: Iterable[str], asked_by: str, circle: Deadlock) -> Unavailable:
+    shown = _shown(names)
     if not asked_by:
         return Unavailable(f"a model that is loaded waits for {shown}, whose load waits for that model")
-    return Unavailable(f"model '{asked_by}' asks for {shown} while it is loaded itself, which one waits for the other")
+    waits = [f" waits for that of {_shown(each)}, which" for each in circle.between if not each.issuperset(names)]
+    return Unavailable(
+        f"model '{asked_by}' asks for {shown} while it is loaded itself, and the load of {shown}{''.join(waits)} waits "
+        f"for that of '{asked_by}'"
+    )
+
+
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from backends.api import BackendError, InstanceSpec
@@ -13,7 +14,7 @@ from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
 from server.engine.loading.candidates import Candidate, Failure, Maker
 from server.engine.loading.endings import Endings
-from server.engine.loading.model_locks import ModelLock
+from server.engine.loading.model_locks import Deadlock, ModelLock
 from server.engine.loading.room import Room
 from server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
 from server.engine.repository.folders import REST
@@ -50,6 +51,7 @@ class Loading:
         self._maker = maker
         self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
+        self._part_waits: list[tuple[asyncio.Task[None], asyncio.Task[None]]] = []  # parts that wait for another part
         self._identified: frozenset[str] = frozenset()  # candidates that need fingerprints
 
     async def run(self, endings: Endings) -> None:
@@ -78,9 +80,34 @@ class Loading:
         parts = {self._parts.get(name) for name in names}
         return [name for name, part in self._parts.items() if part in parts]
 
-    def is_tied(self, name: str, other: str) -> bool:
-        """Whether the load of one of the two may wait for the other."""
-        return self._parts.get(name) is self._parts.get(other)
+    @contextmanager
+    def waiting(self, names: Iterable[str], other: str) -> Iterator[None]:
+        """Inside of the block, the candidate `other`, which is being made, waits for these candidates.
+
+        Raises:
+            Deadlock: one of these is in the same part as `other`, or its part waits for that part.
+        """
+        waits = []
+        if (waiter := self._parts.get(other)) is not None:  # otherwise the model that was loaded before asks
+            awaited = {part for name in names if (part := self._parts.get(name)) is not None}
+            self._refuse_circle(awaited, waiter)
+            waits = [(waiter, each) for each in awaited]
+        self._part_waits.extend(waits)
+        try:
+            yield
+        finally:
+            for wait in waits:
+                self._part_waits.remove(wait)
+
+    def _refuse_circle(self, awaited: Iterable[asyncio.Task[None]], waiter: asyncio.Task[None]) -> None:
+        seen, left = set[asyncio.Task[None]](), list(awaited)
+        while left:
+            part = left.pop()
+            if part is waiter:
+                raise Deadlock
+            if part not in seen and not part.done():
+                seen.add(part)
+                left.extend(to for by, to in self._part_waits if by is part)
 
     # -- before anything is made --
 

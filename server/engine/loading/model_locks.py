@@ -8,13 +8,22 @@ so a model that loads another one while it is being loaded differs from a model 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 
 class Deadlock(Exception):
-    """The lock would wait for a lock that waits for it."""
+    """The lock would wait for a lock that waits for it.
+
+    Attributes:
+        between: the names of the locks between the two: each lock waits for the next one, and the last one waits for
+            the lock that would wait.
+    """
+
+    def __init__(self, between: Sequence[frozenset[str]] = ()) -> None:
+        super().__init__()
+        self.between = tuple(between)
 
 
 @dataclass(eq=False, slots=True)
@@ -44,8 +53,8 @@ class ModelLocks:
         wanted = frozenset(names)
         lock = ModelLock(wanted, parent, [other for other in self._locks if other.names & wanted])
         waiting = [each for each, name in self._waits if name in wanted]
-        if any(self._reaches(lock.ahead, each) for each in ([parent] if parent is not None else []) + waiting):
-            raise Deadlock
+        for each in ([parent] if parent is not None else []) + waiting:
+            self._refuse_circle(lock.ahead, each)
         self._locks.append(lock)
         try:
             for other in lock.ahead:
@@ -62,8 +71,7 @@ class ModelLocks:
         Raises:
             Deadlock: one of these changes waits for `waiter`.
         """
-        if self._reaches([lock for lock in self._locks if name in lock.names], waiter):
-            raise Deadlock
+        self._refuse_circle([lock for lock in self._locks if name in lock.names], waiter)
         wait = (waiter, name)
         self._waits.append(wait)
         try:
@@ -84,17 +92,26 @@ class ModelLocks:
         while self._locks:
             await self._locks[-1].over.wait()
 
-    def _reaches(self, locks: Iterable[ModelLock], end: ModelLock) -> bool:
-        """Whether one of `locks` is `end`, or waits for it directly or through others."""
-        seen: set[ModelLock] = set()
-        open_ = [lock for lock in locks if not lock.over.is_set()]
+    def _refuse_circle(self, locks: Iterable[ModelLock], end: ModelLock) -> None:
+        """Raises Deadlock if one of `locks` is `end`, or waits for it directly or through others."""
+        before: dict[ModelLock, ModelLock | None] = {lock: None for lock in locks if not lock.over.is_set()}
+        open_ = list(before)
         while open_:
             lock = open_.pop()
             if lock is end:
-                return True
-            if lock not in seen:
-                seen.add(lock)
-                awaited = {name for waiter, name in self._waits if waiter is lock}
-                children = [other for other in self._locks if other.parent is lock or other.names & awaited]
-                open_.extend(other for other in (*lock.ahead, *children) if not other.over.is_set())
-        return False
+                raise Deadlock(_names_of(before, before[end]))
+            awaited = {name for waiter, name in self._waits if waiter is lock}
+            children = [other for other in self._locks if other.parent is lock or other.names & awaited]
+            for other in (*lock.ahead, *children):
+                if not other.over.is_set() and other not in before:
+                    before[other] = lock
+                    open_.append(other)
+
+
+def _names_of(before: Mapping[ModelLock, ModelLock | None], last: ModelLock | None) -> list[frozenset[str]]:
+    """The names of the locks up to the last one, from the first one on."""
+    found = []
+    while last is not None:
+        found.append(last.names)
+        last = before[last]
+    return found[::-1]

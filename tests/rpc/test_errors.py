@@ -1,0 +1,11 @@
+"""What a client is told of an error."""
+
+from server.errors import Status, answer
+
+
+def test_memory_that_is_not_there_is_exhausted():
+    """And nothing that the server has done wrong: a client may try again."""
+    assert answer(MemoryError("asked for 8 bytes")) == (
+        Status.RESOURCE_EXHAUSTED,
+        "the server has no memory for this call",
+    )
