@@ -19,7 +19,7 @@ from backends.python._grants cimport granted_record, grants_learn
 from backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kept_give, kept_new
 from backends.python._record cimport record_refers
 from backends.python._responses cimport Origin, response_peek, response_read, status_of_code
-from backends.python._slots cimport Slot, slot_done, slot_find, slot_open
+from backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, slot_open
 from backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
 
 cdef const char *UNREADABLE = "sent a response that cannot be read"
@@ -58,17 +58,21 @@ cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Or
     # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
     # NULL. Under the guard.
     cdef const char *rule = NULL
+    cdef Slot *slot
     cdef uint8_t status = RESPONSE_ERROR
     cdef size_t at = 0
     cdef size_t size
     cdef uint32_t i
     for i in range(batch.count):
-        if not failed:
+        slot = slot_at_rest(channel, channel.numbers[i])
+        if failed:
+            status = RESPONSE_OPEN if slot.final_said else RESPONSE_ERROR
+        else:
             size = response_peek(origin, at, &status)
             if size == 0:
                 return UNREADABLE
             at += size
-        rule = slot_done(slot_at_rest(channel, channel.numbers[i]), status)
+        rule = slot_done(slot, status)
         if rule != NULL:
             return rule
     return NULL
@@ -111,11 +115,19 @@ cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *ori
     return True
 
 
-cdef void fail_all(NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
+cdef void fail_all(Channel *channel, NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
+    # but for those that their senders have ended before
+    cdef bint ended
     cdef uint32_t i
     for i in range(batch.count):
-        request_fail(batch.requests[i], status_of_code(head.code), format_text(
-            "%.*s", <int>origin.size, <const char *>origin.record))
+        lock(&channel.guard)
+        ended = slot_at_rest(channel, channel.numbers[i]).state != SLOT_ANSWERED
+        unlock(&channel.guard)
+        if ended:
+            detach(channel, batch, i)
+        else:
+            request_fail(batch.requests[i], status_of_code(head.code), format_text(
+                "%.*s", <int>origin.size, <const char *>origin.record))
 
 
 cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
@@ -145,7 +157,7 @@ cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noex
     kept_give(kept)
     if rule == NULL:
         if head.flags & FAILED:
-            fail_all(batch, head, &origin)
+            fail_all(channel, batch, head, &origin)
         elif not read_responses(channel, batch, &origin):
             rule = UNREADABLE
     block_give(origin.record_block)

@@ -14,6 +14,7 @@ from .channel import Call, Channel, Waiter
 from .errors import ERROR_CODES, TritonError, TritonModelException, error_text
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
+from .rate import Rate
 from .request import SEQUENCE_END, SEQUENCE_START
 from .response import InferenceResponse
 from .serialization import Names, ResponseWriter
@@ -27,6 +28,8 @@ ERROR_LIMIT = 8 << 10
 """Characters of an error that fit into a packet in any encoding: there may be no other memory."""
 LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
+LOGS_PER_SECOND = 1000
+"""Messages to the log; more are counted and left out."""
 
 
 USE_DECOUPLED = (
@@ -84,6 +87,7 @@ class Connection(Channel):
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
         self._credits: dict[int, Credit] = {}
+        self._logs = Rate(LOGS_PER_SECOND, self._tell_dropped)
         # Re-entrant: the interpreter may drop a sender, which answers then, while this thread holds the lock.
         self._credit_lock = threading.RLock()
 
@@ -297,9 +301,19 @@ class Connection(Channel):
         self._send(p.METRIC, json.dumps(change).encode())
 
     def log(self, level: int, text: str) -> None:
-        if level != p.LOG_VERBOSE or self._verbose:
-            record = text[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
-            self._link.send(self._link.side, p.LOG, record, code=level)
+        if (level != p.LOG_VERBOSE or self._verbose) and self._logs.admits():
+            self._send_log(level, text)
+
+    def _send_log(self, level: int, text: str) -> None:
+        record = text[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
+        self._link.send(self._link.side, p.LOG, record, code=level)
+
+    def _tell_dropped(self, count: int) -> None:
+        self._send_log(p.LOG_WARNING, f"left out {count} messages: more than {LOGS_PER_SECOND} came in a second")
+
+    def end_logs(self) -> None:
+        """Nothing more will be logged."""
+        self._logs.tell_dropped()
 
     def tell_ready(self, number: int, ready: bool, why: str) -> None:
         """Answer the question whether the model is ready."""

@@ -65,7 +65,8 @@ CONFIGURE      work    worker   JSON, see below
 READY          work    server   JSON, see below
 EXECUTE        work    worker   id of the batch; EXECUTE_HEAD, u32 offset of each request in the record, requests
 DONE           work    server   id of the batch, flag KEPT; a RESPONSE_HEAD and so on for each request, in order.
-                                Flag FAILED: the whole batch fails with `code` and the record as text
+                                Flag FAILED: the whole batch fails with `code` and the record as text, but for requests
+                                that have ended
 ALLOCATE       both    server   id chosen by the worker, `offset` = bytes
 ALLOCATED      both    worker   that id, `offset`, `code`
 FINALIZE       work    worker

@@ -137,6 +137,7 @@ class Worker:
                 self._execute(packet)
             del packet
         self._host.finalize()
+        self._connection.end_logs()
         link.send(link.work, p.FINALIZED)
         return 0
 

@@ -15,7 +15,7 @@ from backends.python.arenas import arena_of
 from tests.backends.python.hostile import environment
 from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.backends.python.test_decoupled import DECOUPLED, Client
-from tests.engine.serving import request, row
+from tests.engine.serving import infer_all, request, row
 
 UNAVAILABLE, INTERNAL = 14, 13
 
@@ -175,6 +175,27 @@ async def test_responses_beyond_their_credit(tmp_path):
         last = (await client.rest())[-1]
         await client.close()
         assert last.error_message.endswith("its worker was ended because it sent more responses than it had credit for")
+
+
+async def test_a_batch_that_fails_when_a_sender_has_ended_one_of_its_requests(tmp_path):
+    """The others get the error, and the worker lives: it says so where an error for each does not fit into a packet."""
+    add_hostile(tmp_path, """
+    batch = worker.batch()
+    while len(batch.numbers) < 2:  # until both have come together
+        worker.done(batch, *[ok(7) for _ in batch.numbers])
+        batch = worker.batch()
+    worker.respond(batch.numbers[0], ok(1), p.FINAL)
+    worker.allocate(worker.side, 1)  # so that it is read
+    worker.send(worker.work, p.DONE, b"no memory", flags=p.FAILED, code=p.CODE_INTERNAL, number=batch.id)
+    worker.serve()
+    """, CONFIG + "dynamic_batching { max_queue_delay_microseconds: 100000 }")  # fmt: skip
+    async with serving(tmp_path) as engine:
+        answers = []
+        while not any(answer.status for answer in answers):
+            answers = await infer_all(engine, request(x=row(1)), request(x=row(2)))
+        assert [answer.array().tolist() for answer in answers if answer.status == 0] == [[[1]]]
+        assert [answer.text for answer in answers if answer.status] == ["no memory"]
+        assert (await ask(engine, 3)).array().tolist() == [[7]]
 
 
 async def test_memory_released_before_its_batch_is_done(tmp_path):

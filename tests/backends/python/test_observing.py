@@ -12,6 +12,7 @@ import pytest
 from backends.python.worker import protocol as p
 from backends.python.worker import utils as pb
 from tests.backends.python.peer import Peer, Sent, worker
+from tests.backends.python.served import serving
 
 ONE = np.array([[1]], np.float32)
 
@@ -50,6 +51,24 @@ def test_logging(tmp_path: Path) -> None:
             (p.LOG_ERROR, "error"),
         ]
         assert 10_000 < len(logged[-1][1]) < 100_000
+
+
+async def test_more_messages_than_the_server_writes_are_counted(tmp_path: Path, caplog: Any) -> None:
+    """Each is logged, or told to be left out: a model that logs without end keeps the server from nothing else."""
+    code = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def initialize(self, args):
+                for number in range(5_000):
+                    pb_utils.Logger.log_info("message")
+    """
+    caplog.set_level("INFO", "inferd.python")
+    async with serving(tmp_path, m=code):
+        pass
+    texts = [record.getMessage() for record in caplog.records]
+    left_out = [int(text.split()[3]) for text in texts if "left out" in text]
+    assert texts.count("m_0_0: message") + sum(left_out) == 5_000
+    assert left_out
 
 
 def test_metrics(tmp_path: Path) -> None:
