@@ -24,6 +24,7 @@ from server.engine import config as configuration
 from server.engine.caching.redis_store import RedisStore
 from server.engine.housekeeping.collecting import bring_back, collect_if_left
 from server.engine.housekeeping.slices import slices
+from server.engine.housekeeping.temporary import remove_left_folders
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.instances import Hardware
 from server.engine.loading.candidates import Failure, Maker
@@ -146,6 +147,7 @@ class Engine:
         loop.add_reader(self._bridge.timers.fd, self._on_timer)
         if self._store is not None:
             await self._store.start()
+        await on_thread(remove_left_folders)
         folders = await on_thread(self._repositories.scan)
         if self._control.mode is ControlMode.POLL:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)

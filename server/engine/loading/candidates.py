@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from _native.service.infer import InferService
@@ -13,6 +12,7 @@ from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, RedisCache
 from server.engine import config as configuration
+from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.instances import Hardware
 from server.engine.instances.warmup import Halt, warm_up_ensemble
@@ -177,7 +177,7 @@ class Candidate:
     name: str
     folder: ModelFolder
     marks: Marks
-    override: TemporaryDirectory[str] | None = None
+    override: TemporaryFolder | None = None
     is_own: bool = True
     is_user: bool = False
     explicit: bool = False

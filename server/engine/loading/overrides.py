@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from server.engine.config import config_from_json
+from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.repository.folders import ModelFolder, versions_of
 from server.errors import Internal, InvalidArgument
 from server.pb import model_config_pb2 as pb
@@ -73,7 +73,7 @@ def _inside(name: str) -> str:
     return str(path)
 
 
-def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, TemporaryDirectory[str]]:
+def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, TemporaryFolder]:
     """Make a model's folder with these files alone. Blocks.
 
     Returns:
@@ -83,8 +83,8 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         InvalidArgument: a path leads through another file.
         Internal: the files cannot be written.
     """
-    holder = TemporaryDirectory(prefix="inferd-load-")
-    folder = Path(holder.name, name)
+    holder = TemporaryFolder("load")
+    folder = holder.path / name
     try:
         folder.mkdir()
         for path, content in files.items():

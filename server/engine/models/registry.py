@@ -10,12 +10,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from _native.request.lane import LaneHandle
 from _native.service.table import ModelTable
 from server.engine import config as configuration
+from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.models.version import LoadedVersion
 from server.engine.repository.folders import Marks, ModelFolder
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
@@ -102,7 +102,7 @@ class ModelState:
     prepared: configuration.Prepared | None = None
     folder: ModelFolder | None = None
     marks: Marks = field(default_factory=dict)
-    override: TemporaryDirectory[str] | None = None
+    override: TemporaryFolder | None = None
     is_own: bool = True
     steps: frozenset[str] = frozenset()
     explicit: bool = False

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from server.engine.housekeeping.temporary import TemporaryFolder, remove_left_folders
 from server.engine.repository import folders
 from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, part_of
 from server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url
@@ -75,7 +75,11 @@ class CloudSource:
         address = parse_url(url)
         self._store: ObjectStore = open_store(url, environment)
         self._prefix = f"{address.prefix}/" if address.prefix else ""
-        self._root = Path(tempfile.mkdtemp(prefix="inferd-", dir=environment.get(MOUNTS[address.scheme]) or None))
+        mount = environment.get(MOUNTS[address.scheme], "")
+        if mount:  # the start has looked into the system's temporary folder
+            remove_left_folders(mount)
+        self._held = TemporaryFolder("copies", mount)
+        self._root = self._held.path
         self._guard = threading.Lock()
         self._locks: dict[str, _Shared] = {}  # of models in use by a thread
         self._transfers = threading.Semaphore(TRANSFERS)
@@ -217,7 +221,7 @@ class CloudSource:
 
     def close(self) -> None:
         """See RepositorySource."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._held.cleanup()
 
 
 def _thin(folder: ModelFolder, listing: Listing, now: Listing) -> bool:
