@@ -33,19 +33,10 @@ from server.tools.perf.measuring import Level
 from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Requests, model_of, serialised
 from server.tools.reach import Reach
-from server.tools.tune import (
-    OF_PROCESS,
-    THREADS,
-    Search,
-    Setting,
-    Trial,
-    Tried,
-    Wanted,
-    applied,
-    copy_model,
-    measured,
-    setting_of,
-)
+from server.tools.tune.configurations import THREADS, applied, setting_of
+from server.tools.tune.running import measured
+from server.tools.tune.search import Search, Setting, Tried, Wanted
+from server.tools.tune.trial import OF_PROCESS, Trial, copy_model
 
 RESULT = Path(__file__).parent / "results" / "tune.md"
 IN_FLIGHT = 64

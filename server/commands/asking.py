@@ -463,8 +463,8 @@ def tune(
         write: Put the best configuration into the model's config.pbtxt; the former one is kept beside it.
         out: .json file of all trials.
     """
-    from server.tools.tune import Wanted
-    from server.tools.tune import tune as look
+    from server.tools.tune.running import tune as look
+    from server.tools.tune.search import Wanted
 
     try:
         levels = tuple(int(each) for each in concurrency.split(","))

@@ -22,9 +22,10 @@ import torch
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
 from server import cli
-from server.tools import tune
 from server.tools.perf.measuring import process_of
-from server.tools.tune import Setting, Tried
+from server.tools.tune.configurations import BATCHES, DELAYS_US, applied, setting_of
+from server.tools.tune.search import Search, Setting, Tried, Wanted
+from server.tools.tune.trial import Trial
 from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
 from tests.front.certificates import Authority
@@ -473,13 +474,13 @@ class Hill:
         return Tried(setting, level, 10 * setting.instances)
 
 
-AXES = [("batch", tune.BATCHES), ("instances", list(range(1, 9))), ("delay_us", list(tune.DELAYS_US))]
+AXES = [("batch", BATCHES), ("instances", list(range(1, 9))), ("delay_us", list(DELAYS_US))]
 
 
 def test_the_search_finds_the_top_with_few_tries():
     """Guards the search: the best of 432 settings, with less than a fifth of them, and what it shows beside it."""
     told = []
-    search = tune.Search(Hill(), told.append, 80)
+    search = Search(Hill(), told.append, 80)
     best = search.climb(Setting(1, 1, 0, 0), AXES)
     assert (best.setting.batch, best.setting.instances, best.setting.delay_us) == (64, 3, 300)
     assert len(told) == len(search.tried) <= 80
@@ -489,7 +490,7 @@ def test_the_search_finds_the_top_with_few_tries():
 
 def test_the_search_ends_when_it_may_not_try_more():
     """Guards the limit of tries."""
-    search = tune.Search(Hill(), lambda tried: None, 5)
+    search = Search(Hill(), lambda tried: None, 5)
     assert search.climb(Setting(1, 1, 0, 0), AXES).rate > 100
     assert len(search.tried) == 5
 
@@ -502,17 +503,17 @@ def test_threads_of_a_whole_process_want_another_server(tmp_path):
     tensor = 'name: "{}__0" data_type: TYPE_FP32 dims: [ 2 ]'
     config = f'backend: "pytorch" max_batch_size: 4 input {{ {tensor.format("I")} }} output {{ {tensor.format("O")} }}'
     (folder / "config.pbtxt").write_text(config)
-    with tune.Trial(tune.Wanted("layer", tmp_path / "models"), tmp_path / "trial") as trial:
+    with Trial(Wanted("layer", tmp_path / "models"), tmp_path / "trial") as trial:
         whole = trial.config()
-        start = tune.setting_of(whole)
+        start = setting_of(whole)
         assert start.threads == 0
         first = process_of(trial.reach.url)
-        assert trial.serve(tune.applied(whole, replace(start, batch=2))) == ""
+        assert trial.serve(applied(whole, replace(start, batch=2))) == ""
         assert process_of(trial.reach.url) == first
-        threaded = tune.applied(whole, replace(start, threads=1))
+        threaded = applied(whole, replace(start, threads=1))
         assert trial.serve(threaded) == ""
         assert process_of(trial.reach.url) != first
-    assert not tune.applied(threaded, start).parameters
+    assert not applied(threaded, start).parameters
 
 
 def test_a_model_is_tuned(tmp_path, capsys):

@@ -1,0 +1,87 @@
+"""Settings in configurations: read from them, written into them, and the values that are tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf import text_format
+
+from server.pb import model_config_pb2 as pb
+from server.tools.tune.search import Setting, Wanted
+
+THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
+"""By backend, the parameter with the number of threads of an instance."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DELAYS_US = (0, 100, 300, 1000, 3000, 10000)
+
+
+def setting_of(config: pb.ModelConfig) -> Setting:
+    """The setting of a configuration."""
+    delay = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
+    count = sum(max(group.count, 1) for group in config.instance_group) or 1
+    text = threads_of(config)
+    threads = int(text) if text.isdecimal() else 0
+    return Setting(config.max_batch_size, count, delay, threads)
+
+
+def threads_of(config: pb.ModelConfig) -> str:
+    """The configured threads of an instance; empty without the parameter."""
+    name = THREADS.get(config.backend, "")
+    return config.parameters[name].string_value if name in config.parameters else ""
+
+
+def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
+    """A configuration with a setting."""
+    made = pb.ModelConfig()
+    made.CopyFrom(config)
+    made.max_batch_size = setting.batch
+    if setting.delay_us is None:
+        made.ClearField("dynamic_batching")
+    else:
+        made.dynamic_batching.SetInParent()
+        made.dynamic_batching.max_queue_delay_microseconds = setting.delay_us
+        sizes = list(made.dynamic_batching.preferred_batch_size)
+        if sizes == [config.max_batch_size]:
+            sizes = []  # from auto-completion, which the server repeats
+        made.dynamic_batching.preferred_batch_size[:] = [size for size in sizes if size <= setting.batch]
+    if made.instance_group:
+        del made.instance_group[1:]
+    else:
+        made.instance_group.add()
+    made.instance_group[0].count = setting.instances
+    if made.instance_group[0].name == f"{config.name}_0":
+        made.instance_group[0].ClearField("name")  # so are names
+    name = THREADS.get(made.backend)
+    if name and setting.threads:
+        made.parameters[name].string_value = str(setting.threads)
+    elif name and name in made.parameters:
+        del made.parameters[name]
+    return made
+
+
+def lines(config: pb.ModelConfig, setting: Setting) -> str:
+    """The lines for a config.pbtxt."""
+    whole = applied(config, setting)
+    part = pb.ModelConfig(max_batch_size=whole.max_batch_size, instance_group=whole.instance_group)
+    if whole.HasField("dynamic_batching"):
+        part.dynamic_batching.CopyFrom(whole.dynamic_batching)
+    name = THREADS.get(whole.backend)
+    if name and setting.threads:
+        part.parameters[name].string_value = str(setting.threads)
+    return text_format.MessageToString(part)
+
+
+def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tuple[str, Sequence[Any]]]:
+    """The fields to vary and their values, in order."""
+    found: list[tuple[str, Sequence[Any]]] = []
+    batches = start.batch > 0 and not config.HasField("sequence_batching")
+    if batches:
+        found.append(("batch", [size for size in BATCHES if size <= wanted.largest_batch]))
+    found.append(("instances", list(range(1, wanted.most_instances + 1))))
+    if batches:
+        found.append(("delay_us", list(DELAYS_US)))
+    if config.backend in THREADS:
+        found.append(("threads", [0, *(count for count in (1, 2, 4, 8, 16) if count <= (os.cpu_count() or 1))]))
+    return found

@@ -1,0 +1,138 @@
+"""All of a search: trials under load, the results, and the changed configuration."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from server.errors import Misused
+from server.pb import model_config_pb2 as pb
+from server.tools.perf.measuring import Level
+from server.tools.perf.plan import LoadPlan, Range
+from server.tools.perf.running import best_of, levels_of
+from server.tools.tables import table
+from server.tools.tune.configurations import applied, axes_of, lines, setting_of
+from server.tools.tune.search import Search, Setting, Tried, Wanted
+from server.tools.tune.trial import CONFIG, Trial
+
+
+def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
+    """Search, print the trials and the best one, and with `write` put it into the model's configuration.
+
+    Raises:
+        CallFailed: the model cannot be served with its own configuration.
+        Misused: the model cannot be tuned.
+    """
+    with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Trial(wanted, Path(folder)) as trial:
+        config = trial.config()
+        if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
+            raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
+        start = setting_of(config)
+        search = Search(lambda setting: measured(trial, config, setting, wanted), _tell, wanted.runs)
+        print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
+        best = search.climb(start, axes_of(config, start, wanted))
+    first = search.tried[start]
+    _print_front(search)
+    if out is not None:
+        out.write_text(json.dumps({"tool": "inferd tune", "model": wanted.model, "tried": _as_json(search)}, indent=1))
+    if best.best is None:
+        print("no tried configuration is within the limits")
+        return 1
+    gain = f", {best.rate / first.rate:.2f} x what it is" if first.rate else ""
+    print(f"\nbest of {len(search.tried)}: {best.setting.text()}: {best.rate:.1f} inferences/s{gain}\n")
+    print(lines(config, best.setting))
+    if write:
+        _write(wanted.repository / wanted.model, config, best.setting)
+    return 0
+
+
+def measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
+    """Serve the model with a setting by the trial's server, and put it under load."""
+    if problem := trial.serve(applied(config, setting)):
+        return Tried(setting, None, 0, problem)
+    plan = LoadPlan(
+        model=wanted.model,
+        percentile=wanted.percentile,
+        limit_ms=wanted.latency_ms,
+        window=wanted.window,
+        warm_up=wanted.window,
+        stability=0.05,
+        trials=4,
+        shapes=wanted.shapes,
+        data=wanted.data,
+    )
+    levels: list[Level] = []
+    for level in wanted.levels:
+        found = levels_of(trial.reach, replace(plan, concurrency=Range(level, level, 1)))[0]
+        if found.errors:
+            return Tried(setting, None, trial.memory_mb(), found.sample or "calls failed")
+        levels.append(found)
+        if not best_of([found], plan):
+            break
+    memory = trial.memory_mb()
+    best = next(iter(best_of(levels, plan)), None)
+    if wanted.memory_mb and memory > wanted.memory_mb:
+        return Tried(setting, None, memory, f"{memory} MiB of memory")
+    return Tried(setting, best, memory, "" if best else "no level is within the latency budget")
+
+
+def _tell(tried: Tried) -> None:
+    if tried.best is None:
+        said = tried.problem.splitlines()[0]
+    else:
+        said = f"{tried.rate:.1f} inferences/s at {tried.best.level:g} in flight, p99 {tried.best.p99 / 1e3:.2f} ms"
+        said += f", {tried.memory_mb} MiB"
+    print(f"  {tried.setting.text()}: {said}", file=sys.stderr, flush=True)
+
+
+def _print_front(search: Search) -> None:
+    rows = [
+        (
+            each.setting.text(),
+            f"{each.rate:.1f}",
+            f"{each.best.level:g}",
+            f"{each.best.p50 / 1e3:.2f}",
+            f"{each.best.p99 / 1e3:.2f}",
+            each.memory_mb,
+        )
+        for each in search.front()
+        if each.best is not None
+    ]
+    if rows:
+        print("nothing that was tried is better than these in throughput, latency and memory:\n")
+        print(table(("setting", "inferences/s", "in flight", "p50 ms", "p99 ms", "MiB"), rows, "lrrrrr"))
+
+
+def _as_json(search: Search) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "batch": setting.batch,
+            "instances": setting.instances,
+            "delay_us": setting.delay_us,
+            "threads": setting.threads,
+            "memory_mb": tried.memory_mb,
+            "problem": tried.problem,
+            "level": tried.best.as_dict() if tried.best else None,
+        }
+        for setting, tried in search.tried.items()
+    ]
+
+
+def _write(folder: Path, completed: pb.ModelConfig, setting: Setting) -> None:
+    """Change the model's config.pbtxt, and keep the former one beside it."""
+    path = folder / CONFIG
+    config = completed
+    if path.exists():
+        config = text_format.Parse(path.read_text(), pb.ModelConfig())
+        config.backend = config.backend or completed.backend
+        shutil.copyfile(path, path.with_name(f"{CONFIG}.before-tune"))
+    path.write_text("# Changed by `inferd tune`.\n" + text_format.MessageToString(applied(config, setting)))
+    print(f"written: {path}")

@@ -1,0 +1,170 @@
+"""The search: which setting to try next, and which of the tried ones is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from server.tools.perf.measuring import Level
+
+BETTER = 1.03
+"""The factor of throughput that a change must bring to be kept: less may be chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The task of a search.
+
+    Attributes:
+        model: its name.
+        repository: the folder of model folders.
+        latency_ms: limit of the percentile; 0: none.
+        percentile: 50, 90, 95 or 99.
+        memory_mb: limit of the server's memory; 0: none.
+        levels: numbers of requests in flight to try with each configuration.
+        largest_batch: the largest max_batch_size to try.
+        most_instances: the most instances to try.
+        runs: how many configurations are measured at most.
+        window: seconds of a measurement.
+        shapes, data: of the requests; see `inferd perf`.
+        options: further options of `inferd serve`, such as --backend-config.
+    """
+
+    model: str
+    repository: Path
+    latency_ms: float = 0.0
+    percentile: int = 99
+    memory_mb: int = 0
+    levels: tuple[int, ...] = (1, 8, 32, 128)
+    largest_batch: int = 128
+    most_instances: int = 4
+    runs: int = 30
+    window: float = 0.3
+    shapes: tuple[str, ...] = ()
+    data: str = "random"
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The fields of a configuration that the search varies.
+
+    Attributes:
+        batch: max_batch_size; 0: the model has no batch dimension.
+        instances: of the model.
+        delay_us: of the dynamic batcher; None: no dynamic batching.
+        threads: of an instance; 0: the backend decides.
+    """
+
+    batch: int
+    instances: int
+    delay_us: int | None
+    threads: int
+
+    def text(self) -> str:
+        """For people."""
+        delay = "no dynamic batching" if self.delay_us is None else f"delay {self.delay_us} us"
+        batch = f"batch {self.batch}, {delay}" if self.batch else "no batches"
+        return f"{self.instances} x, {batch}" + (f", {self.threads} threads" if self.threads else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A setting and its results.
+
+    Attributes:
+        best: its level with the most throughput within the limits; None without one.
+        memory_mb: of the server's processes, after the measurement.
+        problem: why the setting does not qualify; empty if it does.
+    """
+
+    setting: Setting
+    best: Level | None
+    memory_mb: int
+    problem: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Inferences per second; 0 if the setting does not qualify."""
+        return self.best.inferences if self.best is not None else 0.0
+
+
+@dataclass(slots=True)
+class Search:
+    """Tries settings, one change at a time.
+
+    Args:
+        measure: tries a setting.
+        tell: called with each result.
+        runs: how many settings are tried at most.
+    """
+
+    measure: Callable[[Setting], Tried]
+    tell: Callable[[Tried], None]
+    runs: int
+    tried: dict[Setting, Tried] = field(default_factory=dict)
+
+    def look(self, setting: Setting) -> Tried | None:
+        """Try a setting, once; None if the search has used up its runs."""
+        if setting not in self.tried:
+            if len(self.tried) >= self.runs:
+                return None
+            self.tried[setting] = self.measure(setting)
+            self.tell(self.tried[setting])
+        return self.tried[setting]
+
+    def climb(self, start: Setting, axes: Sequence[tuple[str, Sequence[Any]]]) -> Tried:
+        """The best setting that changes of one field at a time find.
+
+        On each axis the search goes to the next values, up and then down, as long as that pays. After a step that does
+        not pay it tries one more, because some changes pay only from a certain size on.
+        """
+        best = self.look(start)
+        assert best is not None
+        while True:
+            before = best
+            for name, values in axes:
+                best = self._along(best, name, values)
+            if best is before or len(self.tried) >= self.runs:
+                return best
+
+    def _along(self, best: Tried, name: str, values: Sequence[Any]) -> Tried:
+        for step in (1, -1):
+            here = _nearest(values, getattr(best.setting, name))
+            missed = 0
+            while missed < 2 and 0 <= here + step < len(values):
+                here += step
+                found = self.look(replace(best.setting, **{name: values[here]}))
+                if found is None:
+                    return best
+                if found.rate > best.rate * BETTER:
+                    best, missed = found, 0
+                else:
+                    missed += 1
+        return best
+
+    def front(self) -> list[Tried]:
+        """The results that no other beats in throughput, latency and memory, the quickest first."""
+
+        def beats(a: Tried, b: Tried) -> bool:
+            if a.best is None or b.best is None:
+                return False
+            ours, theirs = ((each.rate, -_latency(each), -each.memory_mb) for each in (a, b))
+            return all(x >= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
+
+        able = [each for each in self.tried.values() if each.best is not None]
+        found = [each for each in able if not any(beats(other, each) for other in able)]
+        return sorted(found, key=lambda each: -each.rate)
+
+
+def _latency(tried: Tried) -> float:
+    return tried.best.p99 if tried.best is not None else float("inf")
+
+
+def _nearest(values: Sequence[Any], value: Any) -> int:
+    """The index of a value, or of the next larger one."""
+    known = [-1 if each is None else each for each in values]
+    wanted = -1 if value is None else value
+    return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))

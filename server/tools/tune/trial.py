@@ -1,0 +1,141 @@
+"""A server of its own, with a copy of the model whose configuration can be changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from inferd_client.utils import InferenceServerException
+from server.errors import Misused
+from server.pb import model_config_pb2 as pb
+from server.tools.reach import CallFailed, Reach
+from server.tools.tune.configurations import threads_of
+from server.tools.tune.search import Wanted
+
+CONFIG = "config.pbtxt"
+START_SECONDS = 300.0
+OF_PROCESS = {"pytorch"}
+"""Backends whose models share threads: the first model that a server loads decides their number."""
+
+
+class Trial:
+    """A server with a copy of the model, whose configuration can be changed."""
+
+    def __init__(self, wanted: Wanted, folder: Path) -> None:
+        self._wanted = wanted
+        self._models = folder / "models"
+        self._socket = folder / "tune.sock"
+        self._log = folder / "log"
+        self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
+        self._threads = ""  # of the running process
+        copy_model(wanted.repository / wanted.model, self._models / wanted.model)
+
+    def __enter__(self) -> Trial:
+        self._start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
+        command += ["--grpc-address", f"unix:{self._socket}", "--model-control-mode", "explicit"]
+        command += ["--allow-metrics=false"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen([*command, *self._wanted.options], stdout=log, stderr=subprocess.STDOUT)
+        ends = time.monotonic() + START_SECONDS
+        while time.monotonic() < ends and self._process.poll() is None:
+            with contextlib.suppress(CallFailed, InferenceServerException), self.reach.client() as client:
+                if client.is_server_live(client_timeout=1):
+                    return
+            time.sleep(0.05)
+        self._stop()
+        raise CallFailed(f"the server does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
+
+    def _stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def config(self) -> pb.ModelConfig:
+        """The model's complete configuration."""
+        with self.reach.client() as client:
+            try:
+                client.load_model(self._wanted.model)
+                found = client.get_model_config(self._wanted.model).config
+            except InferenceServerException as error:
+                raise CallFailed(f"model '{self._wanted.model}' cannot be served as it is: {error.message()}") from None
+        made = pb.ModelConfig.FromString(found.SerializeToString())
+        self._threads = threads_of(made)
+        return made
+
+    def serve(self, config: pb.ModelConfig) -> str:
+        """Serve the model with a configuration. Returns the reason if that fails, else an empty text.
+
+        Raises:
+            CallFailed: the configuration needs a new server process, which does not start.
+        """
+        if config.backend in OF_PROCESS and threads_of(config) != self._threads:
+            self._stop()
+            self._start()
+            self._threads = threads_of(config)
+        (self._models / self._wanted.model / CONFIG).write_text(text_format.MessageToString(config))
+        with self.reach.client() as client:
+            try:
+                client.load_model(self._wanted.model)
+            except InferenceServerException as error:
+                return str(error.message())
+        return ""
+
+    def memory_mb(self) -> int:
+        """The memory of the server and its workers: private pages, and their share of shared ones."""
+        return sum(_proportional(process) for process in _family(self._process.pid)) >> 20
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a model's folder, with hard links to its files if possible.
+
+    Raises:
+        Misused: the folder does not exist.
+    """
+    if not source.is_dir():
+        raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
+    shutil.copytree(source, target, copy_function=_linked)
+
+
+def _linked(source: str, target: str) -> None:
+    """Link a file instead of copying it if possible, but copy files that the search changes."""
+    if Path(source).name != CONFIG:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def _family(process: int) -> Iterator[int]:
+    yield process
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from _family(int(child))
+
+
+def _proportional(process: int) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0
