@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
 
 SERVING, ASKING = "server.commands.serving", "server.commands.asking"
+MODELS, MEASURING = "server.commands.models", "server.commands.measuring"
 
 GROUPS: dict[tuple[str, ...], str] = {
     ("models",): "The models of a server, and new ones.",
@@ -51,29 +52,30 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         f"{ASKING}:health", "Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise."
     ),
     ("infer",): Command(f"{ASKING}:infer", "Ask a model of a server and print its answer."),
-    ("models", "ls"): Command(f"{ASKING}:ls", "List the repository's models and their states."),
+    ("models", "ls"): Command(f"{MODELS}:ls", "List the repository's models and their states."),
     ("models", "load"): Command(
-        f"{ASKING}:load", "Load models, or load them anew, on a server with --model-control-mode=explicit."
+        f"{MODELS}:load", "Load models, or load them anew, on a server with --model-control-mode=explicit."
     ),
-    ("models", "unload"): Command(f"{ASKING}:unload", "Unload models, on a server with --model-control-mode=explicit."),
-    ("models", "describe"): Command(f"{ASKING}:describe", "Show a model's inputs and outputs."),
-    ("models", "stats"): Command(f"{ASKING}:stats", "Show the statistics of models since they were loaded."),
+    ("models", "unload"): Command(f"{MODELS}:unload", "Unload models, on a server with --model-control-mode=explicit."),
+    ("models", "describe"): Command(f"{MODELS}:describe", "Show a model's inputs and outputs."),
+    ("models", "stats"): Command(f"{MODELS}:stats", "Show the statistics of models since they were loaded."),
     ("models", "init"): Command(
-        f"{ASKING}:init",
+        f"{MODELS}:init",
         "Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.",
     ),
     ("top",): Command(
         f"{ASKING}:top", "Show what a server does: requests, times, batches and instances of each model."
     ),
     ("perf",): Command(
-        f"{ASKING}:perf",
+        f"{MEASURING}:perf",
         "Put a model under load: requests per second, latencies, and where the server spends the time.",
     ),
     ("plot",): Command(
-        f"{ASKING}:plot", "Draw results that `inferd perf --out run.json` has written; several runs beside each other."
+        f"{MEASURING}:plot",
+        "Draw results that `inferd perf --out run.json` has written; several runs beside each other.",
     ),
     ("tune",): Command(
-        f"{ASKING}:tune",
+        f"{MEASURING}:tune",
         "Find the batch size, instances, queue delay and threads with which a model gives the most throughput.",
     ),
     ("config", "show"): Command(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.works import works
-from server.commands.asking import Server
+from server.commands.connecting import Server
 from server.foreign import FOREIGN
 from server.pb import model_config_pb2
 from server.program import COMMANDS

@@ -1,0 +1,216 @@
+"""The commands that measure a model: `perf`, `plot`, `tune`.
+
+Each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from server.commands.connecting import HERE, Server, Several, Switch
+from server.errors import Misused
+
+
+def perf(
+    *model: str,
+    model_name: Annotated[tuple[str, ...], Parameter(name=("--model-name", "-m"), negative=())] = (),
+    model_version: Annotated[str, Parameter(name=("--model-version", "-x"))] = "",
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 1,
+    concurrency_range: Annotated[str, Parameter(name=("--concurrency-range", "--concurrency"))] = "1",
+    request_rate_range: Annotated[str, Parameter(name=("--request-rate-range", "--rate"))] = "",
+    request_distribution: Literal["constant", "poisson"] = "poisson",
+    connections: int = 1,
+    max_in_flight: int = 1024,
+    measurement_interval: Annotated[int, Parameter(name=("--measurement-interval", "-p"))] = 1000,
+    measurement_mode: Literal["time_windows", "count_windows"] = "time_windows",
+    measurement_request_count: int = 50,
+    request_count: int = 0,
+    stability_percentage: Annotated[float, Parameter(name=("--stability-percentage", "-s"))] = 10.0,
+    max_trials: Annotated[int, Parameter(name=("--max-trials", "-r"))] = 10,
+    percentile: int = 0,
+    latency_threshold: Annotated[float, Parameter(name=("--latency-threshold", "-l"))] = 0.0,
+    binary_search: Switch = False,
+    warmup: float = 0.5,
+    max_duration: float = 0.0,
+    shape: Several = (),
+    input_data: str = "random",
+    string_length: int = 128,
+    string_data: str = "",
+    request_parameter: Several = (),
+    shared_memory: Literal["none", "system", "cuda"] = "none",
+    output_shared_memory_size: int = 102400,
+    cuda_device: int = 0,
+    streaming: Switch = False,
+    grpc_compression_algorithm: Literal["none", "gzip", "deflate"] = "none",
+    sequence_length: int = 20,
+    sequence_length_variation: float = 20.0,
+    sequence_id_range: str = "1",
+    num_of_sequences: int = 4,
+    out: Annotated[tuple[Path, ...], Parameter(name=("--out", "--profile-export-file", "-f"), negative=())] = (),
+    server: Server = HERE,
+) -> int:
+    """Put a model under load: requests per second, latencies, and where the server spends the time.
+
+    Options of perf_analyzer have its names. A closed loop keeps a number of requests in flight; an open loop sends a
+    number per second, whether or not the server keeps up, and latency counts from when a request was due.
+
+    Args:
+        model: Its name; each of several models gets the whole load, all at the same time.
+        model_name: Its name, as perf_analyzer has it.
+        model_version: One of its versions; by default the server chooses.
+        batch_size: Rows of each request.
+        concurrency_range: FIRST:LAST:STEP requests in flight, a level each.
+        request_rate_range: FIRST:LAST:STEP requests per second in place of --concurrency-range, a level each.
+        request_distribution: Whether requests of a rate come at a fixed pace, or independently of each other.
+        connections: How many connections carry the requests.
+        max_in_flight: With a rate, further requests wait in the client; their wait counts.
+        measurement_interval: Milliseconds of a window.
+        measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
+        measurement_request_count: See --measurement-mode.
+        request_count: Measure one window of so many requests or a few more, in place of windows that agree.
+        stability_percentage: Per cent by which the last three windows of a level may differ.
+        max_trials: Windows of a level at most.
+        percentile: 50, 90, 95 or 99: the one that must be stable and within the threshold; by default the mean.
+        latency_threshold: Milliseconds; after a level that takes longer, higher ones are not tried.
+        binary_search: Find the highest level within the threshold, by halves.
+        warmup: Seconds before each level.
+        max_duration: Seconds for all levels; by default as many as they need.
+        shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
+        input_data: random, zero, or a JSON file as perf_analyzer reads it.
+        string_length: Letters of made-up strings.
+        string_data: A text in place of made-up strings.
+        request_parameter: NAME:VALUE:TYPE of each request: string, bool, int, uint or double; may be given several
+            times.
+        shared_memory: Put tensors into a region of shared memory: system, or cuda, which is memory of a GPU.
+        output_shared_memory_size: Bytes in the region for an output whose size the model does not fix.
+        cuda_device: The GPU of --shared-memory cuda.
+        streaming: Send requests in streams, as always for decoupled models.
+        grpc_compression_algorithm: Of requests, which are compressed once, before the measurement.
+        sequence_length: Requests of a sequence, for models that have sequences.
+        sequence_length_variation: Per cent by which the length of a sequence may differ from --sequence-length.
+        sequence_id_range: FIRST or FIRST:LAST number of sequences.
+        num_of_sequences: With a rate, how many sequences run at a time; else as many as requests in flight.
+        out: .json or .csv file of the results; may be given several times.
+    """
+    from server.tools.perf.plan import Files, LoadPlan, ids_of, parameters_of, range_of
+    from server.tools.perf.running import run
+
+    names = (*model, *model_name)
+    if not names or len(set(names)) != len(names):
+        raise Misused("perf: name a model, or several different ones: inferd perf MODEL")
+    plan = LoadPlan(
+        model=names[0],
+        version=model_version,
+        rows=batch_size,
+        concurrency=None if request_rate_range else range_of("--concurrency-range", concurrency_range),
+        rate=range_of("--request-rate-range", request_rate_range) if request_rate_range else None,
+        scattered=request_distribution == "poisson",
+        connections=connections,
+        most_in_flight=max_in_flight,
+        window=measurement_interval / 1000,
+        window_requests=request_count or (measurement_request_count if measurement_mode == "count_windows" else 0),
+        stability=stability_percentage / 100,
+        trials=1 if request_count else max_trials,
+        percentile=percentile,
+        limit_ms=latency_threshold,
+        search=binary_search,
+        warm_up=warmup,
+        longest=max_duration,
+        shapes=shape,
+        data=input_data,
+        letters=string_length,
+        text=string_data,
+        parameters=parameters_of(request_parameter),
+        shared="" if shared_memory == "none" else shared_memory,
+        device=cuda_device,
+        output_bytes=output_shared_memory_size,
+        streaming=streaming,
+        compression="" if grpc_compression_algorithm == "none" else grpc_compression_algorithm,
+        sequence_length=sequence_length,
+        sequence_variation=sequence_length_variation / 100,
+        sequence_ids=ids_of(sequence_id_range),
+        sequences=num_of_sequences,
+    )
+    return run(server.reach(), [replace(plan, model=name) for name in names], Files(out))
+
+
+def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("perf.html")) -> int:
+    """Draw results that `inferd perf --out run.json` has written; several runs beside each other.
+
+    Args:
+        run: The files.
+        out: A self-contained .html, or .png or .svg.
+    """
+    from server.tools.plot import plot as draw
+
+    draw(run, out)
+    print(f"written: {out}")
+    return 0
+
+
+def tune(
+    model: str,
+    *,
+    model_repository: Path = Path("models"),
+    latency_budget: float = 0.0,
+    percentile: int = 99,
+    memory_budget: int = 0,
+    concurrency: str = "1,8,32,128",
+    largest_batch: int = 128,
+    most_instances: int = 4,
+    max_runs: int = 30,
+    measurement_interval: int = 300,
+    shape: Several = (),
+    input_data: str = "random",
+    serve_option: Several = (),
+    write: Switch = False,
+    out: Path | None = None,
+) -> int:
+    """Find the batch size, instances, queue delay and threads with which a model gives the most throughput.
+
+    It serves a copy of the model by a server of its own, so nothing else should use the machine meanwhile.
+
+    Args:
+        model: Its name.
+        model_repository: The folder of model folders.
+        latency_budget: Limit of the latency's percentile in milliseconds; by default none.
+        percentile: 50, 90, 95 or 99.
+        memory_budget: Limit of the server's memory in MiB; by default none.
+        concurrency: Numbers of requests in flight to try with each configuration, separated by commas.
+        largest_batch: The largest max_batch_size to try.
+        most_instances: The most instances to try.
+        max_runs: How many configurations to measure at most.
+        measurement_interval: Milliseconds of a window.
+        shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
+        input_data: random, zero, or a JSON file as perf_analyzer reads it.
+        serve_option: A further option of inferd serve, such as --backend-config=...; may be given several times.
+        write: Put the best configuration into the model's config.pbtxt; the former one is kept beside it.
+        out: .json file of all trials.
+    """
+    from server.tools.tune.running import tune as look
+    from server.tools.tune.search import Wanted
+
+    try:
+        levels = tuple(int(each) for each in concurrency.split(","))
+    except ValueError:
+        raise Misused(f"--concurrency: expected numbers with commas between, got {concurrency!r}") from None
+    wanted = Wanted(
+        model,
+        model_repository,
+        latency_budget,
+        percentile,
+        memory_budget,
+        levels,
+        largest_batch,
+        most_instances,
+        max_runs,
+        measurement_interval / 1000,
+        shape,
+        input_data,
+        serve_option,
+    )
+    return look(wanted, write=write, out=out)
