@@ -93,6 +93,19 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH
 _OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "backends/triton_api/")  # noqa: PTH118, PTH120
 """The beginnings of paths of files that are not the model's; paths of extensions are relative to the sources."""
 
+PACKAGES = {
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "fitz": "PyMuPDF",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+"""The packages that have other names than their modules, of modules that models import often."""
+
 
 def error_text(error: BaseException) -> str:
     """The text of an error for the server: that of a TritonModelException as it is, of any other with its traceback."""
@@ -107,7 +120,8 @@ def exception_text(error: BaseException) -> str:
     """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
+        module = error.name.partition(".")[0]
+        package = PACKAGES.get(module, module)
         text += f" in {sys.executable}; if it is a package: {sys.executable} -m pip install {package}"
     frames = []
     traceback: TracebackType | None = error.__traceback__

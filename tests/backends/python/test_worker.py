@@ -294,6 +294,10 @@ FAILURES = {
         "import nosuch.part",
         f"if it is a package: {sys.executable} -m pip install nosuch\n\nAt:\n  {{file}}(5): execute\n",
     ),
+    "a missing package of another name": (
+        "raise ModuleNotFoundError(\"No module named 'cv2'\", name='cv2')",
+        f"if it is a package: {sys.executable} -m pip install opencv-python-headless\n\nAt:\n  {{file}}(5): execute\n",
+    ),
     "leaving": ("sys.exit(3)", "message: SystemExit: 3\n"),
     "too few": (
         "return []",
