@@ -79,7 +79,8 @@ class CloudSource:
         if mount:  # the start has looked into the system's temporary folder
             remove_left_folders(mount)
         self._held = TemporaryFolder("copies", mount)
-        self._root = self._held.path
+        self._root = self._held.path / "models"
+        self._root.mkdir()
         self._guard = threading.Lock()
         self._locks: dict[str, _Shared] = {}  # of models in use by a thread
         self._transfers = threading.Semaphore(TRANSFERS)
