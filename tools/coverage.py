@@ -35,10 +35,11 @@ DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*d
 OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
 DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
 FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
-# Forks end by os._exit, which writes no counts.
+# Forks end by os._exit, which writes no counts. What begins anew with another environment would end without this.
 DRIVER = """
 import ctypes, os, sys
 os._exit = ctypes.CDLL(None).exit
+del os.execve
 from tests.simulation.__main__ import main
 sys.exit(main())
 """
@@ -102,8 +103,25 @@ def build(tree: Path) -> None:
 
 def simulate(tree: Path, seeds: int, jobs: int) -> int:
     """Its exit status."""
-    command = [sys.executable, "-c", DRIVER, "--seeds", str(seeds), "--jobs", str(jobs), "--keep-going", "--no-shrink"]
-    environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(tree)}
+    command = [
+        "setarch",
+        "--addr-no-randomize",
+        sys.executable,
+        "-c",
+        DRIVER,
+        "--seeds",
+        str(seeds),
+        "--jobs",
+        str(jobs),
+        "--keep-going",
+        "--no-shrink",
+    ]
+    environment = os.environ | {
+        "PYTHONHASHSEED": "0",
+        "OPENBLAS_NUM_THREADS": "1",
+        "INFERD_SIMULATION": "fixed",
+        "PYTHONPATH": str(tree),
+    }
     return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from _native.transport.connection import Connection
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.models import IDLE_US, SCALE, Kind, with_steps
+from tests.simulation.kinds import IDLE_US, SCALE, Kind, with_steps
 from tests.simulation.regions import SLOT, Region
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
@@ -28,6 +28,7 @@ HOUR = 3_600_000 * MS
 QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
+IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -100,9 +101,11 @@ class Sequence:
     number: int
     kind: Kind
     length: int
+    rows: int = 1
     sent: int = 0
-    total: int = 0
+    totals: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # of its rows
     under_way: int = 0
+    answered: int = 0
     broken: bool = False  # one of its requests was not answered: what follows is anything
     touched_ns: int = 0
     begun_ns: int = 0
@@ -128,7 +131,9 @@ class Call:
     region: Region | None = None  # in which its input lies
     answer_at: int = -1  # and there its output is to lie
     lost: bool = False  # its region was spoilt
+    classes: int = 0  # that are asked for in place of numbers
     wrong: bool = False  # it has to be refused
+    message: pb.ModelInferRequest | None = None
     over: bool = False
 
     def __str__(self) -> str:
@@ -171,6 +176,7 @@ class Client:
         self.sequences: list[Sequence] = []
         self.name = f"client {number}"
         self.places = 0
+        self.begun = 0  # sequences
         self.reading = False
         self._connect()
 
@@ -227,7 +233,7 @@ class Client:
             self.region.spoil(truncate=self.random.random() < 0.5)
         if self.temper.cancels:
             for call in list(self.calls.values()):
-                if call.sequence is None and self.random.random() < self.temper.cancels * 0.2:
+                if self.random.random() < self.temper.cancels * 0.2:
                     self.cancel(call)
             for talk in list(self.talks.values()):
                 if self.random.random() < self.temper.cancels * 0.2:
@@ -266,7 +272,7 @@ class Client:
 
     def _begin_something(self) -> None:
         """A call, or a stream."""
-        if self.simulation.talks and self._kinds(streamed=True) and self.random.random() < self.simulation.talks:
+        if self.random.random() < self.simulation.talks:
             length = min(self.left, self.random.randint(1, LONGEST))
             self.left -= length
             deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
@@ -288,6 +294,12 @@ class Client:
         [kind] = self.random.choices(kinds, [kind.weight for kind in kinds])
         return kind
 
+    def kind_to_keep(self) -> Kind | None:
+        """One that keeps sequences, whose requests make a whole stream; None for a stream of other requests."""
+        kinds = [kind for kind in self.simulation.kinds.values() if kind.weight and kind.sequential]
+        others = self._kinds(streamed=True)
+        return self._choose(kinds) if kinds and (not others or self.random.random() < 0.3) else None
+
     def streamed_kind(self) -> Kind:
         """One to ask by a stream."""
         return self._choose(self._kinds(streamed=True))
@@ -299,9 +311,7 @@ class Client:
 
     def call(self, kind: Kind) -> None:
         """One call."""
-        deadline = -1
-        if not kind.sequential and self.simulation.scale.deadlines:
-            deadline = self.random.choice(self.temper.deadlines)
+        deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
         stream = self.wire.open(INFER, self._headers(deadline), b"")
         call, message = self.request(kind, stream, deadline)
         is_free = call.sequence is None and call.region is None
@@ -311,17 +321,21 @@ class Client:
         self.calls[stream.number] = call
         self.unsent.append(call)
         self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")
-        if call.sequence is None and self.random.random() < self.temper.cancels:
+        if self.random.random() < self.temper.cancels * (0.2 if call.sequence else 1):
             # soon, whatever its pauses are
             self.simulation.later(self.random.randint(0, MS), lambda: self._cancel_if_open(call))
 
     def request(
-        self, kind: Kind, stream: Stream, deadline: int, talk: Talk | None = None
+        self,
+        kind: Kind,
+        stream: Stream,
+        deadline: int,
+        talk: Talk | None = None,
     ) -> tuple[Call, pb.ModelInferRequest]:
         """One request, and what it says."""
         simulation = self.simulation
         number = simulation.outcome.calls + 1
-        sequence = self._sequence(kind) if kind.sequential else None
+        sequence = talk.kept if talk is not None else self._sequence(kind) if kind.sequential else None
         x = self._tensor(kind, number, sequence)
         expected = x.copy()
         expected[:, 1:] *= kind.factors(number)["y"]
@@ -340,6 +354,7 @@ class Client:
         if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
         reword(self.random, call, message)
+        call.message = message
         simulation.opened(call)
         return call, message
 
@@ -356,7 +371,9 @@ class Client:
 
     def _tensor(self, kind: Kind, number: int, sequence: Sequence | None) -> np.ndarray:
         random = self.random
-        rows = 1 if sequence is not None or random.random() < 0.6 else random.randint(1, kind.max_rows)
+        rows = 1 if random.random() < 0.6 else random.randint(1, kind.max_rows)
+        if sequence is not None:
+            rows = sequence.rows
         width = 4 if random.random() < 0.8 or sequence is not None else random.randint(2, 6)
         if random.random() < self.temper.large and sequence is None:
             width = random.randint(self.temper.largest // 40, self.temper.largest) // rows + 2
@@ -364,7 +381,7 @@ class Client:
             number, rows, width = random.randrange(QUESTIONS), 1 + number % 2, 4
         x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + number * SCALE
         x[:, 0] = number * SCALE + np.arange(rows)
-        if kind.fails and number and random.random() < 0.2:
+        if kind.fails and sequence is None and random.random() < 0.2:
             x[:, 0] *= -1
         return x
 
@@ -373,11 +390,16 @@ class Client:
         open_ones = [one for one in self.sequences if one.kind is kind and one.under_way < most]
         if open_ones and self.random.random() < 0.85:
             return self.random.choice(open_ones)
-        simulation = self.simulation
-        one = Sequence(1 + self.number + 100 * simulation.outcome.calls, kind, self.random.randint(1, 6))
-        one.touched_ns = one.begun_ns = simulation.world.now()
+        one = self.begin_sequence(kind, self.random.randint(1, 6))
         self.sequences.append(one)
         return one
+
+    def begin_sequence(self, kind: Kind, length: int) -> Sequence:
+        """One of so many requests."""
+        self.begun += 1
+        now = self.simulation.world.now()
+        rows = self.random.randint(1, kind.sequence_rows)
+        return Sequence(1 + self.number + 100 * self.begun, kind, length, rows, touched_ns=now, begun_ns=now)
 
     def _put_in_sequence(
         self, message: pb.ModelInferRequest, one: Sequence, x: np.ndarray, expected: np.ndarray
@@ -385,15 +407,15 @@ class Client:
         message.parameters["sequence_id"].int64_param = one.number
         starts = one.sent == 0 or self.random.random() < 0.05
         if starts:
-            one.total = 0  # it begins anew, where sequences begin now
+            one.totals = np.full(one.rows, one.kind.initial)  # it begins anew, where sequences begin now
         message.parameters["sequence_start"].bool_param = starts
         message.parameters["sequence_end"].bool_param = one.sent + 1 == one.length
         one.sent += 1
         one.under_way += 1
-        one.total += int(x[0, 1])
+        one.totals = one.totals + x[:, 1]
         expected[:] = x
-        expected[0, 1] = one.total
-        if one.sent == one.length:
+        expected[:, 1] = one.totals
+        if one.sent == one.length and one in self.sequences:
             self.sequences.remove(one)
 
     # -- bytes --
@@ -519,6 +541,7 @@ class Client:
         """A request on a stream is over."""
         call.over = True
         self.simulation.closed(call, good)
+        self._note_in_sequence(call, good)
 
     def _over(self, call: Call, *, answered: bool) -> None:
         del self.calls[call.stream.number]
@@ -527,16 +550,22 @@ class Client:
         if answered:
             self.tell(f"has status {simulation.oracle.status(call)} for {call.number}")
         simulation.over(call, answered)
-        one = call.sequence
-        if one is not None:
-            one.under_way -= 1
-            one.touched_ns = simulation.world.now()
-            if not answered or simulation.oracle.status(call) != 0:
-                one.broken = True
-                if one in self.sequences:
-                    self.sequences.remove(one)
+        self._note_in_sequence(call, answered and simulation.oracle.status(call) == 0)
 
-    def sequence_may_end(self, call: Call) -> bool:
+    def _note_in_sequence(self, call: Call, good: bool) -> None:
+        """A request of a sequence is over."""
+        one = call.sequence
+        if one is None:
+            return
+        one.under_way -= 1
+        one.touched_ns = self.simulation.world.now()
+        one.answered += good
+        if not good:
+            one.broken = True
+            if one in self.sequences:
+                self.sequences.remove(one)
+
+    def sequence_may_end(self, call: Call, text: str) -> bool:
         """Whether a request of a sequence may be refused: one before it was, or none had come for long."""
         one = call.sequence
         if one is None:
@@ -544,6 +573,10 @@ class Client:
         simulation = self.simulation
         cut_ns = max(simulation.cut_ns.get(name, 0) for name in with_steps(call.kind))
         idle = simulation.world.now() - one.touched_ns > IDLE_US * US // 2
+        if call.kind.mourns:  # which is told of it, and knows when that may be
+            idle = IDLE_TEXT in text or one.number in simulation.executions.mourned
+            if IDLE_TEXT in text:
+                simulation.oracle.ended[one.number] = one
         return one.broken or idle or cut_ns >= one.begun_ns
 
 

@@ -340,6 +340,62 @@ FAULTS = (
         "        if not any_is(gate, not step.inverted):",
         "        if not any_is(gate, True):",
     ),
+    # states that the server keeps of sequences, and ends that it tells
+    fault(
+        "the state that a model gives is forgotten",
+        "sequences/sequence",
+        "        if sequence.states[sequence.state_count + i].present:\n            good",
+        "        if False:\n            good",
+    ),
+    fault(
+        "a sequence begins with the state that was there",
+        "sequences/batch",
+        "    if not request.sequence_start or states_begin(sequence, slots.plans, request.rows):",
+        "    if not request.sequence_start or sequence.begun or states_begin(sequence, slots.plans, request.rows):",
+    ),
+    fault(
+        "sequences share a batch whose states have other shapes",
+        "sequences/batch",
+        "    return slots.steady or states_alike(slots, a, b)",
+        "    return True",
+    ),
+    fault(
+        "a state grows beyond its memory",
+        "sequences/sequence",
+        "    if own != NULL and own.size >= size and load32",
+        "    if own != NULL and load32",
+    ),
+    fault(
+        "a model is told of an end that it has heard of from the client",
+        "sequences/slots",
+        "(sequence.begun or sequence.queue.first != NULL) and not ends_itself(sequence):",
+        "(sequence.begun or sequence.queue.first != NULL):",
+    ),
+    fault(
+        "no model is told that a sequence has become idle",
+        "sequences/slots",
+        "    slots_notify(slots, sequence, reason, now)\n    if sequence.running",
+        "    if sequence.running",
+    ),
+    # rows of different lengths
+    fault(
+        "elements are counted for the request in front",
+        "execution/supply",
+        "        put_number(out, first + i, real, sum)",
+        "        put_number(out, i, real, sum)",
+    ),
+    fault(
+        "what a model gives for ragged rows is split by their number",
+        "execution/scatter",
+        "    if tensor.like_input:\n        model = &request.inputs[tensor.like_input - 1]\n        own =",
+        "    if False:\n        model = &request.inputs[tensor.like_input - 1]\n        own =",
+    ),
+    fault(
+        "padding is cut off where it is not",
+        "execution/scatter",
+        "        data += <size_t>padded * inner",
+        "        data += <size_t>length * inner",
+    ),
     # regions
     fault(
         "an output is not written to its region",
@@ -379,6 +435,30 @@ FAULTS = (
         "backends/python/_execute.pyx",
         "        if not batch.failed:\n            lost(channel, batch)\n",
         "        pass\n",
+    ),
+    Fault(
+        "a response that waits for the worker to take others is forgotten",
+        "backends/python/_bls_answers.pyx",
+        "    while call.first_held != NULL and call.credit:\n        held = call.first_held\n",
+        "    while False:\n        held = call.first_held\n",
+    ),
+    Fault(
+        "a worker gets more responses than it has asked for",
+        "backends/python/_bls_answers.pyx",
+        "    if call.first_held == NULL and call.credit:\n        call.credit -= 1\n",
+        "    if call.first_held == NULL:\n        call.credit -= 1 if call.credit else 0\n",
+    ),
+    Fault(
+        "texts go to a worker as they are",
+        "backends/python/_parameters.pyx",
+        """        if c >= 0x20 and c != c'"' and c != c"\\\\":""",
+        "        if c >= 0x20:",
+    ),
+    Fault(
+        "a number of a worker is taken for another sort of number",
+        "backends/python/_responses.pyx",
+        "        if record.kind == PARAMETER_DOUBLE:",
+        "        if record.kind == PARAMETER_INT64:",
     ),
     Fault(
         "what a worker had promised to answer later is forgotten when it ends",

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.models import KINDS
-from tests.simulation.talks import Talk, row_of
+from tests.simulation.kinds import KINDS, serialize_strings
+from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
+from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Call
+    from tests.simulation.clients import Call, Sequence
     from tests.simulation.simulation import Simulation
 
-OK, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 2, 3, 4, 5, 8, 13, 14
-FAILURES = (INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE)
+OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
+FAILURES = (CANCELLED, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE)
 MS = 1_000_000
 GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers' grain, and what the loop did first
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
@@ -35,6 +36,7 @@ class Oracle:
         self.away: dict[str, list[tuple[int, int]]] = {}  # when a model was not there, by name
         self.open: dict[int, Call] = {}
         self.order: dict[tuple[int, int, str, int], int] = {}
+        self.ended: dict[int, Sequence] = {}  # without a request that says so, of which their models are told
         self.over: dict[str, int] = {}  # calls, by model, however they ended
         self.since: dict[str, int] = {}  # the version of a model that serves
 
@@ -49,9 +51,10 @@ class Oracle:
     def unloaded(self, name: str) -> None:
         self.away.setdefault(name, []).append((self.simulation.world.now(), 1 << 62))
 
-    def _was_away(self, call: Call) -> bool:
+    def was_away(self, name: str, since_ns: int) -> bool:
+        """Whether this model was not there at some time since then."""
         now = self.simulation.world.now()
-        return any(since <= now and until >= call.opened_ns for since, until in self.away.get(call.kind.name, ()))
+        return any(since <= now and until >= since_ns for since, until in self.away.get(name, ()))
 
     # -- calls --
 
@@ -149,12 +152,12 @@ class Oracle:
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
-            return self._was_away(call) or (not text and status == UNAVAILABLE)
+            return self.was_away(kind.name, call.opened_ns) or (not text and status == UNAVAILABLE)
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
             return simulation.may_lose_workers(kind) or simulation.is_faulty
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed
-        if status == INVALID and call.client.sequence_may_end(call):
+        if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
         if simulation.is_faulty:
             return status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
@@ -189,15 +192,27 @@ class Oracle:
                 expected = call.x.copy()
                 expected[:, 1:] *= factor
             in_region = call.region is not None and call.answer_at >= 0
+            if name == "y" and call.classes:
+                self._check_classes(call, response)
+                continue
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
+        if kind.style == "worker":
+            self._check_parameters(call, response)
         if kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses:
             return
         times = self.simulation.executions.count.get((kind.name, call.number), 0)
-        if times == 0 or (times != 1 and not kind.splits and kind.style != "again"):
+        if times == 0 or (times != 1 and not kind.splits and not kind.repeats):
             raise Violation(f"{call}: answered, and executed {times} times")
         if kind.fails and (call.x < 0).any():
             raise Violation(f"{call}: its execution failed, and it has an answer")
+
+    def _check_parameters(self, call: Call, response: pb.ModelInferResponse) -> None:
+        """They are what the worker has said."""
+        told = {key: value for key, value in said_of(response.parameters).items() if key != FINAL}
+        expected = self.simulation.executions.said.get(call.number, {})
+        if told != expected:
+            raise Violation(f"{call}: parameters {told}, not {expected}")
 
     def check_row(self, call: Call, response: pb.ModelInferResponse) -> int:
         """Judge one of the answers to a request, which is for one of its rows; which."""
@@ -208,6 +223,18 @@ class Oracle:
             raise Violation(f"{call}: an answer for row {row}")
         self._check_tensor(call, data, tuple(response.outputs[0].shape), call.expected[row : row + 1])
         return row
+
+    @staticmethod
+    def _check_classes(call: Call, response: pb.ModelInferResponse) -> None:
+        """In place of each row stand its greatest numbers, with their places."""
+        texts = []
+        for row in call.expected.tolist():
+            greatest = sorted(range(len(row)), key=lambda place, row=row: (-row[place], place))  # type: ignore[misc]
+            texts += [f"{row[place]}:{place}".encode() for place in greatest[: call.classes]]
+        shape = (len(call.expected), min(call.classes, call.expected.shape[1]))
+        output, data = response.outputs[0], response.raw_output_contents[0]
+        if (output.datatype, tuple(output.shape)) != ("BYTES", shape) or data != serialize_strings(texts):
+            raise Violation(f"{call}: {output.datatype} {list(output.shape)} {data[:80]!r}, not {texts[:3]}")
 
     @staticmethod
     def _check_tensor(call: Call, data: bytes, shape: tuple[int, ...], expected: np.ndarray) -> None:
@@ -262,8 +289,12 @@ class Oracle:
         for use in simulation.uses:
             if use.bytes_held or use.calls:
                 raise Violation(f"'{use.name}' is charged {use.bytes_held} bytes and {use.calls} calls")
+        for number, sequence in self.ended.items():
+            was_cut = simulation.cut_ns.get(sequence.kind.name, 0) >= sequence.begun_ns
+            if number not in simulation.executions.mourned and not (was_cut or simulation.is_faulty):
+                raise Violation(f"sequence {number} of '{sequence.kind.name}' has ended, and its model was not told")
         for (name, number), times in simulation.executions.count.items():
             kind = KINDS[name]
             # number 0 is what is read from memory that its client has cleared
-            if times > 1 and number and not kind.splits and not kind.reuses and kind.style != "again":
+            if times > 1 and number and not kind.splits and not kind.reuses and not kind.repeats:
                 raise Violation(f"request {number} was executed {times} times by model '{name}'")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from _native.memory.shm import SHARED, SYSTEM
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.models import SCALE
+from tests.simulation.kinds import SCALE
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.simulation.models import KINDS
+from tests.simulation.kinds import KINDS
 from tests.simulation.simulation import Outcome, Scale
 from tests.simulation.workers import Sandbox
 

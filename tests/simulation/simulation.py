@@ -22,7 +22,8 @@ from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.desk import Desk
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
-from tests.simulation.models import KINDS, Executions, Kind, Version, kinds_with_steps, load, threads_of, with_steps
+from tests.simulation.kinds import KINDS, Kind, kinds_with_steps, with_steps
+from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.story import Story
@@ -125,7 +126,7 @@ class Simulation:
         self.jumped_ns = 0
         resources = random.choice((2, 3))
         engine_instances.threading = threads_of(world)  # type: ignore[assignment]
-        self.executions = Executions(self.tell, resources)
+        self.executions = Executions(self.tell, resources, is_faulty=self.is_faulty)
         self.resources = Resources({("R", None): resources})
         self.table = ModelTable()
         self.bridge = BridgeHandle()
@@ -172,7 +173,7 @@ class Simulation:
         self.last_answer_ns = START_NS
 
     def _choose(self) -> tuple[str, ...]:
-        share = self.random.choice((0.3, 0.3, 0.08))
+        share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
         chosen = {name for name in sorted(KINDS) if KINDS[name].weight and self.random.random() < share} or {"plain"}
         return tuple(sorted(set().union(*(with_steps(KINDS[name]) for name in chosen))))
 

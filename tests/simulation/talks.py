@@ -45,6 +45,9 @@ class Talk:
         self.ends: set[int] = set()  # decoupled requests with an end of their own
         self.puzzled = False  # an error came without the id of its request
         stream.more = True
+        kind = client.kind_to_keep()
+        # perhaps not all of it
+        self.kept = client.begin_sequence(kind, length + client.random.choice((0, 0, 1))) if kind else None
 
     def __str__(self) -> str:
         deadline = f" deadline {self.deadline_ns // 1000} us" if self.deadline_ns >= 0 else ""
@@ -57,12 +60,16 @@ class Talk:
         client = self.client
         if self.stream.over:
             return
+        if self.left and self.kept and self.kept.kind.tallies and self.open:
+            client.later(self.say)  # steps before the one that keeps sequences may change the order of requests
+            return
         if self.left == 0:
             self.stream.more = False
             client.tell(f"has no more requests on {self}")
         else:
             self.left -= 1
-            call, message = client.request(client.streamed_kind(), self.stream, self.deadline_ns, talk=self)
+            kind = self.kept.kind if self.kept else client.streamed_kind()
+            call, message = client.request(kind, self.stream, self.deadline_ns, talk=self)
             call.opened_ns = self.opened_ns  # its deadline is the stream's
             if call.kind.decoupled:
                 self.rows[call.number] = set()
@@ -87,9 +94,13 @@ class Talk:
         call = next((call for call in self.open if call.number == number), None)
         if number < 0 and self.client.simulation.is_faulty:
             self.puzzled = True  # there was no memory to find out whose error it is
+            if self.kept:
+                self.kept.broken = True
             return
         if call is None:
             raise Violation(f"{self}: an answer to request {number}, which is not open: {response.error_message}")
+
+        self.client.tell(f"has an answer to {call} on {self}: {response.error_message or 'good'}")
         first = next((other for other in self.open if not other.kind.decoupled), None)
         if not (call.kind.decoupled or call is first or self.puzzled):
             raise Violation(f"{self}: the answer to {call} comes before that to {first}")
@@ -132,6 +143,11 @@ class Talk:
         for call in list(self.open):
             self.client.closed(call, good=False)
         self.open.clear()
+        one = self.kept
+        if one is None or one.kind.sequence is None or not one.kind.sequence.ends_with_stream:
+            return
+        if one.answered and one.sent < one.length and not one.broken:
+            self.client.simulation.oracle.ended[one.number] = one
 
 
 def open_talk(client: Client, length: int, deadline_ns: int, extra: tuple[tuple[str, str], ...]) -> Talk:

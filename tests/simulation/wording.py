@@ -6,12 +6,17 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.models import written
+from tests.simulation.kinds import written
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.simulation.clients import Call
+    from tests.simulation.instances import Value
 
 SMALL = 64  # numbers in a tensor that is written out
+NOTES = ("n", 'say "no"', "back\\slash", "\n\x01", "Größe")
+OURS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
 UNKNOWN_FIELD = b"\xa0\x06\x01"  # field 100, a varint
 WRONG = ("model", "version", "datatype", "shape", "negative", "rank", "input", "none", "twice", "output", "more", "cut")
 
@@ -29,18 +34,35 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
         if random.random() < 0.15:
             for name in call.kind.factors(call.number):
                 message.outputs.add(name=name)
+            if not (call.kind.text or call.kind.decoupled) and call.x.size <= SMALL and random.random() < 0.3:
+                call.classes = random.choice((1, 2, 1000))
+                message.outputs[0].parameters["classification"].int64_param = call.classes
     if random.random() < 0.1:
         message.model_version = "1"
     if random.random() < 0.1:
-        message.parameters["note"].string_param = "n" * random.randrange(300)
-        message.parameters["share"].double_param = 0.5
-        message.parameters["known"].bool_param = True
+        message.parameters["note"].string_param = random.choice(NOTES) * random.randrange(40)
+        message.parameters["share"].double_param = random.choice((0.5, 0.1, -1e300))
+        message.parameters["known"].bool_param = random.random() < 0.5
+        message.parameters["count"].int64_param = random.choice((0, -1 << 63, 12))
 
 
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     """Its bytes, perhaps with a field that comes from a later version of the protocol."""
     data = message.SerializeToString()
+    if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
+        again = pb.ModelInferRequest()
+        again.parameters["note"].string_param = message.parameters["note"].string_param = "again"
+        data += again.SerializeToString()
     return data + UNKNOWN_FIELD if random.random() < 0.1 else data
+
+
+def said_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]:
+    """Parameters by name, but for those that the server itself reads."""
+    return {
+        key: getattr(value, value.WhichOneof("parameter_choice"))
+        for key, value in parameters.items()
+        if key not in OURS and not key.startswith("triton_enable")
+    }
 
 
 def spoil(random: Random, message: pb.ModelInferRequest) -> bytes:

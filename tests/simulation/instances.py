@@ -1,0 +1,333 @@
+"""How the models of a simulation compute, and what they see that none may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from _native.execution.batch import Batch
+from backends.api import Instance
+from backends.identity import IdentityInstance
+from tests.simulation.kinds import PADDING, SCALE
+
+if TYPE_CHECKING:
+    from tests.simulation.models import SimulatedBackend
+
+IDLE = 2  # why a sequence ends: see `_native/execution/supply.pxd`
+Value = bool | int | float | str
+
+
+@dataclass
+class Executions:
+    """What models were asked to do, as they saw it.
+
+    Attributes:
+        resources: that instances share.
+        excused: numbers of requests whose inputs may change, for they are in memory that their client has taken back.
+        count: by model and number of a request, how often it was executed.
+        failed: numbers of requests whose execution failed.
+        mourned: ids of sequences of whose ends models were told that no client has asked for.
+        said: by number of a request, the parameters that its worker has answered with.
+        log: called with what happens.
+    """
+
+    log: Callable[[str, str], None]
+    resources: int  # that there are
+    count: dict[tuple[str, int], int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    excused: set[int] = field(default_factory=set)
+    inquiries: int = 0  # of workers to other models
+    mourned: set[int] = field(default_factory=set)
+    said: dict[int, dict[str, Value]] = field(default_factory=dict)
+    batches: int = 0
+    problem: str = ""
+    is_faulty: bool = False  # memory may run out
+    resources_used: int = 0
+
+    def complain(self, text: str) -> None:
+        """A rule is broken; said on the thread of an instance, which would take an exception for the model's."""
+        self.problem = self.problem or text
+
+
+class NativeSimulated(IdentityInstance):
+    """The identity backend's own executor; its delays pass in virtual time."""
+
+    def __init__(self, backend: SimulatedBackend) -> None:
+        kind = backend.kind
+        super().__init__((kind.duration_us // 2, 3), kind.style.endswith("gathered"), kind.decoupled)
+
+
+class SimulatedInstance(Instance):
+    """Computes in Python, for as long as the seed says.
+
+    A request of number 0 has its tensor in memory that its client has cleared: little can be said of it.
+    """
+
+    def __init__(self, backend: SimulatedBackend, name: str) -> None:
+        self.backend = backend
+        self.kind = backend.kind
+        self.name = name
+        self.busy = False
+        # what it draws does not depend on what the others have drawn
+        self.random = Random(f"{backend.salt} {name}")
+
+    @property
+    def writes_inputs(self) -> bool:
+        return self.kind.style == "in place"
+
+    def execute(self, batch: Batch) -> None:
+        executions = self.backend.executions
+        if self.busy:
+            self.complain("executes two batches at a time")
+        self.busy = True
+        executions.resources_used += self.kind.needs
+        if executions.resources_used > executions.resources:
+            executions.complain(
+                f"instances execute with {executions.resources_used} of {executions.resources} resources"
+            )
+        try:
+            self.compute(batch)
+        finally:
+            self.busy = False
+            executions.resources_used -= self.kind.needs
+
+    def complain(self, text: str) -> None:
+        """A rule is broken."""
+        self.backend.executions.complain(f"instance {self.name}: {text}")
+
+    def begin(self, batch: Batch, numbers: list[int]) -> None:
+        executions = self.backend.executions
+        name = self.kind.name
+        executions.batches += 1
+        self.backend.executed += 1
+        if batch.rows > self.kind.rows:
+            executions.complain(f"a batch of {batch.rows} rows for model '{name}', which takes {self.kind.rows}")
+        if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
+            executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
+        executions.log(self.name, f"executes {numbers}")
+        for number in numbers:
+            executions.count[name, number] = executions.count.get((name, number), 0) + 1
+
+    def take_time(self) -> None:
+        if self.kind.duration_us:
+            draw = self.random.random()
+            self.backend.world.sleep(int(draw**4 * self.kind.duration_us * 1000))
+
+    def compute(self, batch: Batch) -> None:
+        """y is a multiple of x."""
+        executions = self.backend.executions
+        view = batch.input("x")
+        assert view is not None
+        x = view.numpy()
+        numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
+        before = x.copy()
+        self.begin(batch, numbers)
+        self.take_time()
+        if not np.array_equal(before, x) and executions.excused.isdisjoint(numbers):
+            executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
+        if self.kind.style == "odd":
+            batch.set_output("g", (before[:, :1] // SCALE) % 2 == 1)
+            return
+        if self.kind.remembers:
+            self._count_times(batch, before[:, 0] // SCALE)
+        if self.kind.padded:
+            self._check_padding(before)
+        if self.kind.style == "again":
+            self._send_back(batch)
+        if self.kind.fails and (x[:, 0] < 0).any():
+            executions.failed.update(numbers)
+            raise ValueError("negative")
+        y = x if self.kind.style == "in place" else before
+        y[:, 1:] *= 2
+        batch.set_output("y", y)
+        if self.random.random() < 0.3:
+            self.take_time()
+
+    def _send_back(self, batch: Batch) -> None:
+        """Some of its requests are to be executed again, as they are."""
+        for index in range(batch.request_count):
+            if self.random.random() < 0.4:
+                batch.reschedule(index)
+
+    def _count_times(self, batch: Batch, numbers: np.ndarray) -> None:
+        """The state of a request says how often it was executed before."""
+        state = self.input(batch, "state")
+        count = self.backend.executions.count
+        times = [[count[self.kind.name, number] - 1] for number in numbers.tolist()]
+        if numbers.all() and state.tolist() != times:
+            self.complain(f"states {state.tolist()} of {numbers.tolist()}, which were executed {times} times before")
+        batch.set_output("state out", state + 1)
+
+    def _check_padding(self, x: np.ndarray) -> None:
+        """Behind what a row has there is padding, and nothing else."""
+        for row in x:
+            filled = row != PADDING
+            if not filled[: int(filled.sum())].all():
+                self.complain(f"padding within a row: {row.tolist()}")
+
+    @staticmethod
+    def input(batch: Batch, name: str) -> np.ndarray:
+        """A copy of it."""
+        view = batch.input(name)
+        assert view is not None
+        return np.array(view.numpy())
+
+
+class TextInstance(SimulatedInstance):
+    """Answers with the strings that it gets."""
+
+    def compute(self, batch: Batch) -> None:
+        view = batch.input("x")
+        assert view is not None
+        rows, width = view.shape
+        strings = view.strings()
+        # a number of a request is a multiple of 2^20, and written as such
+        firsts = (int(strings[row * width].rstrip(b"\0") or 0) // SCALE for row in range(rows))
+        self.begin(batch, list(dict.fromkeys(number for number in firsts if number)))
+        self.take_time()
+        batch.set_bytes_output("y", strings, (rows, width))
+
+
+class RaggedInstance(SimulatedInstance):
+    """Gets rows of any length one behind the other, and has to find out by what the batch says where each begins."""
+
+    def compute(self, batch: Batch) -> None:
+        x = self.input(batch, "x")
+        widths = self.input(batch, "ITEM_SHAPE")
+        if x.ndim != 1 or widths.shape != (batch.rows, 1) or widths.sum() != x.size:
+            self.complain(f"{x.shape} elements for rows of {widths.tolist()}")
+            return
+        starts = np.cumsum(widths) - widths.reshape(-1)
+        numbers = (x[starts] // SCALE).tolist()
+        self.begin(batch, list(dict.fromkeys(numbers)))
+        sizes = [0]
+        for place, (number, width) in enumerate(zip(numbers, widths.reshape(-1).tolist(), strict=True)):
+            row = int(x[starts[place]]) - number * SCALE
+            if row == 0:
+                sizes.append(0)
+            elif number != numbers[place - 1]:
+                self.complain(f"row {row} of {number} behind one of {numbers[place - 1]}")
+            sizes[-1] += width
+        if all(numbers):
+            self._check_counts(batch, sizes[1:])
+        self.take_time()
+        y = x * 2
+        y[starts] = x[starts]
+        batch.set_output("y", y)
+
+    def _check_counts(self, batch: Batch, sizes: list[int]) -> None:
+        """What the batch says of its requests, which have so many elements."""
+        ends = np.cumsum(sizes).tolist()
+        view = batch.input("MAX_ELEMENT_COUNT_AS_SHAPE")
+        assert view is not None
+        told = {
+            "ELEMENT_COUNT": sizes,
+            "ACCUMULATED_ELEMENT_COUNT": ends,
+            "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": [0, *ends],
+            "ITEM_SHAPE_FLATTEN": self.input(batch, "ITEM_SHAPE").reshape(-1).tolist(),
+        }
+        for name, expected in told.items():
+            if self.input(batch, name).tolist() != expected:
+                self.complain(f"{name} is {self.input(batch, name).tolist()} for requests of {sizes} elements")
+        if len(sizes) != batch.request_count or view.numpy().shape != (max(sizes),):
+            self.complain(f"{batch.request_count} requests, the largest {view.numpy().shape}, for {sizes} elements")
+
+
+class SequenceInstance(SimulatedInstance):
+    """Adds up the second column over each sequence, in memory of its own or in the state that the server keeps."""
+
+    def __init__(self, backend: SimulatedBackend, name: str) -> None:
+        super().__init__(backend, name)
+        # by sequence and row, what came so far: what the state has to be, where the server keeps it
+        self.known: dict[int, np.ndarray] = {}
+        self.touched_ns: dict[int, int] = {}
+
+    def compute(self, batch: Batch) -> None:
+        x, start = (self.input(batch, name) for name in ("x", "start"))
+        ready, corrid = (self.input(batch, name).reshape(-1) for name in ("ready", "corrid"))
+        if x.shape[1] == 1:
+            self._mourn(batch, corrid[ready != 0].tolist())
+            batch.set_output("y", x)
+            return
+        numbers = (x[:, 0] // SCALE).tolist()
+        asked = [number for number, is_ready in zip(numbers, ready, strict=True) if is_ready]
+        self.begin(batch, list(dict.fromkeys(asked)))
+        if len(set(corrid[ready != 0].tolist())) != len(set(asked)):
+            self.complain(f"two requests of one sequence in a batch: {corrid.tolist()}")
+        before = self._states(batch, corrid, start.reshape(-1), ready)
+        self.take_time()
+        y = x.copy()
+        column = x[:, 1:2]
+        after = np.concatenate([before, column], axis=1) if self.kind.remembers == "history" else before + column
+        y[ready != 0, 1] = after[ready != 0].sum(axis=1)
+        batch.set_output("y", y)
+        if self.kind.remembers:
+            self._keep(batch, after)
+        if self.kind.fails and self.random.random() < 0.03:
+            self.backend.executions.failed.update(asked)
+            raise ValueError("not now")
+        for one in dict.fromkeys(corrid[ready != 0].tolist()):
+            self.known[one] = after[(corrid == one) & (ready != 0)]
+            self.touched_ns[one] = self.backend.world.now()
+        if self.kind.mourns:
+            self._note_ends(batch, corrid)
+
+    def _states(self, batch: Batch, corrid: np.ndarray, start: np.ndarray, ready: np.ndarray) -> np.ndarray:
+        """Of each row, by what came before; if the server keeps them, that is what they have to be."""
+        rows = len(corrid)
+        states = self.input(batch, "state") if self.kind.remembers else np.zeros((rows, 1), np.int64)
+        for one in dict.fromkeys(corrid[ready != 0].tolist()):
+            chosen = (corrid == one) & (ready != 0)
+            begins = bool(start[chosen][0])
+            if begins:
+                self.known[one] = np.full((int(chosen.sum()), 1), self.kind.initial)
+            expected = self.known.get(one)
+            if expected is None:
+                if not self.backend.executions.is_faulty:
+                    self.complain(f"sequence {one} goes on, and has not begun")
+            elif not self.kind.remembers:
+                states[chosen] = expected
+            elif not np.array_equal(states[chosen], expected) and not self.backend.executions.is_faulty:
+                self.complain(f"the state of sequence {one} is {states[chosen].tolist()}, not {expected.tolist()}")
+        return states
+
+    def _keep(self, batch: Batch, states: np.ndarray) -> None:
+        """Have the server keep them, perhaps where they lay."""
+        if self.kind.style == "in place" and self.random.random() < 0.5:
+            view = batch.input("state")
+            assert view is not None
+            place = view.numpy()
+            place[:] = states
+            batch.set_output("state out", place)
+        else:
+            batch.set_output("state out", states)
+
+    def _note_ends(self, batch: Batch, corrid: np.ndarray) -> None:
+        """A sequence that its client ends is forgotten."""
+        ends, reasons = (self.input(batch, name).reshape(-1) for name in ("end", "reason"))
+        for one, end, reason in zip(corrid.tolist(), ends.tolist(), reasons.tolist(), strict=True):
+            if end != (reason == 1):
+                self.complain(f"sequence {one} ends: {end}, and why: {reason}")
+            if end:
+                del self.known[one]
+
+    def _mourn(self, batch: Batch, ended: list[int]) -> None:
+        """The model is told of sequences that have ended without a request that says so."""
+        ready, reasons = (self.input(batch, name).reshape(-1) for name in ("ready", "reason"))
+        world, executions = self.backend.world, self.backend.executions
+        assert self.kind.sequence is not None
+        self.backend.executed += 1
+        executions.log(self.name, f"is told that {ended} have ended, for {reasons.tolist()}")
+        for one, reason in zip(ended, reasons[ready != 0].tolist(), strict=True):
+            executions.mourned.add(one)
+            if reason < IDLE:
+                self.complain(f"told that sequence {one} has ended, for {reason}")
+            if self.known.pop(one, None) is None and not executions.is_faulty:
+                self.complain(f"told of the end of sequence {one}, which it does not have")
+            idle_ns = world.now() - self.touched_ns.get(one, 0)
+            if reason == IDLE and idle_ns < self.kind.sequence.max_idle_us * 1000:
+                self.complain(f"told that sequence {one} is idle after {idle_ns} ns")

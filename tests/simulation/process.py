@@ -1,0 +1,432 @@
+"""Worker processes that the main thread plays by a script, at the other ends of real sockets and in the real arena.
+
+A worker keeps to the protocol (`backends.python.worker.protocol`), or it ends in the middle, says nothing any more, or
+sends what none may send.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from _native.memory.arena import ArenaHandle
+from backends.python.process import AnyWorker
+from backends.python.worker import protocol as p
+from tests.simulation.inquiries import Inquiry
+from tests.simulation.instances import Value
+from tests.simulation.kinds import SCALE
+from tests.simulation.replies import Reply, draw_parameters
+from tests.simulation.wire import Violation
+from tests.simulation.wording import said_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.processes import Launch
+
+US = 1000
+MS = 1000 * US
+TEMPERS = ("good", "good", "dying", "silent", "talking")
+DATATYPES = {8: np.int32, 9: np.int64, 5: np.uint64}  # by the numbers of model_config.proto
+X, START, READY, CORRID, STATE = range(5)  # tensors of models that keep sequences
+MOST = 3  # calls that are made for one batch
+QUESTION = b'{"call": "is_model_ready", "name": "plain", "version": ""}'
+
+
+@dataclass
+class Asked:
+    """A request of an EXECUTE.
+
+    Attributes:
+        wire: the number that the wire gives it.
+        tensors: by their indices in the configuration.
+        place: where x lies in the arena, or -1.
+    """
+
+    wire: int
+    tensors: dict[int, np.ndarray]
+    place: int
+
+    @property
+    def x(self) -> np.ndarray:
+        return self.tensors[X]
+
+    @property
+    def number(self) -> int:
+        """That its client has given it."""
+        return int(abs(self.x[0, 0])) // SCALE
+
+
+@dataclass
+class Order:
+    """An EXECUTE.
+
+    Attributes:
+        number: of the batch.
+        grant, grant_size: where outputs may lie.
+    """
+
+    number: int
+    requests: list[Asked]
+    grant: int
+    grant_size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all outputs in the arena."""
+        return sum(-(-asked.x.nbytes // 64) * 64 for asked in self.requests)
+
+
+class Process(AnyWorker):
+    """A worker.
+
+    Args:
+        launch: what it is.
+        arena: of its model.
+    """
+
+    def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
+        self.launch = launch
+        self.backend = launch.backend
+        self.kind = launch.backend.kind
+        self.town = launch.backend.town
+        self.name = launch.name
+        self.random = Random(f"{launch.backend.salt} {launch.name} {next(launch.lives)}")
+        self.temper = self.random.choice(TEMPERS) if self.kind.mortal else "good"
+        kind, flags = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0
+        pairs = [socket.socketpair(socket.AF_UNIX, kind, flags) for _ in range(3)]
+        for mine, _ in pairs:
+            mine.setblocking(True)
+        self._mine = [mine for mine, _ in pairs]
+        self._theirs = [its for _, its in pairs]
+        self.work, self.side, self.calls = (mine.fileno() for mine in self._mine)
+        self.its_work, self.its_side, self.its_calls = self._theirs
+        self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
+        self.memory = mmap.mmap(arena.fd, 0)
+        self.order: Order | None = None
+        self.flags = 0  # where it says in the arena which requests are cancelled
+        self.ids = itertools.count(1)
+        self.inquiries: dict[int, Inquiry] = {}
+        self.questions: set[int] = set()  # that have no answer yet
+        for end in self._theirs:
+            self.town.watch(self, end)
+        self.say(self.its_work, p.HELLO, number=p.VERSION)
+
+    # -- what the attendant does with it
+
+    def kill(self) -> None:
+        self.end()
+
+    def kill_supervisor(self) -> None:
+        pass
+
+    def reap(self) -> str:
+        return "worker process has ended"
+
+    def close(self) -> None:
+        self.end()
+        for mine in self._mine:
+            mine.close()
+        os.close(self.pid_fd)
+
+    # -- its life, on the main thread
+
+    def end(self) -> None:
+        """It is gone, whatever it was doing."""
+        if self._running < 0:
+            return
+        if self.order is not None:
+            self.launch.states.clear()  # nobody knows what the server has taken
+        for end in self._theirs:
+            self.town.forget(end)
+            end.close()
+        self.memory.close()
+        os.close(self._running)
+        self._running = -1
+
+    @property
+    def alive(self) -> bool:
+        return self._running >= 0
+
+    def say(
+        self, to: socket.socket, kind: int, record: bytes = b"", *, flags: int = 0, number: int = 0, offset: int = 0
+    ) -> None:
+        """Send a packet, if the server is there."""
+        if not self.alive:
+            return
+        size = 0 if flags & p.IN_ARENA else len(record)
+        try:
+            to.send(p.HEAD.pack(kind, flags, 0, len(record), number, offset) + record[:size])
+        except OSError:
+            self.end()
+
+    def later(self, ns: int, what: Callable[[], None]) -> None:
+        """Do it then, if it still lives."""
+        self.town.simulation.later(ns, lambda: what() if self.alive else None)
+
+    def read(self, end: socket.socket) -> None:
+        """One packet."""
+        try:
+            data = end.recv(p.PACKET)
+        except OSError:
+            data = b""
+        if not data:
+            self.end()
+            return
+        kind, flags, code, size, number, offset = p.HEAD.unpack_from(data)
+        place = offset if flags & p.IN_ARENA else -1
+        record = self.memory[offset : offset + size] if flags & p.IN_ARENA else data[p.HEAD.size :]
+        if kind == p.CONFIGURE:
+            self.flags = json.loads(record).get("flags", 0)
+            self.later(self.random.randint(0, MS), lambda: self.say(self.its_work, p.READY, b"{}"))
+        elif kind == p.EXECUTE:
+            self._execute(number, record, place)
+        elif kind == p.ALLOCATED and end is self.its_work:
+            if self.order is not None:
+                self._answer_in_arena(self.order, offset if code == 0 else -1)
+        elif kind == p.ALLOCATED and number in self.inquiries:
+            self.inquiries[number].allocated(offset if code == 0 else -1)
+        elif kind == p.ALLOCATED and code == 0:
+            self.say(self.its_side, p.FREE, offset=offset)
+        elif kind == p.BLS_RESPONSE:
+            if number not in self.inquiries:
+                raise Violation(f"{self.name}: an answer to call {number}, which is not under way")
+            self.inquiries[number].take(flags, code, record, place)
+        elif kind == p.ANSWER:
+            self._take_answer(number, record)
+        elif kind == p.FINALIZE:
+            self.say(self.its_work, p.FINALIZED)
+            self.end()
+
+    def _take_answer(self, number: int, record: bytes) -> None:
+        if number not in self.questions or json.loads(record) != {"result": True}:
+            raise Violation(f"{self.name}: question {number} is answered {record!r}")
+        self.questions.remove(number)
+
+    # -- executions
+
+    def _execute(self, number: int, record: bytes, place: int) -> None:
+        count, rows, grant, grant_size = p.EXECUTE_HEAD.unpack_from(record)
+        offsets = struct.unpack_from(f"<{count}I", record, p.EXECUTE_HEAD.size)
+        self.order = order = Order(number, [self._asked(record, at, place) for at in offsets], grant, grant_size)
+        self._note([asked.number for asked in order.requests], rows)
+        if self.temper == "dying" and self.random.random() < 0.2:
+            self.later(self.random.randint(0, 300 * US), self.end)
+        elif self.temper == "silent" and self.random.random() < 0.05:
+            return
+        elif self.temper == "talking" and self.random.random() < 0.1:
+            self._talk_nonsense(order)
+        elif self.kind.asks:
+            self._ask_others(order)
+        else:
+            self._work(order)
+
+    def _asked(self, record: bytes, at: int, place: int) -> Asked:
+        """The request that begins there."""
+        wire, _, count, _, extra, _ = p.REQUEST.unpack_from(record, at)
+        at += p.REQUEST.size
+        tensors, places = {}, {}
+        for _ in range(count):
+            index, datatype, rank, where, offset, size = p.TENSOR.unpack_from(record, at)
+            shape = struct.unpack_from(f"<{rank}q", record, at + p.TENSOR.size)
+            at += p.TENSOR.size + 8 * rank
+            source = self.memory if where == p.ARENA else record
+            data = np.frombuffer(source[offset : offset + size], DATATYPES[datatype])
+            tensors[index] = data.reshape(shape)
+            places[index] = offset if where == p.ARENA else place + offset if place >= 0 else -1
+        asked = Asked(wire, tensors, places[X])
+        self._check_extra(asked, record, extra)
+        return asked
+
+    def _check_extra(self, asked: Asked, record: bytes, at: int) -> None:
+        """What the client has said beside tensors is what the worker is told."""
+        call = self.town.simulation.oracle.open.get(asked.number)
+        if call is None or call.kind is not self.kind or call.message is None:
+            return
+        told_id, parameters = "", b""
+        if at:
+            fields = p.EXTRA.unpack_from(record, at)
+            wanted, id_size, correlation_size, parameter_size = fields[3:7]
+            at += p.EXTRA.size + (0 if wanted == p.ALL_OUTPUTS else 2 * wanted)
+            told_id = record[at : at + id_size].decode()
+            at += id_size + correlation_size
+            parameters = record[at : at + parameter_size]
+        told = json.loads(parameters or b"{}", strict=False)
+        if told_id != str(call.number) or told != said_of(call.message.parameters):
+            raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
+        if self.memory[self.flags + (asked.wire & p.SLOT_MASK)] and call.deadline_ns < 0:
+            raise Violation(f"{call}: its worker is told that it is cancelled")
+
+    def _note(self, numbers: list[int], rows: int) -> None:
+        backend, executions = self.backend, self.backend.executions
+        executions.batches += 1
+        backend.executed += 1
+        if rows > self.kind.rows:
+            executions.complain(f"a batch of {rows} rows for model '{self.kind.name}'")
+        executions.log(self.name, f"executes {numbers} in its worker")
+        for number in dict.fromkeys(numbers):
+            executions.count[self.kind.name, number] = executions.count.get((self.kind.name, number), 0) + 1
+
+    def _work(self, order: Order) -> None:
+        """Answer when that is computed."""
+        duration = int(self.random.random() ** 4 * self.kind.duration_us * US)
+        self.later(duration, lambda: self._answer(order))
+
+    def _ask_others(self, order: Order) -> None:
+        """Have other models answer something before."""
+        for _ in range(self.random.randint(0, MOST)):
+            parent = self.random.choice([*order.requests, None])
+            inquiry = Inquiry(self, next(self.ids), parent, lambda: self._heard(order))
+            self.inquiries[inquiry.id] = inquiry
+        for inquiry in list(self.inquiries.values()):
+            inquiry.begin()
+        if not self.inquiries:
+            self._work(order)
+
+    def _heard(self, order: Order) -> None:
+        """A call is over."""
+        if not self.inquiries and self.order is order:
+            self._work(order)
+
+    def _talk_nonsense(self, order: Order) -> None:
+        kind, number = self.random.choice(
+            (
+                (p.DONE, order.number + 1),
+                (p.DONE, order.number),
+                (99, 0),
+                (p.READY, 0),
+                (p.RESPONSE, 1 << 40),
+                (p.BLS_REQUEST, 1),
+                (p.BLS_CREDIT, 1),
+                (p.RELEASE, 0),
+            )
+        )
+        to = self.random.choice(self._theirs)
+        flags = self.random.choice((0, p.FINAL, p.EMPTY, p.IN_ARENA))
+        record = self.random.randbytes(self.random.randint(0, 40))
+        try:
+            to.send(p.HEAD.pack(kind, flags, 0, len(record), number, 0) + record)
+        except OSError:
+            self.end()
+
+    # -- answers
+
+    def _reply(self, asked: Asked) -> Reply:
+        """What the model answers."""
+        executions, kind = self.backend.executions, self.kind
+        if kind.fails and (asked.x[:, 0] < 0).any():
+            executions.failed.add(asked.number)
+            return Reply(None, error=(p.CODE_INTERNAL, "negative"))
+        y, state = asked.x.copy(), None
+        if kind.remembers == "times":
+            state = asked.tensors[max(asked.tensors)]
+            self._check_state(asked, state, np.full_like(state, executions.count[kind.name, asked.number] - 1))
+            state = state + 1
+        if kind.sequential:
+            one, starts = int(asked.tensors[CORRID].reshape(-1)[0]), bool(asked.tensors[START].reshape(-1)[0])
+            expected = np.full((len(y), 1), kind.initial) if starts else self.launch.states.get(one)
+            if expected is not None:
+                self._check_state(asked, asked.tensors[STATE], expected)
+            state = asked.tensors[STATE] + y[:, 1:2]
+            y[:, 1] = state.sum(axis=1)
+            self.launch.states[one] = state
+        else:
+            y[:, 1:] *= 2
+        if kind.repeats and self.random.random() < 0.4:
+            return Reply(None, state, again=True)
+        parameters = draw_parameters(self.random) if self.random.random() < 0.3 else {}
+        self._remember(asked, parameters)
+        return Reply(y, state, parameters)
+
+    def _remember(self, asked: Asked, parameters: dict[str, Value]) -> None:
+        self.backend.executions.said[asked.number] = parameters
+
+    def _check_state(self, asked: Asked, state: np.ndarray, expected: np.ndarray) -> None:
+        if asked.number and not np.array_equal(state, expected) and not self.backend.executions.is_faulty:
+            raise Violation(f"{self.name}: the state for {asked.number} is {state.tolist()}, not {expected.tolist()}")
+
+    def _answer(self, order: Order) -> None:
+        """By one of the ways in which outputs may come."""
+        ways = ["inline", "open"] if order.size < p.PACKET // 2 else []
+        ways += ["asked"]
+        if order.size <= order.grant_size:
+            ways += ["granted", "granted"]
+        if all(asked.place >= 0 for asked in order.requests):
+            ways += ["in place"]
+        way = self.random.choice(ways)
+        if way == "inline":
+            self._done(order, [self._reply(asked) for asked in order.requests], [])
+        elif way == "open" and self.kind.sequence is None:
+            self._open(order)
+        elif way == "granted":
+            self._answer_in_arena(order, order.grant)
+        elif way == "in place":
+            self._done(order, [self._reply(asked) for asked in order.requests], [each.place for each in order.requests])
+        else:
+            self.say(self.its_work, p.ALLOCATE, number=self.random.randrange(1 << 30), offset=order.size)
+
+    def _done(self, order: Order, replies: list[Reply], places: list[int]) -> None:
+        """The end of the batch, with outputs at these places of the arena, or in the record."""
+        record = b""
+        for index, reply in enumerate(replies):
+            at = places[index] if places else -1
+            if reply.y is not None and at >= 0:
+                self.memory[at : at + reply.y.nbytes] = reply.y.tobytes()
+            record += reply.record(len(record), at)
+        self.order = None
+        keeps = self.random.random() < 0.1  # what the EXECUTE has referred to
+        self.say(self.its_work, p.DONE, record, flags=p.KEPT if keeps else 0, number=order.number)
+        if keeps:
+            self.later(self.random.randint(0, MS), lambda: self.say(self.its_side, p.RELEASE, number=order.number))
+        self._chat()
+
+    def _chat(self) -> None:
+        """Say something beside the work."""
+        if not self.alive or self.random.random() > 0.2:
+            return
+        kind = self.random.choice((p.LOG, p.METRIC, p.HEALTH, p.ALLOCATE, p.CALL))
+        number = 0
+        if kind == p.CALL:
+            number = next(self.ids)
+            self.questions.add(number)
+        record = {p.METRIC: b'{"op": "nothing"}', p.ALLOCATE: b"", p.CALL: p.CALL_HEAD.pack(len(QUESTION)) + QUESTION}
+        offset = self.random.randint(1, 1 << 16) if kind == p.ALLOCATE else 0
+        self.say(self.its_side, kind, record.get(kind, b"well"), number=number, offset=offset)
+
+    def _answer_in_arena(self, order: Order, at: int) -> None:
+        if at < 0:
+            error = (p.CODE_UNAVAILABLE, "no memory for outputs")
+            self._done(order, [Reply(None, error=error) for _ in order.requests], [])
+            return
+        places = []
+        for asked in order.requests:
+            places.append(at)
+            at += -(-asked.x.nbytes // 64) * 64
+        self._done(order, [self._reply(asked) for asked in order.requests], places)
+
+    def _open(self, order: Order) -> None:
+        """Answer by senders, before or after DONE."""
+        for asked in order.requests:
+            if self.random.random() < 0.3:
+                self._send(asked)
+            else:
+                delay = self.random.randint(0, MS)
+                self.later(delay, lambda asked=asked: self._send(asked))  # type: ignore[misc]
+        self._done(order, [Reply(None, promised=True) for _ in order.requests], [])
+
+    def _send(self, asked: Asked) -> None:
+        record = self._reply(asked).record(0, -1)
+        if self.random.random() < 0.5:
+            self.say(self.its_side, p.RESPONSE, record, flags=p.FINAL, number=asked.wire)
+            return
+        self.say(self.its_side, p.RESPONSE, record, number=asked.wire)
+        self.say(self.its_side, p.RESPONSE, flags=p.FINAL | p.EMPTY, number=asked.wire)
