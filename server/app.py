@@ -61,6 +61,9 @@ TELL_PROGRESS = 10.0
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
 
+LAST_WORK = 2.0
+"""Seconds for what comes after unloading: the last records are written, and the interpreter ends."""
+
 COUNTERS = "INFERD_DEBUG_COUNTERS"
 """Environment variable: print the native objects that are still alive when the server ends."""
 
@@ -127,6 +130,7 @@ async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[st
     log.info(
         "stopping: loading has %d s to finish; a second signal ends the process at once", settings.exit_timeout_secs
     )
+    stop.end_within(settings.exit_timeout_secs + LAST_SECOND + LAST_WORK)
     await asyncio.wait({loading}, timeout=settings.exit_timeout_secs)
     if not loading.done():
         stop.out_of_time()
@@ -183,6 +187,7 @@ async def _serve_door(
     stop.at_once(door.remove_files)
     beside = [asyncio.create_task(each) for each in _beside(access, load)]
     await stop.wait()
+    stop.end_within(settings.drain_delay + settings.exit_timeout_secs + LAST_SECOND + LAST_WORK)
     health.drain()
     engine.drain()
     if settings.drain_delay:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 log = logging.getLogger("inferd")
@@ -39,6 +40,20 @@ class StopSignal:
         for callback in self._cleaning:
             callback()
         _exit(128 + number)
+
+    def end_within(self, seconds: float) -> None:
+        """Have the process end after so many seconds at the latest, whatever its threads wait for.
+
+        A thread of a model, or one that reads a file system that does not answer, can keep the interpreter from ending.
+        """
+        guard = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._end_stuck)
+        guard.daemon = True
+        guard.start()
+
+    def _end_stuck(self) -> None:
+        names = [each.name for each in threading.enumerate() if not each.daemon]
+        log.error("the process does not end by itself: it waits for one of its threads %s", ", ".join(names))
+        self.out_of_time()
 
     def out_of_time(self) -> None:
         """End the process with unfinished work; the status is that of a process that the signal has ended."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import ssl
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.front.connection_log import ConnectionLog
+from server.front.files import read_regular
 from server.front.sessions import keep_none
 
 log = logging.getLogger("inferd.front")
@@ -112,6 +115,8 @@ class Credentials:
         for option, path in self._files():
             try:
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):  # OpenSSL opens the file, too, and would wait for a FIFO
+                    raise OSError(errno.EINVAL, "expected a regular file")
             except OSError as error:
                 raise CredentialsError(f"--{option}: cannot read {path}: {error.strerror}") from error
             found.append((status.st_ino, status.st_mtime_ns, status.st_size))
@@ -157,12 +162,13 @@ class Credentials:
     def _reason(self, error: ssl.SSLError) -> str:
         if error.reason == "KEY_VALUES_MISMATCH":
             return f"the key in {self._key} does not belong to the certificate in {self._certificate}"
-        return f"the certificate in {self._certificate} or the key in {self._key} cannot be used: {error.reason}"
+        why = error.reason or "OpenSSL cannot read it to its end"  # as where it was cut
+        return f"the certificate in {self._certificate} or the key in {self._key} cannot be used: {why}"
 
 
 def _pem(option: str, path: Path, mark: bytes) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise CredentialsError(f"--{option}: cannot read {path}: {error.strerror}") from error
     if mark not in content:

@@ -18,9 +18,7 @@ found it the same.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import re
 import stat
 import time
@@ -29,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _native.service.tokens import GROUPS, TokenTable
+from server.front.files import read_regular
 
 log = logging.getLogger("inferd.access")
 
@@ -139,18 +138,6 @@ def _rights(words: list[str], where: str) -> Rights:
     return Rights(groups, given.get("models"), OVERRIDES in given)
 
 
-def _read(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, or is something else: opening a FIFO could take for ever.
-    """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "expected a regular file")
-        return file.read()
-
-
 class TokenFile:
     """A file of tokens that may change while the server runs.
 
@@ -189,7 +176,7 @@ class TokenFile:
         if look == self._used or look != before:
             return None
         try:
-            data = _read(self._path)
+            data = read_regular(self._path)
         except OSError as error:
             self._used = look
             raise TokenFileError(f"{self._path}: {error.strerror}") from None

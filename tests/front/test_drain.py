@@ -193,6 +193,31 @@ def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, re
     assert not (tmp_path / "s").exists()
 
 
+STAYING = """
+import threading
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=threading.Event().wait, name="that stays", daemon=False).start()
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_thread_of_a_model_keeps_the_process_no_longer_than_the_exit_timeout(tmp_path):
+    """The interpreter would wait for it for ever."""
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(STAYING)
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'backend: "python"\nparameters { key: "EXECUTION_MODE" value { string_value: "in-process" } }\n'
+    )
+    with doors.running_server(
+        "native", tmp_path, "--exit-timeout-secs", "1", ends_with=128 + signal.SIGTERM
+    ) as process:
+        pass
+    assert "threads MainThread, that stays" in "\n".join(process.lines)
+
+
 def test_a_signal_while_models_are_loading(tmp_path):
     slow = tmp_path / "backends" / "slow_to_load.py"
     slow.parent.mkdir()

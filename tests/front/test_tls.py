@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
 from collections import Counter
+from pathlib import Path
 
 import grpc
 import pytest
@@ -353,6 +355,23 @@ def test_a_file_that_is_gone_for_a_while_changes_nothing(files, caplog):
     files[0].write_bytes(kept)
     assert credentials.refresh()
     assert credentials.material is not before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize("number", range(3))
+def test_what_is_no_file_is_refused_and_never_waited_for(files, make, number):
+    """To open a FIFO can take for ever: no certificate would be read any more, and the server would not end."""
+    credentials = Credentials(*files)
+    replaced = files[number]
+    content = replaced.read_bytes()
+    replaced.unlink()
+    make(replaced)
+    assert not credentials.refresh()
+    with pytest.raises(CredentialsError, match="cannot read"):
+        Credentials(*files)
+    (replaced.rmdir if replaced.is_dir() else replaced.unlink)()
+    replaced.write_bytes(content)
+    assert credentials.refresh()
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
