@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from backends.api import Backend, BackendError, Services
+from backends.installing import pip_install
 from backends.opening import import_framework, open_libraries
 from backends.parameters import Parameters
 
@@ -268,7 +269,7 @@ def _builtin_class(name: str, entry: Entry) -> type[Backend]:
     if entry.requires and not _is_installed(entry.requires):
         raise BackendError(
             f"backend '{name}' needs {entry.requires}, which {sys.executable} does not find: "
-            f"{sys.executable} -m pip install {entry.requires}"
+            f"{pip_install(entry.requires)}"
         )
     if entry.requires:
         open_libraries(entry.requires, entry.libraries)

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferd_client._tensors import message_as_json
+from inferd_client._results import message_as_json
 from inferd_client.utils import raise_error
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Rpcs:
     def get_server_metadata(
         self, headers: Metadata = None, as_json: bool = False, client_timeout: float | None = None
     ) -> Any:
-        """The server's ServerMetadataResponse, or what it is in JSON."""
+        """The server's ServerMetadataResponse, or its JSON."""
         return self._ask("ServerMetadata", _pb().ServerMetadataRequest(), _message(as_json), headers, client_timeout)
 
     def get_model_metadata(
@@ -117,7 +117,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """A model's ModelMetadataResponse, or what it is in JSON."""
+        """A model's ModelMetadataResponse, or its JSON."""
         request = _pb().ModelMetadataRequest(name=model_name, version=_version(model_version))
         return self._ask("ModelMetadata", request, _message(as_json), headers, client_timeout)
 
@@ -129,14 +129,14 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """A model's ModelConfigResponse, or what it is in JSON."""
+        """A model's ModelConfigResponse, or its JSON."""
         request = _pb().ModelConfigRequest(name=model_name, version=_version(model_version))
         return self._ask("ModelConfig", request, _message(as_json), headers, client_timeout)
 
     def get_model_repository_index(
         self, headers: Metadata = None, as_json: bool = False, client_timeout: float | None = None
     ) -> Any:
-        """The RepositoryIndexResponse, or what it is in JSON."""
+        """The RepositoryIndexResponse, or its JSON."""
         return self._ask("RepositoryIndex", _pb().RepositoryIndexRequest(), _message(as_json), headers, client_timeout)
 
     def load_model(
@@ -180,7 +180,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """The ModelStatisticsResponse of a model, or of all, or what it is in JSON."""
+        """The ModelStatisticsResponse of a model, or of all, or its JSON."""
         request = _pb().ModelStatisticsRequest(name=model_name, version=_version(model_version))
         return self._ask("ModelStatistics", request, _message(as_json), headers, client_timeout)
 
@@ -196,7 +196,7 @@ class Rpcs:
     ) -> Any:
         """Change how requests are traced, of a model or of all; a value None takes a setting back.
 
-        Returns the TraceSettingResponse, or what it is in JSON.
+        Returns the TraceSettingResponse, or its JSON.
         """
         request = _pb().TraceSettingRequest()
         if model_name:
@@ -214,7 +214,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """How requests are traced: the TraceSettingResponse, or what it is in JSON."""
+        """How requests are traced: the TraceSettingResponse, or its JSON."""
         return self.update_trace_settings(model_name, None, headers, as_json, client_timeout)
 
     def update_log_settings(
@@ -224,7 +224,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """Change what is logged. Returns the LogSettingsResponse, or what it is in JSON."""
+        """Change what is logged. Returns the LogSettingsResponse, or its JSON."""
         request = _pb().LogSettingsRequest()
         for key, value in settings.items():
             place = request.settings[key]
@@ -241,7 +241,7 @@ class Rpcs:
     def get_log_settings(
         self, headers: Metadata = None, as_json: bool = False, client_timeout: float | None = None
     ) -> Any:
-        """What is logged: the LogSettingsResponse, or what it is in JSON."""
+        """What is logged: the LogSettingsResponse, or its JSON."""
         return self.update_log_settings({}, headers, as_json, client_timeout)
 
     # ---- shared memory ----------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """The regions, or one: the SystemSharedMemoryStatusResponse, or what it is in JSON."""
+        """The regions, or one: the SystemSharedMemoryStatusResponse, or its JSON."""
         request = _pb().SystemSharedMemoryStatusRequest(name=region_name)
         return self._ask("SystemSharedMemoryStatus", request, _message(as_json), headers, client_timeout)
 
@@ -284,7 +284,7 @@ class Rpcs:
         as_json: bool = False,
         client_timeout: float | None = None,
     ) -> Any:
-        """The regions, or one: the CudaSharedMemoryStatusResponse, or what it is in JSON."""
+        """The regions, or one: the CudaSharedMemoryStatusResponse, or its JSON."""
         request = _pb().CudaSharedMemoryStatusRequest(name=region_name)
         return self._ask("CudaSharedMemoryStatus", request, _message(as_json), headers, client_timeout)
 

@@ -10,7 +10,7 @@ from multiprocessing import shared_memory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from inferd_client._tensors import InferInput, InferRequestedOutput, host_array
+from inferd_client._requests import InferInput, InferRequestedOutput, host_array
 from inferd_client.utils import InferenceServerException, np_to_triton_dtype, raise_error
 
 if TYPE_CHECKING:

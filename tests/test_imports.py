@@ -27,7 +27,7 @@ class Rule:
 
 
 TRANSPORT = ("grpc", "socket", "ssl")
-CORE = ("server.addresses", "server.errors", "server.settings", "server.caching")
+CORE = ("backends.installing", "server.addresses", "server.errors", "server.settings", "server.caching")
 
 # The first rule whose package holds a module is the module's rule.
 RULES = (
@@ -37,12 +37,13 @@ RULES = (
     # It is installed without the server.
     Rule("inferd_client", may_not=("grpc", *(name for name in FRAMEWORKS if name != "torch"))),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.installing", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.specs", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.api", may=("_native", "backends.paths", "backends.specs"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "backends.loader",
-        may=("_native", "backends.api", "backends.opening", "backends.parameters"),
+        may=("_native", "backends.api", "backends.installing", "backends.opening", "backends.parameters"),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -52,7 +53,7 @@ RULES = (
     Rule("backends.python.programs", may_not=("grpc", "ssl")),
     Rule(
         "backends.python",
-        may=("_native", "backends.api", "backends.parameters", "backends.paths"),
+        may=("_native", "backends.api", "backends.installing", "backends.parameters", "backends.paths"),
         may_not=("grpc", "ssl"),
     ),
     Rule("backends.agreement", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -63,6 +64,7 @@ RULES = (
             "_native",
             "backends.agreement",
             "backends.api",
+            "backends.installing",
             "backends.opening",
             "backends.openvino",
             "backends.parameters",
@@ -72,7 +74,14 @@ RULES = (
     # Parts of these are programs for the workers of the Python backend.
     Rule(
         "backends.pytorch",
-        may=("_native", "backends.api", "backends.opening", "backends.parameters", "backends.python"),
+        may=(
+            "_native",
+            "backends.api",
+            "backends.installing",
+            "backends.opening",
+            "backends.parameters",
+            "backends.python",
+        ),
         may_not=TRANSPORT,
     ),
     Rule(
@@ -88,7 +97,11 @@ RULES = (
         may_not=TRANSPORT,
     ),
     Rule("backends.triton_api", may=("backends.api", "backends.python"), may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("backends.*", may=("_native", "backends.agreement", "backends.api", "backends.parameters"), may_not=TRANSPORT),
+    Rule(
+        "backends.*",
+        may=("_native", "backends.agreement", "backends.api", "backends.installing", "backends.parameters"),
+        may_not=TRANSPORT,
+    ),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.addresses", may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -110,7 +123,9 @@ RULES = (
     ),
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # Clients of a server: they need its protocol, not its engine.
-    Rule("server.tools", may=("inferd_client", "server.errors", "server.pb"), may_not=FRAMEWORKS),
+    Rule(
+        "server.tools", may=("backends.installing", "inferd_client", "server.errors", "server.pb"), may_not=FRAMEWORKS
+    ),
     Rule(
         "server.front",
         may=("_native", "server.engine", "server.observe", "server.pb", "server.rpc", *CORE),

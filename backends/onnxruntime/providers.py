@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from backends.api import AcceleratorSpec, BackendError, InstanceSpec, ModelSpec
+from backends.installing import pip_install
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -183,10 +183,10 @@ def _require(who: str, names: Iterable[str]) -> None:
     present = onnxruntime.get_available_providers()
     for name in names:
         if name not in present:
+            beside = f", or openvino beside it: {pip_install('openvino')}" if name == OPENVINO else ""
             raise BackendError(
                 f"{who} needs {name}, which the installed ONNX Runtime {onnxruntime.__version__} is built without (it "
-                f"has {', '.join(present)}): install {BUILDS[name]} in place of onnxruntime"
-                f"{f', or openvino beside it: {sys.executable} -m pip install openvino' if name == OPENVINO else ''}"
+                f"has {', '.join(present)}): install {BUILDS[name]} in place of onnxruntime{beside}"
             )
 
 

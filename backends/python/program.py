@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from backends.api import BackendError, ModelSource, Services
+from backends.installing import pip_install
 from backends.python.backend import PythonModel
 from backends.python.environment import MODEL_DIRECTORY, SERVERS_OWN
 from backends.python.options import KEYS, MODE, PROCESS, read_backend_options
@@ -51,8 +52,8 @@ def run_program(
     model = PythonModel(source, options, PROGRAMS / name, services, environment=environment, arguments=arguments)
     if needs and model.python == SERVERS_OWN and importlib.util.find_spec(needs) is None:
         raise BackendError(
-            f"model '{source.spec.name}' needs {needs}, which {sys.executable} does not find: {sys.executable} -m pip "
-            f"install {needs}, or name an environment that has it, by --backend-config "
+            f"model '{source.spec.name}' needs {needs}, which {sys.executable} does not find: "
+            f"{pip_install(needs)}, or name an environment that has it, by --backend-config "
             f"{source.spec.backend},{ENVIRONMENT}=... for all models or by the parameter EXECUTION_ENV_PATH for one"
         )
     return model

@@ -27,7 +27,7 @@ from backends.api import (
 )
 from backends.opening import import_framework
 from backends.parameters import Parameters
-from backends.pytorch import inductor, runtime
+from backends.pytorch import inductor, package_signature, runtime
 from backends.pytorch.datatypes import torch_type
 from backends.pytorch.forward import Forward
 from backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
@@ -55,7 +55,7 @@ class PyTorchBackend(Backend):
         """The signature of a compiled model for the CPU; a TorchScript archive records no datatypes or shapes."""
         if source.spec.platform != inductor.PLATFORM or source.spec.runtime == runtime.RUNTIME:
             return None
-        return inductor.inspect_package(inductor.open_package(source))
+        return package_signature.inspect_package(inductor.open_package(source))
 
     def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
         """Find the inputs and outputs of a TorchScript archive by its operators, and by running it."""

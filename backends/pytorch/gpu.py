@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _native.cuda.device import device
 from backends.api import BackendError, InstanceSpec, ModelSpec
+from backends.installing import pip_install
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def check_cuda(spec: InstanceSpec) -> None:
     if torch.version.cuda is None:
         raise BackendError(
             f"instance '{spec.name}' is of KIND_GPU, but the installed PyTorch {torch.__version__} is built for the "
-            f"CPU: install a build for CUDA, as PyPI has it ({sys.executable} -m pip install --force-reinstall torch), "
+            f"CPU: install a build for CUDA, as PyPI has it ({pip_install('torch', '--force-reinstall')}), "
             "or write kind: KIND_CPU"
         )
     if not torch.cuda.is_available():

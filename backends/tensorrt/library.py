@@ -11,7 +11,6 @@ import ctypes
 import importlib
 import importlib.util
 import logging
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backends.api import BackendError
+from backends.installing import pip_install
 
 log = logging.getLogger("inferd.tensorrt")
 
@@ -141,8 +141,7 @@ def open_library(wanted: str, *, builds: bool = False) -> Library:
         package = "tensorrt" if wanted == AUTO else wanted
         extra = package.replace("_", "-")
         raise BackendError(
-            f"backend 'tensorrt' needs {package}, which is not installed: "
-            f"{sys.executable} -m pip install 'inferd[{extra}]'"
+            f"backend 'tensorrt' needs {package}, which is not installed: {pip_install(f'inferd[{extra}]')}"
         )
     failures = []
     with _lock:

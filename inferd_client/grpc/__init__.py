@@ -1,7 +1,8 @@
 """The synchronous client, with the names of `tritonclient.grpc`. It may be used by any number of threads."""
 
 from inferd_client._calling import RetryOptions
-from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult
+from inferd_client._requests import InferInput, InferRequestedOutput
+from inferd_client._results import InferResult
 from inferd_client.grpc._client import CallContext, InferenceServerClient
 from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions
 from inferd_client.grpc._plugins import InferenceServerClientPlugin, Request

@@ -12,8 +12,9 @@ from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encod
 from inferd_client._channel import Channel, Pending, Pieces
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
+from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
+from inferd_client._results import InferResult, parsed, unreadable
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, parsed, request_pieces, unreadable
 from inferd_client.grpc._options import KeepAliveOptions, reached
 from inferd_client.utils import InferenceServerException, raise_error
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _native.request.record import RecorderHandle
+from backends.installing import pip_install
 from server.observe.access import AccessLog
 from server.observe.metrics.exemplars import Exemplars
 from server.observe.tracing.control import TraceControl
@@ -101,8 +101,7 @@ class _Later:
             from server.observe.tracing.otel import Spans, exporter
         except ImportError as error:
             raise RecordingError(
-                "trace-config: mode=opentelemetry needs the extra otel: "
-                f"{sys.executable} -m pip install 'inferd[otel]' ({error})"
+                f"trace-config: mode=opentelemetry needs the extra otel: {pip_install('inferd[otel]')} ({error})"
             ) from error
         return Spans(config, config.resource.get("service.name", self._service), exporter(config))
 

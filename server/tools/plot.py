@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import io
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.installing import pip_install
 from server.errors import Misused
 
 PARTS = ("queue", "input", "compute", "output")
@@ -75,7 +75,7 @@ def plot(paths: Sequence[Path], out: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise Misused(f"plot: it needs matplotlib: {sys.executable} -m pip install 'inferd[plot]'") from None
+        raise Misused(f"plot: it needs matplotlib: {pip_install('inferd[plot]')}") from None
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
     drawings = _drawings(runs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.installing import pip_install
 from inferd_client.utils import triton_to_np_dtype
 from server.errors import Misused
 
@@ -185,7 +185,7 @@ def _picture(wanted: Wanted, path: Path) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise Misused(f"{path}: reading pictures needs Pillow: {sys.executable} -m pip install pillow") from None
+        raise Misused(f"{path}: reading pictures needs Pillow: {pip_install('pillow')}") from None
     dims = [size for size in (wanted.shape[1:] if wanted.batches else wanted.shape) if size != 1]
     colours = 3 in dims
     sides = [size for size in dims if size != 3] if colours else dims

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 
+from backends.installing import pip_install
 from server.tools.looking import Target
 from server.tools.rates import Look, between
 from server.tools.rows import table
@@ -38,7 +39,7 @@ def watch(target: Target, interval: float) -> int:
     try:
         from server.tools.screen import Screen
     except ImportError:
-        line = f"{sys.executable} -m pip install 'inferd[tui]'"
+        line = pip_install("inferd[tui]")
         print(f"inferd: top: the screen needs textual, --once does not: {line}", file=sys.stderr)
         return 1
     first: Look

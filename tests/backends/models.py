@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.api import Backend, Instance, InstanceSpec, ModelSource, ModelSpec, TensorSpec
+import pytest
+
+from backends.api import Backend, BackendError, Instance, InstanceSpec, ModelSource, ModelSpec, TensorSpec
 
 Tensors = Sequence[tuple[str, str, tuple[int, ...]] | TensorSpec]
 
@@ -32,6 +34,13 @@ def source(
 def instance(backend: Backend, described: ModelSource) -> Instance:
     """Load the model and make one instance."""
     return backend.load(described).create_instance(InstanceSpec("m_0"))
+
+
+def refusal(backend: Backend, described: ModelSource) -> str:
+    """The text with which a backend refuses to load a model."""
+    with pytest.raises(BackendError) as caught:
+        backend.load(described)
+    return str(caught.value)
 
 
 def save_script(module: Any, path: Path) -> Path:

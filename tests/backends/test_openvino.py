@@ -13,7 +13,7 @@ from backends.api import BackendError, InstanceSpec, RequestError, TensorSpec
 from backends.openvino import OpenVinoBackend
 from backends.openvino.options import reason
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch, FakeView
-from tests.backends.models import identity_onnx, instance, source
+from tests.backends.models import identity_onnx, instance, refusal, source
 from tests.threads import leaves_turns
 
 pytest.importorskip("openvino")
@@ -134,12 +134,6 @@ def test_importing_the_runtime_tells_nobody():
 
 
 # -- what the configuration says
-
-
-def refusal(backend, described):
-    with pytest.raises(BackendError) as caught:
-        backend.load(described)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

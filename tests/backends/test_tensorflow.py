@@ -19,7 +19,7 @@ from backends.tensorflow import TensorFlowBackend
 from backends.tensorflow.saved_model import DATATYPES, _SavedModel
 from server.engine.config import Options
 from server.engine.engine import Engine
-from tests.backends.models import source
+from tests.backends.models import refusal, source
 from tests.engine.serving import infer, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,12 +116,6 @@ def test_what_is_no_saved_model(backend, tmp_path):
     (tmp_path / "model.savedmodel" / "saved_model.pb").write_bytes(b"\xff" * 9)
     with pytest.raises(BackendError, match="failed to load 'm' from"):
         backend.inspect(source(tmp_path))
-
-
-def refusal(backend, described):
-    with pytest.raises(BackendError) as caught:
-        backend.load(described)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ dynamic_batching { }
 """
 
 
+def ensemble_of(model: str) -> str:
+    """The configuration of an ensemble whose one step is a model with `CONFIG`'s tensors."""
+    return f"""
+platform: "ensemble"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_INT64 dims: [ -1 ] }}
+output {{ name: "y" data_type: TYPE_INT64 dims: [ -1 ] }}
+ensemble_scheduling {{ step {{
+  model_name: "{model}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+}} }}
+"""
+
+
 def echo(batch: Batch) -> None:
     """y is x."""
     batch.set_output("y", batch.input("x").numpy())

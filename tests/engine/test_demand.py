@@ -29,6 +29,7 @@ from tests.engine.serving import (
     PuppetBackend,
     PuppetModel,
     echo,
+    ensemble_of,
     infer,
     infer_all,
     request,
@@ -36,15 +37,7 @@ from tests.engine.serving import (
 )
 
 SIZE = 1000  # of each model's file
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-ensemble_scheduling { step {
-  model_name: "a" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
-} }
-"""
+ENSEMBLE = ensemble_of("a")
 
 
 class Shelf(PuppetBackend):

@@ -19,20 +19,12 @@ from server.observe.metrics.catalogue import chosen
 from server.observe.metrics.gpu import GpuMetrics
 from server.observe.metrics.page import Page
 from server.observe.metrics.service import Service
-from tests.engine.serving import CONFIG, infer, request, row, serving
+from tests.engine.serving import CONFIG, ensemble_of, infer, request, row, serving
 from tests.observe import scraping
 from tests.observe.test_metrics import IDENTITY, tensor, triton, write
 from tests.waiting import wait_until
 
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-ensemble_scheduling { step {
-  model_name: "m" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
-} }
-"""
+ENSEMBLE = ensemble_of("m")
 
 
 async def rendered(engine, *, openmetrics=False, **sources):

@@ -18,21 +18,14 @@ from server.pb import grpc_service_pb2 as pb
 from server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
 from tests.conformance.client import Stub
+from tests.engine.serving import ensemble_of
 from tests.observe.scraping import ask, scraped_server, understood
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 from tests.waiting import wait_until
 
 SLOW = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-ensemble_scheduling { step {
-  model_name: "plain" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
-} }
-"""
+ENSEMBLE = ensemble_of("plain")
 
 ASKING = """
 backend: "python"

@@ -12,8 +12,9 @@ from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encod
 from inferd_client._loops import LoopChannel, Polled, give_up
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
+from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
+from inferd_client._results import InferResult, parsed
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, parsed, request_pieces
 from inferd_client.grpc import CallContext, InferenceServerClientPlugin, Request
 from inferd_client.grpc._client import INFER, SERVICE, STREAM, answer_type, stream_answer
 from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, reached

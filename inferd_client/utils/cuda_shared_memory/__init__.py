@@ -139,7 +139,7 @@ def set_shared_memory_region_from_dlpack(cuda_shm_handle: CudaSharedMemoryRegion
     Raises:
         CudaSharedMemoryException: they do not fit, do not lie contiguously, or are elsewhere.
     """
-    from inferd_client._tensors import host_array
+    from inferd_client._requests import host_array
 
     offset = 0
     for value in input_values:

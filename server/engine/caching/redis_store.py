@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import sys
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError
 
 from _native.service.answer_store import AnswerStore, Lookup
+from backends.installing import pip_install
 from server.caching import RedisCache
 from server.engine.caching.circuit import Circuit
 from server.errors import ConfigError
@@ -185,7 +185,7 @@ def _client(config: RedisCache) -> redis.asyncio.Redis:
         from redis.backoff import NoBackoff
     except ImportError as error:
         raise ConfigError(
-            f"the response cache in Redis needs its client: {sys.executable} -m pip install 'inferd[redis]' ({error})"
+            f"the response cache in Redis needs its client: {pip_install('inferd[redis]')} ({error})"
         ) from None
     settings: dict[str, Any] = {
         "db": config.db,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import inferd_client.grpc as grpcclient
-from inferd_client._tensors import request_pieces
+from inferd_client._requests import request_pieces
 from inferd_client.utils import triton_to_np_dtype
 from server.errors import Misused
 from server.tools.perf.plan import LoadPlan

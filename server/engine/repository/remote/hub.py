@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from backends.installing import pip_install
 from server.errors import ConfigError
 
 HUB = "hf://"
@@ -46,9 +46,7 @@ def download(url: str, environment: Mapping[str, str] = os.environ) -> Path:
     try:
         import huggingface_hub as hub
     except ImportError:
-        raise ConfigError(
-            f"{url}: models of the hub need huggingface_hub: {sys.executable} -m pip install 'inferd[hf]'"
-        ) from None
+        raise ConfigError(f"{url}: models of the hub need huggingface_hub: {pip_install('inferd[hf]')}") from None
     cache = Path(environment.get("INFERD_CACHE") or Path.home() / ".cache" / "inferd")
     revision = found["revision"]
     folder = cache / "hub" / f"{found['repo'].replace('/', '--')}@{revision or 'main'}"

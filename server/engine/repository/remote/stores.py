@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.installing import pip_install
 from server.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def open_store(url: str, environment: Mapping[str, str] = os.environ) -> ObjectS
     try:
         from obstore import store as stores
     except ImportError:
-        raise ConfigError(
-            f"{url}: repositories in clouds need obstore: {sys.executable} -m pip install 'inferd[cloud]'"
-        ) from None
+        raise ConfigError(f"{url}: repositories in clouds need obstore: {pip_install('inferd[cloud]')}") from None
     address = parse_url(url)
     credential = _credential(url, address.scheme, environment)
     plain = address.endpoint.startswith("http://")

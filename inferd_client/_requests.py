@@ -1,9 +1,8 @@
-"""Inputs and outputs of a request, and the answer to it; for all clients."""
+"""Inputs and requested outputs, and the message of a request; for both clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from inferd_client._native.messages import (
@@ -12,15 +11,12 @@ from inferd_client._native.messages import (
     input_tensor,
     packed_strings,
     parameter,
-    read_response,
     request_head,
     requested_output,
-    unpacked_strings,
 )
 from inferd_client.utils import (
     TRITON_RESERVED_REQUEST_PARAMS,
     TRITON_RESERVED_REQUEST_PARAMS_PREFIX,
-    InferenceServerException,
     np_to_triton_dtype,
     raise_error,
     triton_to_np_dtype,
@@ -30,9 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 IN_REGION = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
-IN_SHARED_MEMORY = "output '{}' has no bytes in the answer: it is in shared memory"
-ALIGNED_BELOW = 1 << 14
-"""Bytes of a tensor that is copied where it does not lie as its datatype wants it."""
 
 
 def _region(field: int, name: str, byte_size: int, offset: int) -> list[bytes]:
@@ -41,10 +34,10 @@ def _region(field: int, name: str, byte_size: int, offset: int) -> list[bytes]:
 
 
 def host_array(data: Any) -> np.ndarray:
-    """An array of the memory of a tensor of any framework that speaks DLPack; of an array, itself.
+    """An array over the memory of a tensor of any framework that speaks DLPack; an array is returned itself.
 
     Raises:
-        InferenceServerException: it has no memory that the host can read.
+        InferenceServerException: the host cannot read the memory of the tensor.
     """
     import numpy as np
 
@@ -84,11 +77,11 @@ class InferInput:
         self._encoded: bytes | None = None
 
     def name(self) -> str:
-        """Of the input."""
+        """The name of the input."""
         return self._name
 
     def datatype(self) -> str:
-        """Of the protocol."""
+        """The datatype of the protocol."""
         return self._datatype
 
     def shape(self) -> list[int]:
@@ -96,13 +89,13 @@ class InferInput:
         return self._shape
 
     def set_shape(self, shape: Iterable[int]) -> InferInput:
-        """Set the dimensions. Returns itself."""
+        """Set the dimensions. Returns the input itself."""
         self._shape = list(shape)
         self._encoded = None
         return self
 
     def set_data_from_numpy(self, input_tensor: np.ndarray) -> InferInput:
-        """Set the content to a copy of an array's. Returns itself.
+        """Set the content to a copy of an array. Returns the input itself.
 
         Raises:
             InferenceServerException: the array has another shape or datatype than the input.
@@ -110,12 +103,12 @@ class InferInput:
         return self._set(self._checked(input_tensor), copy=True)
 
     def set_data(self, tensor: Any) -> InferInput:
-        """Set the content to the memory of an array or a tensor of any framework that speaks DLPack. Returns itself.
+        """Set the content to an array, or to a tensor of any framework that speaks DLPack. Returns the input itself.
 
-        Where it lies contiguously nothing is copied: it must not change until the requests with it are answered.
+        A contiguous tensor is not copied: it must not change until its requests are answered.
 
         Raises:
-            InferenceServerException: it has another shape or datatype than the input, or is not the host's memory.
+            InferenceServerException: the tensor has another shape or datatype, or the host cannot read it.
         """
         return self._set(self._checked(host_array(tensor)), copy=False)
 
@@ -150,7 +143,7 @@ class InferInput:
         return self
 
     def set_shared_memory(self, region_name: str, byte_size: int, offset: int = 0) -> InferInput:
-        """The content is in a registered region. Returns itself."""
+        """Take the content from a registered region. Returns the input itself."""
         self._content = None
         self._region = _region(4, region_name, byte_size, offset)
         self._encoded = None
@@ -163,11 +156,11 @@ class InferInput:
 
 
 class InferRequestedOutput:
-    """An output that is asked for.
+    """A requested output.
 
     Args:
         name: of the output.
-        class_count: how many of the likeliest classes are wanted in its place; 0: itself.
+        class_count: how many of the likeliest classes the server sends in its place; 0: the output itself.
     """
 
     __slots__ = ("_class_count", "_encoded", "_name", "_region")
@@ -179,14 +172,14 @@ class InferRequestedOutput:
         self._encoded: bytes | None = None
 
     def name(self) -> str:
-        """Of the output."""
+        """The name of the output."""
         return self._name
 
     def set_shared_memory(self, region_name: str, byte_size: int, offset: int = 0) -> None:
-        """It is to be put into a registered region.
+        """Have the server write the output to a registered region.
 
         Raises:
-            InferenceServerException: classes are asked for.
+            InferenceServerException: the output is one of classes.
         """
         if self._class_count:
             raise_error("shared memory can't be set on classification output")
@@ -194,7 +187,7 @@ class InferRequestedOutput:
         self._encoded = None
 
     def unset_shared_memory(self) -> None:
-        """It is to be in the answer."""
+        """Have the server put the output into the answer."""
         self._region = []
         self._encoded = None
 
@@ -222,7 +215,7 @@ def request_pieces(
     """A framed ModelInferRequest.
 
     Raises:
-        InferenceServerException: an argument is not what it should be.
+        InferenceServerException: an argument is wrong.
     """
     if type(model_version) is not str:
         raise_error("model version must be a string")
@@ -276,172 +269,3 @@ def _kind(key: str, value: Any) -> str:
         if isinstance(value, types):
             return kind
     return raise_error(f'The parameter datatype "{type(value)}" for key "{key}" is not supported.')
-
-
-class InferResult:
-    """An answer. Its tensors are views of the message that came, whose memory lives as long as one of them.
-
-    Args:
-        result: a serialised ModelInferResponse, in any buffer, or such a message of protobuf.
-        start, end: where in the buffer it lies; 0 and 0: it is all of it.
-    """
-
-    __slots__ = ("_end", "_message", "_proto", "_read", "_start")
-
-    def __init__(self, result: Any, start: int = 0, end: int = 0) -> None:
-        self._proto = None
-        if hasattr(result, "SerializeToString"):
-            self._proto = result
-            result = result.SerializeToString()
-        self._message = result
-        self._start = start
-        self._end = end
-        self._read: Any = None
-
-    def _found(self) -> Any:
-        if self._read is None:
-            try:
-                self._read = read_response(self._message, self._start, self._end)
-            except ValueError as error:
-                raise unreadable(error) from None
-        return self._read
-
-    @property
-    def model_name(self) -> str:
-        """Of the model that answered."""
-        return str(self._found()[0])
-
-    @property
-    def model_version(self) -> str:
-        """Of the model that answered."""
-        return str(self._found()[1])
-
-    @property
-    def id(self) -> str:
-        """Of the request."""
-        return str(self._found()[2])
-
-    @property
-    def names(self) -> list[str]:
-        """Of the outputs."""
-        return list(self._found()[3])
-
-    def as_numpy(self, name: str) -> np.ndarray | None:
-        """The tensor of an output; None: there is no such output.
-
-        Raises:
-            InferenceServerException: it is in shared memory, or the server says of it what does not fit together.
-        """
-        import numpy as np
-
-        found = self._found()[3].get(name)
-        if found is None:
-            return None
-        datatype, shape, offset, size = found
-        known = triton_to_np_dtype(datatype)
-        if known is None or any(each < 0 for each in shape):
-            raise unreadable(f"output '{name}' is of {datatype!r} and {list(shape)}, which no tensor is")
-        if offset < 0:
-            return self._from_contents(name, datatype, shape)
-        if datatype == "BYTES":
-            return self._strings(name, shape, offset, size)
-        kind = np.dtype(known)
-        expected = prod(shape) * kind.itemsize
-        if size == 0:
-            if expected:
-                raise_error(IN_SHARED_MEMORY.format(name))
-            return np.empty(shape, kind)
-        if size != expected:
-            raise unreadable(f"output '{name}' has {size} bytes, its datatype and shape say {expected}")
-        array = np.frombuffer(self._message, kind, size // kind.itemsize, offset)
-        if size < ALIGNED_BELOW and not array.flags.aligned:
-            array = array.copy()
-        return array.reshape(shape)
-
-    def _strings(self, name: str, shape: tuple[int, ...], offset: int, size: int) -> np.ndarray:
-        import numpy as np
-
-        try:
-            strings = unpacked_strings(memoryview(self._message)[offset : offset + size]) if size else []
-        except ValueError as error:
-            raise unreadable(f"output '{name}': {error}") from None
-        expected = prod(shape)
-        if expected and not strings:
-            raise_error(IN_SHARED_MEMORY.format(name))
-        if len(strings) != expected:
-            raise unreadable(f"output '{name}' has {len(strings)} strings, its shape says {expected}")
-        elements = np.empty(len(strings), dtype=np.object_)
-        elements[:] = strings
-        return elements.reshape(shape)
-
-    def _from_contents(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Of a server that has tensors in fields of their own."""
-        import numpy as np
-
-        contents = self.get_output(name).contents
-        fields = {"BYTES": "bytes_contents", "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents"}
-        width = "64" if datatype.endswith("64") else ""
-        unsigned = "u" if datatype.startswith("U") else ""
-        field = fields.get(datatype, f"{unsigned}int{width}_contents")
-        values = list(getattr(contents, field))
-        if len(values) != prod(shape):
-            raise unreadable(f"output '{name}' has {len(values)} elements, its shape says {prod(shape)}")
-        array = np.empty(len(values), triton_to_np_dtype(datatype))
-        array[:] = values
-        return array.reshape(shape)
-
-    def as_torch(self, name: str) -> Any:
-        """The tensor of an output for torch, of the same memory as `as_numpy`; None: there is no such output."""
-        import torch
-
-        array = self.as_numpy(name)
-        if array is None:
-            return None
-        found = self._found()[3][name]
-        if found[0] == "BF16":
-            return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-    def get_output(self, name: str, as_json: bool = False) -> Any:
-        """The InferOutputTensor of an output, or what it is in JSON; None: there is no such output."""
-        for output in self.get_response().outputs:
-            if output.name == name:
-                return message_as_json(output) if as_json else output
-        return None
-
-    def get_response(self, as_json: bool = False) -> Any:
-        """The ModelInferResponse, or what it is in JSON."""
-        if self._proto is None:
-            from inferd_client.pb import grpc_service_pb2 as pb
-
-            end = self._end or len(self._message)
-            self._proto = parsed(pb.ModelInferResponse, memoryview(self._message)[self._start : end])
-        return message_as_json(self._proto) if as_json else self._proto
-
-
-def unreadable(what: object) -> InferenceServerException:
-    """What an answer is for the caller that a server should not have sent."""
-    return InferenceServerException(f"the answer cannot be read: {what}", "StatusCode.INTERNAL")
-
-
-def parsed(kind: Any, content: Any) -> Any:
-    """A message of protobuf.
-
-    Raises:
-        InferenceServerException: it is none.
-    """
-    from google.protobuf.message import DecodeError
-
-    try:
-        return kind.FromString(bytes(content))
-    except DecodeError as error:
-        raise unreadable(error) from None
-
-
-def message_as_json(message: Any) -> Any:
-    """What a message is in JSON, with the names of its fields as they are."""
-    import json
-
-    from google.protobuf.json_format import MessageToJson
-
-    return json.loads(MessageToJson(message, preserving_proto_field_name=True))
