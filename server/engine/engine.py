@@ -15,13 +15,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from _native.memory.resource import host
-from _native.request.bridge import BridgeHandle
 from _native.scheduling.report import encode_statistics
 from _native.service.infer import InferService, Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
 from server.engine.caching.redis_store import RedisStore
+from server.engine.deliveries import Deliveries
 from server.engine.housekeeping.collecting import bring_back, collect_if_left
 from server.engine.housekeeping.slices import slices
 from server.engine.housekeeping.temporary import remove_left_folders
@@ -36,7 +36,6 @@ from server.engine.measures import Measures
 from server.engine.models import overview
 from server.engine.models.registry import UNLOADED, IndexEntry, Models, Watcher
 from server.engine.models.version import LoadedVersion
-from server.engine.refusals import RefusalLog
 from server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
 from server.engine.repository.sources import Repositories, RepositorySource
 from server.engine.services import EngineServices
@@ -95,15 +94,12 @@ class Engine:
         hardware = hardware or Hardware()
         self.gpus = hardware.gpus
         self._models = Models(lambda: self.ready, lambda lane: self.infer.forget(lane))
-        self._after_delivery: list[Callable[[], None]] = []
-        self._bridge = BridgeHandle()
-        self._refusals = RefusalLog()
-        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # checked after each delivery
+        self._deliveries = Deliveries()
         self._started = False
         self._closing = False
         self.measures = Measures()  # of models' own
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
-        self.infer = InferService(self._models.table, self._bridge, max_inflight=max_inflight)
+        self.infer = InferService(self._models.table, self._deliveries.bridge, max_inflight=max_inflight)
         if isinstance(cache, LocalCache):
             self.infer.keep_answers(cache.size, ttl=cache.ttl, entry=cache.entry, compare=cache.compare)
         self._store = RedisStore(cache, self._models.identity) if isinstance(cache, RedisCache) else None
@@ -141,10 +137,8 @@ class Engine:
         Args:
             on_loaded: called when the models are loaded, before the server is ready.
         """
-        loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self, self.measures, self.infer.entrance))
-        loop.add_reader(self._bridge.event_fd, self._on_finished)
-        loop.add_reader(self._bridge.timers.fd, self._on_timer)
+        self._deliveries.begin()
         if self._store is not None:
             await self._store.start()
         await on_thread(remove_left_folders)
@@ -215,12 +209,10 @@ class Engine:
         await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
-        self._on_finished()  # logs refused requests: they have no version, so no version's end waited for them
+        self._deliveries.deliver()  # logs refused requests: they have no version, so no version's end waited for them
         await asyncio.to_thread(self.shared_memory.close)
         await asyncio.to_thread(self._repositories.close)
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._bridge.event_fd)
-        loop.remove_reader(self._bridge.timers.fd)
+        self._deliveries.end()
         bring_back()
 
     def drain(self) -> None:
@@ -249,47 +241,20 @@ class Engine:
 
     def after_delivery(self, callback: Callable[[], None]) -> None:
         """Have `callback` called after each round of answers, for a front door that writes them then."""
-        self._after_delivery.append(callback)
-
-    def _on_finished(self) -> None:
-        self._bridge.drain()
-        for callback in self._after_delivery:
-            callback()
-        refusals, more = self._bridge.take_refusals()
-        if refusals:
-            self._refusals.add(refusals, more)
-        if self._awaited:
-            for is_over, last in self._awaited:
-                if is_over() and not last.done():
-                    last.set_result(None)
-
-    async def _until(self, is_over: Callable[[], bool]) -> None:
-        """Return when the condition holds; it is checked after each delivery of answers."""
-        while not is_over():
-            awaited = is_over, asyncio.get_running_loop().create_future()
-            self._awaited.append(awaited)
-            try:
-                await awaited[1]
-            finally:
-                self._awaited.remove(awaited)
-
-    def _on_timer(self) -> None:
-        self._bridge.expire()
-        for callback in self._after_delivery:
-            callback()
+        self._deliveries.after_each(callback)
 
     async def _end(self, version: LoadedVersion) -> None:
         """Close a version that no new request finds; returns when the last answer has reached its sink."""
         if self._store is not None:
             self._store.release(version.name)
         await on_thread(version.close)
-        await self._until(lambda: not version.lane.in_flight)
+        await self._deliveries.until(lambda: not version.lane.in_flight)
         self.infer.forget(version.lane)
         asyncio.get_running_loop().call_later(LEFT_AFTER, collect_if_left, version.weak())
 
     async def _drained(self, version: LoadedVersion) -> None:
         """Return when the last sequence on a draining version has ended."""
-        await self._until(lambda: not version.sequences)
+        await self._deliveries.until(lambda: not version.sequences)
 
     # -- models come and go --
 

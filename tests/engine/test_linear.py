@@ -61,7 +61,7 @@ async def answered(engine, message, counts=True):
 
     def submit():
         engine.submit(message, deliver)
-        engine._bridge.drain()
+        engine._deliveries.bridge.drain()
 
     if not counts:
         await submitted(engine, message, False)

@@ -23,11 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
-from threading import Semaphore
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from server.engine import config as configuration
@@ -37,12 +34,12 @@ from server.engine.loading.candidates import Candidate, Failure, Maker
 from server.engine.loading.endings import End, Endings
 from server.engine.loading.load import Loading
 from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
-from server.engine.loading.overrides import NOTHING, Override, write_files
+from server.engine.loading.overrides import NOTHING, Override
+from server.engine.loading.reading import Reader
 from server.engine.loading.room import Room
-from server.engine.models.registry import Models, ModelState
-from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
+from server.engine.models.registry import Models
 from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, Denied, Status, Unavailable
+from server.errors import Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -85,6 +82,7 @@ class Lifecycle:
         self._repositories = repositories
         self._models = models
         self._maker = maker
+        self._reader = Reader(repositories, models, maker, threads)
         self._threads = threads
         self._room = Room(threads, patience)
         self._locks = ModelLocks()
@@ -258,7 +256,7 @@ class Lifecycle:
         while names:
             looked_for |= names
             candidates = await asyncio.gather(
-                *(self._candidate(name, override if name in wanted else NOTHING, room) for name in sorted(names))
+                *(self._reader.candidate(name, override if name in wanted else NOTHING, room) for name in sorted(names))
             )
             found.update((candidate.name, candidate) for candidate in candidates if candidate is not None)
             names = frozenset(step for candidate in found.values() for step in candidate.steps) - looked_for
@@ -271,79 +269,6 @@ class Lifecycle:
             assert state.folder is not None
             found[name] = Candidate(name, state.folder, state.marks, is_user=True, own=state.own)
         return found
-
-    async def _candidate(self, name: str, override: Override, room: Room) -> Candidate | None:
-        async with room.place(name):
-            state = self._models[name] if name in self._models else ModelState()
-            may_stay = override is NOTHING and state.is_own and state.is_complete
-            known = (state.own, state.marks) if may_stay else (None, {})
-            return await on_thread(self._read, name, override, *known, self._each(room, name))
-
-    def _each(self, room: Room, name: str) -> configuration.Each:
-        """Divides work between the thread that has a place for this model, and others as they get places."""
-        loop = asyncio.get_running_loop()
-
-        def each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
-            left, done = deque(numbers), Semaphore(0)
-            waiting: set[asyncio.Task[None] | None] = set()
-
-            def run() -> None:
-                with suppress(IndexError):
-                    while True:
-                        number = left.popleft()
-                        try:
-                            work(number)
-                        finally:  # the first thread waits for all, whatever one raises
-                            done.release()
-
-            async def take_part() -> None:
-                if left:
-                    waiting.add(asyncio.current_task())
-                    async with room.place(name):
-                        waiting.discard(asyncio.current_task())
-                        await on_thread(run)
-
-            def send_away() -> None:
-                for task in waiting:
-                    if task is not None:
-                        task.cancel()
-
-            helpers = min(len(numbers), self._threads) - 1
-            for _ in range(helpers):
-                asyncio.run_coroutine_threadsafe(take_part(), loop)
-            run()
-            if helpers > 0:
-                loop.call_soon_threadsafe(send_away)  # cancels helpers that still wait for a place
-            for _ in numbers:
-                done.acquire()
-
-        return each
-
-    def _read(
-        self,
-        name: str,
-        override: Override,
-        own: configuration.Prepared | None,
-        seen: Marks,
-        each: configuration.Each,
-    ) -> Candidate | None:
-        """The model of its repository or of an override; with `own` as its configuration if its marks are those
-        `seen`."""
-        holder = None
-        try:
-            folder = self._repositories.find(name)
-        except ConfigError as error:
-            return Candidate(name, ModelFolder(name, Path(name), Path()), {}, problem=str(error))
-        if override.files:
-            folder, holder = write_files(name, override.files)
-        if folder is None:
-            return None
-        candidate = Candidate(name, folder, marks(folder), holder, is_own=override is NOTHING)
-        if own is not None and candidate.marks == seen:
-            candidate.own = own
-        else:
-            candidate.prepare(self._maker, override.config, _unchanged(own, seen, candidate.marks), each)
-        return candidate
 
     def _users_of(self, names: frozenset[str]) -> frozenset[str]:
         """The loaded ensembles that have one of these in a step, or in an ensemble in a step."""
@@ -460,15 +385,6 @@ class Lifecycle:
     def _refuse_when_stopping(self) -> None:
         if self._stopping:
             raise Unavailable("the server is stopping: models are not loaded or unloaded any more")
-
-
-def _unchanged(
-    own: configuration.Prepared | None, seen: Marks, marks: Marks
-) -> Mapping[int, configuration.VersionConfig]:
-    """The configurations of versions whose marks are still those `seen`."""
-    if own is None or any(seen.get(part) != marks.get(part) for part in (CONFIGURATION, REST)):
-        return {}
-    return {version: own.of(version) for version in own.by_version if seen.get(str(version)) == marks.get(str(version))}
 
 
 async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
