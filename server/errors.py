@@ -6,6 +6,8 @@ Texts of errors that Triton also has are Triton's, followed by what was expected
 from __future__ import annotations
 
 import enum
+import errno
+import resource
 from typing import ClassVar
 
 
@@ -102,6 +104,14 @@ class Denied(ServerError):
 
 class ConfigError(InvalidArgument):
     """A model configuration that cannot be served; the text carries file, line and what to write instead."""
+
+
+def system_says(error: OSError) -> str:
+    """The text of a system's error; with the limit, where the process has reached that on its open files."""
+    text = error.strerror or str(error)
+    if error.errno != errno.EMFILE:
+        return text
+    return f"{text}: the server has reached its limit of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} (ulimit -n)"
 
 
 def answer(error: BaseException) -> tuple[Status, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an a
 FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
 MOST_DOUBLINGS = 30  # a model may fail for weeks: the power stays a number
 LONGEST_DELAY = 30.0
+DESCRIPTORS = 16  # that a worker takes of the server, at most while it is started
 STEP = 0.05  # seconds between looks at what is still open while an instance is closed
 
 
@@ -32,6 +35,14 @@ def pause_after(failures: int) -> float:
     if failures < 2:
         return 0.0
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 2, MOST_DOUBLINGS))
+
+
+def _limit_of(error: OSError) -> str:
+    """What is to be done, where the process may have no more open files."""
+    if error.errno != errno.EMFILE:
+        return ""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f": the server has reached its limit of {most} (ulimit -n), and needs {DESCRIPTORS} to start a worker"
 
 
 class Packets(Protocol):
@@ -167,7 +178,7 @@ class Attendant:
         try:
             worker = make(self._post.launch, self._post.arena)
         except OSError as error:
-            return None, f"its worker process cannot be started: {error}"
+            return None, f"its worker process cannot be started: {error}{_limit_of(error)}"
         self._pid = worker.pid
         link = self.link
         link.connect(

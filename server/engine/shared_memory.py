@@ -32,6 +32,7 @@ from server.errors import (
     ServerError,
     Status,
     Unimplemented,
+    system_says,
 )
 
 __all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
@@ -311,7 +312,7 @@ def _opened(key: str, name: str) -> tuple[int, bool]:
     except OSError as error:
         text = f"Unable to open shared memory region: '{key}'"
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise Exhausted(f"{text}: {error.strerror}") from error
+            raise Exhausted(f"{text}: {system_says(error)}") from error
         raise Internal(text) from error
 
 

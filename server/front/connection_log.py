@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ log = logging.getLogger("inferd.front")
 
 INTERVAL = 60.0
 """Seconds: probes that speak HTTP/1 come every few seconds, and hostile peers as fast as they can."""
+
+SPARE_DESCRIPTORS = 16
+"""So few are few: a worker takes about as many while it is started."""
 
 REASONS = 256
 """At most so many are told apart; there are a few dozen."""
@@ -29,6 +33,16 @@ class ConnectionLog:
 
     def add(self, peer: str, reason: str) -> None:
         """What `peer` sent is refused, and so the call or the connection is."""
+        self._say("refused, from %s: %s%s", peer, reason)
+
+    def note_descriptor(self, peer: str, descriptor: int) -> None:
+        """A connection has this descriptor, the lowest that was free: say so when soon there will be none."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if 0 <= most <= descriptor + SPARE_DESCRIPTORS:
+            left = f"at most {SPARE_DESCRIPTORS} of the server's {most} open files (ulimit -n) are left"
+            self._say("accepted, from %s: %s%s", peer, f"{left}, without which connections, loads and workers fail")
+
+    def _say(self, line: str, peer: str, reason: str) -> None:
         now = self._clock()
         if now - self._said.get(reason, now - INTERVAL) < INTERVAL:
             self._left_out[reason] = self._left_out.get(reason, 0) + 1
@@ -39,4 +53,4 @@ class ConnectionLog:
         more = self._left_out.pop(reason, 0)
         self._said[reason] = now
         others = f" ({more} more like it since the last line)" if more else ""
-        log.warning("refused, from %s: %s%s", peer, reason, others)
+        log.warning(line, peer, reason, others)

@@ -80,6 +80,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if self._admission is None:
             transport.abort()
             return
+        if connection is not None:
+            self._refused.note_descriptor(client.address, connection.fileno())
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(
             self._endpoint,

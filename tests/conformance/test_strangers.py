@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import resource
+import socket
+from pathlib import Path
 
 import grpc
 import pytest
@@ -76,3 +79,15 @@ def test_the_reasons_are_bounded(caplog):
         log.add("a", str(number))
     assert len(log._said) <= REASONS
     assert len(caplog.records) == 3 * REASONS
+
+
+def test_the_last_open_files_are_told(process):
+    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    # room for the next connection behind the highest that is in use
+    most = max(int(each.name) for each in Path(f"/proc/{process.pid}/fd").iterdir()) + 2
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        with socket.create_connection(tuple(process.address.rsplit(":", 1))):
+            process.says(f"of the server's {most} open files (ulimit -n) are left")
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)

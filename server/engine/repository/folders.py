@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from server.errors import ConfigError, InvalidArgument
+from server.errors import ConfigError, InvalidArgument, system_says
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
@@ -197,7 +197,7 @@ def _scan_one(repository: Path, but: Set[str]) -> list[ModelFolder]:
             names = [entry.name for entry in listed if entry.name not in but and not _is_no_model(entry.name)]
         entries = [path for path in (repository / name for name in names) if path.is_dir()]
     except OSError as error:
-        text = (error.strerror or str(error)).lower()
+        text = system_says(error).lower()
         raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None
     return [_model_folder(path, repository) for path in entries if _has_something(path)]
 
@@ -226,7 +226,7 @@ def _model_folder(path: Path, repository: Path) -> ModelFolder:
     except InvalidArgument as error:
         return ModelFolder(name, path, repository, problem=str(error))
     except OSError as error:
-        return ModelFolder(name, path, repository, problem=f"{path}: {(error.strerror or str(error)).lower()}")
+        return ModelFolder(name, path, repository, problem=f"{path}: {system_says(error).lower()}")
 
 
 def versions_of(path: Path) -> tuple[int, ...]:

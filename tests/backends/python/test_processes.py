@@ -161,7 +161,7 @@ async def test_a_worker_that_cannot_be_watched_is_not_left_behind(tmp_path, monk
     monkeypatch.setattr(process.os, "pidfd_open", refuse)
     async with serving(tmp_path, problems=1, m=MISCHIEF) as engine:
         [entry] = engine.index()
-        assert "Too many open files" in entry.reason
+        assert "Too many open files: the server has reached its limit of" in entry.reason
         assert children() <= before
 
 
