@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -86,12 +87,15 @@ def run(tokens: list[str]) -> int:
 
 def explained(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit status; an empty message for a fault of the program itself."""
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnusedCliTokensError
 
     from server import build
     from server.addresses import SettingsError
     from server.errors import ServerError
 
+    if isinstance(error, UnusedCliTokensError):
+        tokens = " ".join(map(shlex.quote, error.unused_tokens or ()))
+        return f"not expected: {tokens}; a value with spaces needs quotes, see --help", USAGE_ERROR
     if isinstance(error, (CycloptsError, SettingsError, Misused)):
         return "\n".join(MISSING.sub(_as_needed, line) for line in str(error).splitlines()), USAGE_ERROR
     return str(error) if isinstance(error, ServerError) else build.explained(error), 1

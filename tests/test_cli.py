@@ -567,3 +567,9 @@ def test_health_wants_headers_with_a_value(capsys) -> None:
 def test_it_answers_to_tritonservers_name(command, expected) -> None:
     """Containers get the name as a program or as the first argument behind their entry point."""
     assert cli.as_inferd(command) == expected
+
+
+def test_an_argument_too_many_is_named(capsys) -> None:
+    """The most common one is text without quotes."""
+    assert cli.main(["infer", "m", "--data", "hello", "there", "a b"]) == cli.USAGE_ERROR
+    assert capsys.readouterr().err.startswith("inferd: not expected: there 'a b'; a value with spaces needs quotes")

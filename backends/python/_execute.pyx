@@ -30,6 +30,7 @@ from _native.threads cimport lock, notify_all, unlock, wait
 from _native.timers cimport Timer, timers_clear, timers_set
 from backends.python._bls cimport bls_leave
 from backends.python._channel cimport (
+    CHANNEL_BROKEN,
     CHANNEL_DOWN,
     CHANNEL_UP,
     MSG_DONTWAIT,
@@ -143,15 +144,18 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
         channel_nudge(channel)  # the memory that was used may become idle
 
 
-cdef void refuse(Channel *channel, NativeBatch *batch) noexcept nogil:
-    # there is no worker
+cdef void refuse(Channel *channel, NativeBatch *batch, bint was_sent) noexcept nogil:
+    # There is no worker. was_sent: the batch may have reached the one that has ended.
     cdef uint32_t i
+    cdef const char *next_worker = ""
     lock(&channel.guard)
+    if channel.state == CHANNEL_BROKEN and not was_sent:
+        next_worker = "; the worker is restarting, and this request has not reached any"
     for i in range(batch.count):
         if batch.requests[i] != NULL:
             request_fail(batch.requests[i], STATUS_UNAVAILABLE, format_text(
-                "Failed to process the request(s) for model '%s', message: %s", channel.name,
-                text_or_no_memory(channel.why)))
+                "Failed to process the request(s) for model '%s', message: %s%s", channel.name,
+                text_or_no_memory(channel.why), next_worker))
             batch.requests[i].response.reason = "WORKER_DIED"
     unlock(&channel.guard)
 
@@ -163,7 +167,7 @@ cdef void lost(Channel *channel, NativeBatch *batch) noexcept nogil:
     while channel.state == CHANNEL_UP:
         wait(&channel.changed, &channel.guard)
     unlock(&channel.guard)
-    refuse(channel, batch)
+    refuse(channel, batch, True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
         lost(channel, batch)  # that is why the loop has left it to the thread
     elif not begin(channel, batch, True, &up):
         if not up:
-            refuse(channel, batch)
+            refuse(channel, batch, False)
         return
     elif not (send_execute(channel, batch) and await_done(channel, &head) and done_take(channel, batch, &head)):
         if not batch.failed:

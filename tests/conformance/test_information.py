@@ -94,6 +94,7 @@ def test_server_metadata(stub):
     assert metadata.name == "triton"
     assert metadata.version
     assert tuple(metadata.extensions) == EXTENSIONS
+    assert {"sequence", "schedule_policy", "model_repository(unload_dependents)"} < set(metadata.extensions)
 
 
 def test_model_metadata_with_a_batch_dimension(stub):

@@ -10,7 +10,8 @@ import sys
 import psutil
 import pytest
 
-from backends.python import process
+from backends.python import attendant, process
+from server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.python.served import CONFIG, MISCHIEF, WAITING, Readiness, add_model, ask, serving, wait_for
 
 UNAVAILABLE = 14
@@ -196,3 +197,29 @@ async def test_a_question_whether_the_model_is_ready_outlives_no_worker(tmp_path
         assert await asyncio.wait_for(asyncio.wrap_future(instance.check()), 60) is False
         await readiness.until(*[("m", False), ("m", True)] * 2)
         assert await engine.model("m").check()
+
+
+async def test_a_request_that_comes_while_the_worker_restarts_is_told_so(tmp_path, monkeypatch):
+    """It has not reached the worker whose end the text tells, unlike the request that ended it."""
+    monkeypatch.setattr(attendant, "pause_after", lambda failures: 3600.0)
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        guilty, late = [await ask(engine, number) for number in (-3, 1)]
+    assert [answer.status for answer in (guilty, late)] == [UNAVAILABLE] * 2
+    assert "restarting" not in guilty.text
+    assert late.text == f"{guilty.text}; the worker is restarting, and this request has not reached any"
+
+
+async def test_a_load_that_lowers_the_number_of_instances_returns_when_the_others_are_finalized(tmp_path):
+    """Guards what clients of such a load rely on: what the removed instances held is free."""
+    code = MISCHIEF + (
+        "    def initialize(self, args):\n"
+        "        self.file = args['model_repository'] + '/finalized ' + args['model_instance_name']\n"
+        "    def finalize(self):\n"
+        "        open(self.file, 'w').close()\n"
+    )
+    add_model(tmp_path, "m", code, CONFIG.replace("count: 1", "count: 3"))
+    control = ModelControl(mode=ControlMode.EXPLICIT, load=("m",))
+    async with serving(tmp_path, control=control) as engine:
+        (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+        await engine.load("m")
+        assert len(list((tmp_path / "m").glob("finalized *"))) == 2
