@@ -1,5 +1,5 @@
-/* What other models answer a backend's own requests. The host makes a response, whose memory the backend's allocator
- * has given. The backend gets it, and deletes it. */
+/* Responses of other models to requests of the backend. The host makes a response in memory from the backend's
+ * allocator. The backend gets it, and deletes it. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -13,7 +13,7 @@ static TRITONSERVER_Error *no_memory(void) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Allocators: what an allocator says about the memory that it would give is not asked, all of it is the CPU's */
+/* Allocators. They are not asked about their memory, because all of it is the CPU's. */
 
 TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorNew(TRITONSERVER_ResponseAllocator **allocator,
                                                       AllocateFunction allocate, FreeFunction release,
@@ -44,7 +44,7 @@ TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAl
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Responses as the host makes them */
+/* Making responses, for the host */
 
 TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request) {
     TRITONSERVER_InferenceResponse *made = calloc(1, sizeof *made);
@@ -111,7 +111,7 @@ TRITONSERVER_Error *inferd_add_parameter(TRITONSERVER_InferenceResponse *respons
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Responses as the backend reads them */
+/* Reading responses, for the backend */
 
 TRITONSERVER_Error *TRITONSERVER_InferenceResponseDelete(TRITONSERVER_InferenceResponse *response) {
     if (response == NULL) return NULL;
@@ -133,7 +133,7 @@ TRITONSERVER_Error *TRITONSERVER_InferenceResponseDelete(TRITONSERVER_InferenceR
     return NULL;
 }
 
-/* The response's, which deletes it. */
+/* The error stays the response's, which deletes it. */
 TRITONSERVER_Error *TRITONSERVER_InferenceResponseError(TRITONSERVER_InferenceResponse *response) {
     return response->error;
 }
@@ -204,6 +204,6 @@ TRITONSERVER_Error *TRITONSERVER_InferenceResponseOutputClassificationLabel(TRIT
                                                                             uint32_t index, size_t class_index,
                                                                             const char **label) {
     (void)class_index;
-    *label = NULL; /* no classes are asked for */
+    *label = NULL; /* requests for classes are not supported */
     return check_index("outputs", index, response->output_count);
 }

@@ -1,6 +1,5 @@
-/* What backends compiled for Triton call: the types and functions of TRITONBACKEND 1.19 and TRITONSERVER 1.34 that do
- * something here. Names, arguments and numbers are the API's. The functions of the API that are missing are in
- * unsupported.c. */
+/* The types and functions of TRITONBACKEND 1.19 and TRITONSERVER 1.34 that this server implements, for backends compiled
+ * for Triton. Names, arguments and numbers are those of the API. The other functions of the API are in unsupported.c. */
 
 #ifndef INFERD_TRITON_API_H
 #define INFERD_TRITON_API_H
@@ -159,8 +158,8 @@ API TRITONSERVER_Error *TRITONSERVER_BufferAttributesCudaIpcHandle(TRITONSERVER_
 API TRITONSERVER_Error *TRITONSERVER_BufferAttributesByteSize(TRITONSERVER_BufferAttributes *attributes,
                                                               size_t *byte_size);
 
-/* Requests to other models. Their responses come on a thread of the host's, one after the other: a callback must not
- * wait for another response. A request is its maker's again with its release callback, after the last response. */
+/* Requests to other models. One thread of the host delivers their responses, so a callback must not wait for another
+ * response. The backend owns a request again after its release callback, which follows the last response. */
 
 typedef TRITONSERVER_Error *(*AllocateFunction)(TRITONSERVER_ResponseAllocator *allocator, const char *output,
                                                 size_t byte_size, TRITONSERVER_MemoryType preferred_type,

@@ -1,5 +1,5 @@
-/* Requests of a backend's own to other models: what they say, and what is asked of the server besides. A request is its
- * maker's; the host reads it while TRITONSERVER_ServerInferAsync runs, and gives it back by its release callback. */
+/* Requests of the backend to other models, and questions to the server. The backend owns a request, except from
+ * TRITONSERVER_ServerInferAsync until the host calls its release callback. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -12,7 +12,7 @@ static TRITONSERVER_Error *no_memory(const char *what) {
     return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for %s", what);
 }
 
-/* A copy of the text in place of what was there; NULL is an empty one. */
+/* Replaces a text by a copy of another one; NULL is an empty text. */
 static TRITONSERVER_Error *set_text(char **place, const char *text) {
     char *copy = strdup(text ? text : "");
     if (copy == NULL) return no_memory("a text");
@@ -22,7 +22,7 @@ static TRITONSERVER_Error *set_text(char **place, const char *text) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Life */
+/* Making and deleting requests */
 
 TRITONSERVER_Error *TRITONSERVER_InferenceRequestNew(TRITONSERVER_InferenceRequest **request,
                                                      TRITONSERVER_Server *server, const char *model,
@@ -65,7 +65,7 @@ TRITONSERVER_Error *TRITONSERVER_InferenceRequestDelete(TRITONSERVER_InferenceRe
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* What it says of itself */
+/* Properties of a request */
 
 #define FIELD(name, set_name, type, field)                                                                        \
     TRITONSERVER_Error *TRITONSERVER_InferenceRequest##name(TRITONSERVER_InferenceRequest *request, type *value) { \
@@ -121,7 +121,7 @@ TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetCorrelationIdString(TRITONSE
     return set_text(&request->correlation_text, id);
 }
 
-/* In place of one of the same name. */
+/* Replaces a parameter of the same name. */
 static TRITONSERVER_Error *set_parameter(TRITONSERVER_InferenceRequest *request, const char *name,
                                          TRITONSERVER_ParameterType type, const void *value) {
     TRITONSERVER_Parameter *parameter = TRITONSERVER_ParameterNew(name, type, value);
@@ -156,9 +156,9 @@ TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetDoubleParameter(TRITONSERVER
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Inputs: their data stays its owner's */
+/* Inputs. Their data belongs to the caller. */
 
-/* The link to the input of this name, or else that at the end. */
+/* The link to the input of this name, or the link at the end of the list. */
 static struct CallInput **input_link(TRITONSERVER_InferenceRequest *request, const char *name) {
     struct CallInput **link = &request->inputs;
     while (*link && strcmp((*link)->tensor->name, name) != 0) link = &(*link)->next;
@@ -257,9 +257,9 @@ TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveAllInputData(TRITONSERVER
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Outputs that are asked for */
+/* Requested outputs */
 
-/* The link to the output of this name, or else that at the end. */
+/* The link to the output of this name, or the link at the end of the list. */
 static struct Name **output_link(TRITONSERVER_InferenceRequest *request, const char *name) {
     struct Name **link = &request->outputs;
     while (*link && strcmp((*link)->text, name) != 0) link = &(*link)->next;
@@ -295,7 +295,7 @@ TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveAllRequestedOutputs(TRITO
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* The call itself */
+/* Sending a request */
 
 TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetReleaseCallback(TRITONSERVER_InferenceRequest *request,
                                                                     ReleaseFunction release, void *data) {
@@ -344,11 +344,11 @@ TRITONSERVER_Error *TRITONSERVER_ServerInferAsync(TRITONSERVER_Server *server, T
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Questions */
+/* The state of the server */
 
 TRITONSERVER_Error *TRITONSERVER_ServerIsLive(TRITONSERVER_Server *server, bool *live) {
     (void)server;
-    *live = true; /* the process ends with the server's */
+    *live = true; /* this process ends with that of the server */
     return NULL;
 }
 

@@ -1,10 +1,10 @@
-"""Requests of a backend's own to other models, and its questions to the server. A part of _host.pyx."""
+"""Requests of the backend to other models, and its questions to the server. A part of _host.pyx."""
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is asked
+# Requests
 
 cdef object input_of(CallInput *given):
-    # The data stays where it is, unless it lies in several pieces.
+    # The data is not copied, unless it lies in several pieces.
     cdef Tensor *tensor = given.tensor
     cdef Piece *piece
     cdef uint32_t at
@@ -45,11 +45,11 @@ cdef object message_of(TRITONSERVER_InferenceRequest *request):
 
 
 class Outgoing(Call):
-    """A request under way. Its responses go to the backend's callbacks.
+    """A request of the backend that waits for responses, which go to the backend's callbacks.
 
     Args:
-        model: that is asked.
-        request: where the backend's request lies.
+        model: name of the model that executes it.
+        request: address of the backend's request.
     """
 
     __slots__ = ("_request",)
@@ -84,7 +84,7 @@ cdef int start(TRITONSERVER_InferenceRequest *request) except -1:
 
 
 cdef void end(TRITONSERVER_InferenceRequest *request) noexcept:
-    # It is not under way any more.
+    # The request waits for no more responses.
     cdef void *call = request.call
     request.call = NULL
     if call != NULL:
@@ -92,10 +92,10 @@ cdef void end(TRITONSERVER_InferenceRequest *request) noexcept:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is answered
+# Responses
 
 cdef enum:
-    MOST_ANSWERED_DIMENSIONS = 16  # as the server has it
+    MOST_ANSWERED_DIMENSIONS = 16  # the same as in the server
 
 
 cdef int add_output(TRITONSERVER_InferenceResponse *made, tensor) except -1:
@@ -165,7 +165,7 @@ cdef TRITONSERVER_InferenceResponse *answer_of(TRITONSERVER_InferenceRequest *re
 cdef int answer(TRITONSERVER_InferenceRequest *request, call, response, bint final) except -1:
     cdef TRITONSERVER_InferenceResponse *made = NULL
     cdef uint32_t flags = TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-    # A decoupled model may end without a response: then there is none, but for the flag.
+    # A decoupled model may end without a response: then the backend gets the final flag only.
     if not final or response.has_error() or response.output_tensors() or response._parameters:
         made = answer_of(request, response)
     with nogil:
@@ -180,7 +180,7 @@ cdef int answer(TRITONSERVER_InferenceRequest *request, call, response, bint fin
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the functions of the API ask for
+# Functions that the C sources call
 
 cdef TRITONSERVER_Error *host_call(TRITONSERVER_InferenceRequest *request) noexcept with gil:
     try:
@@ -197,7 +197,7 @@ cdef void host_cancel(TRITONSERVER_InferenceRequest *request) noexcept with gil:
     try:
         if not call.final:
             current().channel.cancel(call)
-    except Exception:  # the server has gone
+    except Exception:  # the server has ended
         pass
 
 

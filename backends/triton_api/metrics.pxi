@@ -1,4 +1,4 @@
-"""Metrics of a backend's own. A part of _host.pyx."""
+"""Metrics that the backend makes. A part of _host.pyx."""
 
 cdef TRITONSERVER_Error *host_new_family(
     TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind, const char *name, const char *description

@@ -1,4 +1,4 @@
-/* Backends, models and instances, and the memory that they ask for. */
+/* Backends, models and instances, and memory for them. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -53,7 +53,7 @@ STATE(Backend, TRITONBACKEND_Backend)
 
 TRITONSERVER_Error *TRITONBACKEND_BackendSetExecutionPolicy(TRITONBACKEND_Backend *backend,
                                                             TRITONBACKEND_ExecutionPolicy policy) {
-    backend->policy = policy; /* an instance has its process to itself: both policies come to the same */
+    backend->policy = policy; /* each instance has a process of its own, so both policies mean the same */
     return NULL;
 }
 
@@ -71,7 +71,7 @@ GETTER(TRITONBACKEND_ModelName, TRITONBACKEND_Model, const char *, object->name)
 GETTER(TRITONBACKEND_ModelVersion, TRITONBACKEND_Model, uint64_t, object->version)
 GETTER(TRITONBACKEND_ModelAutoCompleteConfig, TRITONBACKEND_Model, bool, object->completes)
 GETTER(TRITONBACKEND_ModelBackend, TRITONBACKEND_Model, TRITONBACKEND_Backend *, object->backend)
-/* No function takes a server but those of unsupported.c; backends ask for one all the same. */
+/* Backends request a server, but only the functions of unsupported.c take one. */
 GETTER(TRITONBACKEND_ModelServer, TRITONBACKEND_Model, TRITONSERVER_Server *, (TRITONSERVER_Server *)object)
 STATE(Model, TRITONBACKEND_Model)
 
@@ -88,7 +88,7 @@ static TRITONSERVER_Error *check_config_version(uint32_t version) {
                          version);
 }
 
-/* The caller's, who deletes it. */
+/* The caller deletes the message. */
 TRITONSERVER_Error *TRITONBACKEND_ModelConfig(TRITONBACKEND_Model *model, uint32_t config_version,
                                               TRITONSERVER_Message **config) {
     TRITONSERVER_Error *error = check_config_version(config_version);
@@ -109,7 +109,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelSetConfig(TRITONBACKEND_Model *model, uin
 
 TRITONSERVER_Error *TRITONBACKEND_ModelReportMemoryUsage(TRITONBACKEND_Model *model,
                                                          TRITONSERVER_BufferAttributes **usage, uint32_t count) {
-    (void)model, (void)usage, (void)count; /* nobody asks for it */
+    (void)model, (void)usage, (void)count; /* the server does not use it */
     return NULL;
 }
 
@@ -141,7 +141,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportMemoryUsage(TRITONBACKEND_M
     return NULL;
 }
 
-/* The server counts executions and takes their times by itself: what a backend reports is dropped. */
+/* The server itself counts executions and measures their times, so the reports of a backend are dropped. */
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportStatistics(TRITONBACKEND_ModelInstance *instance,
                                                                 TRITONBACKEND_Request *request, bool success,
@@ -161,7 +161,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportBatchStatistics(TRITONBACKE
     return NULL;
 }
 
-static char nothing; /* what handles of statistics point to */
+static char nothing; /* handles of statistics point to it */
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsNew(
     TRITONBACKEND_ModelInstanceResponseStatistics **statistics) {

@@ -1,4 +1,4 @@
-/* What the handles of the API point to, and what the functions ask of the host, which is _host.pyx. */
+/* The structures behind the handles of the API, and the functions of the host (_host.pyx) that the API calls. */
 
 #ifndef INFERD_TRITON_OBJECTS_H
 #define INFERD_TRITON_OBJECTS_H
@@ -18,7 +18,7 @@ struct TRITONSERVER_Error {
 
 struct TRITONSERVER_Message {
     size_t size;
-    char text[]; /* with a zero behind it */
+    char text[]; /* ends with a zero, which `size` does not count */
 };
 
 struct TRITONSERVER_Parameter {
@@ -49,7 +49,7 @@ struct Tensor {
     int64_t shape[MOST_DIMENSIONS];
     void *base;
     struct TRITONSERVER_BufferAttributes attributes;
-    bool updated;        /* of a state: it is to be kept */
+    bool updated;        /* of a state: the next response takes it along */
     struct TRITONBACKEND_Request *request; /* of a state */
     struct Tensor *next; /* of a response or a request */
 };
@@ -83,7 +83,7 @@ struct TRITONBACKEND_Request {
     struct TRITONSERVER_Parameter *parameters;
     const char **state_names; /* of the model; NULL behind the last */
     struct Tensor *states;
-    bool sent; /* its last response has gone: no state can go with it any more */
+    bool sent; /* the last response has been sent, so no state can go with it any more */
 };
 
 struct TRITONBACKEND_ResponseFactory {
@@ -99,7 +99,7 @@ struct TRITONBACKEND_Response {
     TRITONSERVER_Parameter **last_parameter;
 };
 
-/* What a backend asks of other models, and what they answer */
+/* Requests of a backend to other models, and their responses */
 
 struct TRITONSERVER_ResponseAllocator {
     AllocateFunction allocate;
@@ -114,7 +114,7 @@ struct Piece {
 
 struct CallInput {
     struct Tensor *tensor;
-    struct Piece *pieces; /* of its data, in order */
+    struct Piece *pieces; /* of the data, in order */
     uint32_t piece_count;
     struct CallInput *next;
 };
@@ -143,12 +143,12 @@ struct TRITONSERVER_InferenceRequest {
     void *respond_data;
     ReleaseFunction release;
     void *release_data;
-    void *call; /* the host's object, while it is under way */
+    void *call; /* the host's object, while the request waits for responses */
 };
 
 struct Answered {
     struct Tensor *tensor;
-    void *buffer; /* the allocator's */
+    void *buffer; /* from the allocator */
     void *buffer_data;
 };
 
@@ -193,16 +193,16 @@ struct TRITONBACKEND_ModelInstance {
     void *state;
 };
 
-/* What the host does. Called on any thread, without Python's lock. */
+/* Functions of the host. They may be called on any thread, without the GIL. */
 struct Host {
     void (*log)(TRITONSERVER_LogLevel level, const char *file, int line, const char *text);
     bool (*logs)(TRITONSERVER_LogLevel level);
     bool (*is_cancelled)(void *owner);
     void (*released)(void *owner, uint32_t flags);
-    /* `response` is NULL where the flags alone are sent; it stays the caller's, but for the memory that is taken */
+    /* `response` is NULL if only the flags are sent. The caller keeps it, but the host takes the memory of outputs. */
     TRITONSERVER_Error *(*send)(void *owner, TRITONBACKEND_Response *response, uint32_t flags,
                                 TRITONSERVER_Error *error);
-    void (*forget)(void *owner); /* the last reference to a request has gone */
+    void (*forget)(void *owner); /* the last reference to a request has been dropped */
     TRITONSERVER_Error *(*new_family)(TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind,
                                       const char *name, const char *description);
     TRITONSERVER_Error *(*new_metric)(TRITONSERVER_Metric **metric, TRITONSERVER_MetricFamily *family,
@@ -211,7 +211,7 @@ struct Host {
     TRITONSERVER_Error *(*measure)(TRITONSERVER_Metric *metric, const char *what, double *value);
     TRITONSERVER_Error *(*kind_of)(void *measured, TRITONSERVER_MetricKind *kind);
     void (*let_go)(void *measured); /* of a family or a metric */
-    TRITONSERVER_Error *(*call)(TRITONSERVER_InferenceRequest *request); /* its callbacks say what becomes of it */
+    TRITONSERVER_Error *(*call)(TRITONSERVER_InferenceRequest *request); /* its callbacks get the responses */
     void (*cancel)(TRITONSERVER_InferenceRequest *request);
     TRITONSERVER_Error *(*is_ready)(const char *model, int64_t version, bool *ready);
     TRITONSERVER_Error *(*is_decoupled)(const char *model, int64_t version, bool *decoupled);
@@ -233,9 +233,9 @@ INTERNAL TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const cha
                                                TRITONSERVER_DataType datatype, const int64_t *shape, uint64_t rank);
 INTERNAL void inferd_free_tensors(struct Tensor *first);
 INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
-INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* one reference */
+INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* drops one reference */
 
-/* An answer to a request, and what belongs to it */
+/* The response of another model to a request of the backend, and its parts */
 INTERNAL TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request);
 INTERNAL TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response);
 INTERNAL TRITONSERVER_Error *inferd_add_answered(TRITONSERVER_InferenceResponse *response, const char *name,

@@ -1,4 +1,4 @@
-"""What the C sources of the API and their host share: objects.h."""
+"""Declarations of objects.h: the structures that the C sources of the API share with their host."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t

@@ -1,11 +1,11 @@
-/* Requests and their inputs. The host has filled in the structures; nothing here changes them. */
+/* Requests and their inputs. The host has set the structures; these functions do not change them. */
 
 #include <string.h>
 
 #include "objects.h"
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Inputs: each lies in one buffer of the host's memory, whatever the host policy */
+/* Inputs. Each lies in one buffer of the host's memory, for every host policy. */
 
 TRITONSERVER_Error *TRITONBACKEND_InputProperties(TRITONBACKEND_Input *input, const char **name,
                                                   TRITONSERVER_DataType *datatype, const int64_t **shape,
@@ -148,7 +148,7 @@ TRITONSERVER_Error *TRITONBACKEND_RequestOutputBufferProperties(TRITONBACKEND_Re
                                                                 size_t *byte_size,
                                                                 TRITONSERVER_MemoryType *memory_type,
                                                                 int64_t *memory_type_id) {
-    (void)request, (void)name, (void)byte_size; /* whatever its size */
+    (void)request, (void)name, (void)byte_size; /* the size makes no difference */
     *memory_type = TRITONSERVER_MEMORY_CPU;
     *memory_type_id = 0;
     return NULL;

@@ -1,4 +1,4 @@
-/* Responses, what makes them, and the states of sequences. */
+/* Responses, response factories, and the states of sequences. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -52,7 +52,7 @@ TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, 
     return *tensor ? NULL : no_memory(name);
 }
 
-/* Memory of this size, in place of what the tensor had. */
+/* Gives a tensor new memory of this size. */
 static TRITONSERVER_Error *allocate(struct Tensor *tensor, void **buffer, uint64_t byte_size,
                                     TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
     free(tensor->base);
@@ -233,8 +233,8 @@ TRITONSERVER_Error *TRITONBACKEND_InferenceResponseOutputByName(TRITONBACKEND_Re
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* States: what is updated goes with the next response, also with one that waits for the end of the batch, or with the
- * request when that is rescheduled */
+/* States. An updated state goes with the next response, even with one that waits for the end of the batch, or with the
+ * request if that is rescheduled. */
 
 static bool has_state(const TRITONBACKEND_Request *request, const char *name) {
     for (const char **each = request->state_names; *each; each++)

@@ -1,4 +1,4 @@
-/* Errors, log, messages, parameters, attributes of buffers, metrics: what is of no backend in particular. */
+/* Errors, log, messages, parameters, attributes of buffers, and metrics. */
 
 #define _POSIX_C_SOURCE 200809L
 

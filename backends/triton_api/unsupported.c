@@ -1,5 +1,5 @@
-/* The rest of the API. Each function says that it is not supported: a backend loads that may call one, and gets an
- * error where it does. Arguments do not matter: all of these return an error, and leave its release to the caller. */
+/* The rest of the API. Each function returns an error that says that it is not supported. So a backend that may call one
+ * can be loaded, and gets the error only when it calls it. The arguments make no difference. */
 
 #include "objects.h"
 
@@ -13,7 +13,7 @@
 UNSUPPORTED(TRITONSERVER_MetricsDelete)
 UNSUPPORTED(TRITONSERVER_MetricsFormatted)
 
-/* Traces of a backend's own */
+/* Traces that a backend makes */
 UNSUPPORTED(TRITONSERVER_InferenceTraceNew)
 UNSUPPORTED(TRITONSERVER_InferenceTraceTensorNew)
 UNSUPPORTED(TRITONSERVER_InferenceTraceDelete)
@@ -29,7 +29,7 @@ UNSUPPORTED(TRITONSERVER_InferenceTraceContext)
 /* Requests to other models */
 UNSUPPORTED(TRITONSERVER_InferenceRequestAddRawInput)
 
-/* Answers of other models */
+/* Responses of other models */
 
 /* Options of a server in the process */
 UNSUPPORTED(TRITONSERVER_ServerOptionsNew)

@@ -1,0 +1,262 @@
+"""A request on its way through the backend, and its responses. A part of _host.pyx."""
+
+cdef class StateNames:
+    """Names of the outputs that are states of sequences, for Python and for the C sources."""
+
+    cdef readonly frozenset names
+    cdef const char **pointers
+    cdef list _texts
+
+    def __cinit__(self, names):
+        self.names = frozenset(names)
+        self._texts = [name.encode() for name in self.names]
+        self.pointers = <const char **>calloc(len(self._texts) + 1, sizeof(char *))
+        if self.pointers == NULL:
+            raise MemoryError
+        for at, text in enumerate(self._texts):
+            self.pointers[at] = <const char *>(<bytes>text)
+
+    def __dealloc__(self):
+        free(self.pointers)
+
+
+cdef class Exchange:
+    """A request as the backend knows it, and the state of its answer.
+
+    The backend holds one reference while it has the request, a response factory or a response.
+    """
+
+    cdef TRITONBACKEND_Request c
+    cdef object request
+    cdef object sender
+    cdef object ready  # the response that the backend sent during its execution
+    cdef list kept  # objects that the structures for the backend point to
+    cdef Py_buffer *views
+    cdef Py_ssize_t view_count
+    cdef bint decoupled
+    cdef bint executing
+    cdef bint released
+    cdef bint answered  # its final response has been sent
+    cdef bint rescheduled
+    cdef str wrong  # the error for the client, if the backend released the request wrongly
+
+    def __cinit__(self, request, bint decoupled, StateNames states):
+        self.request = request
+        self.decoupled = decoupled
+        self.sender = request.get_response_sender() if decoupled else None
+        self.executing = True
+        self.kept = [states]
+        self.c.state_names = states.pointers
+        self._describe(states.names)
+        self._take_inputs()
+        self._take_parameters()
+
+    def __dealloc__(self):
+        self._free_inputs()
+        free(self.c.outputs)
+        free(self.c.parameters)
+        inferd_free_tensors(self.c.states)
+
+    cdef const char *_text(self, str text) except NULL:
+        encoded = text.encode("utf-8", "replace")
+        self.kept.append(encoded)
+        return <const char *>encoded
+
+    cdef int _describe(self, states) except -1:
+        request = self.request
+        self.c.id = self._text(request.request_id())
+        sequence = request.correlation_id()
+        if isinstance(sequence, str):
+            self.c.correlation_text = self._text(sequence)
+        else:
+            self.c.correlation_id = sequence
+        self.c.timeout = request.timeout()
+        self.c.flags = request.flags()
+        names = [name for name in request.requested_output_names() if name not in states]
+        self.c.outputs = <const char **>calloc(len(names) + 1, sizeof(char *))
+        if self.c.outputs == NULL:
+            raise MemoryError
+        for name in names:
+            self.c.outputs[self.c.output_count] = self._text(name)
+            self.c.output_count += 1
+        return 0
+
+    cdef int _take_inputs(self) except -1:
+        inputs = self.request.inputs()
+        self.c.inputs = <TRITONBACKEND_Input *>calloc(len(inputs) + 1, sizeof(TRITONBACKEND_Input))
+        self.views = <Py_buffer *>calloc(len(inputs) + 1, sizeof(Py_buffer))
+        if self.c.inputs == NULL or self.views == NULL:
+            raise MemoryError
+        cdef Tensor *tensor
+        for each in inputs:
+            PyObject_GetBuffer(wire_bytes(each), &self.views[self.view_count], PyBUF_SIMPLE)
+            tensor = &self.c.inputs[self.view_count].tensor
+            tensor.base = self.views[self.view_count].buf
+            tensor.attributes.byte_size = self.views[self.view_count].len
+            self.view_count += 1
+            tensor.name = self._text(each.name())
+            tensor.datatype = each.triton_dtype()
+            for dim in each.shape():
+                if tensor.rank == <uint32_t>MOST_DIMENSIONS:
+                    raise pb_utils.TritonModelException(f"input '{each.name()}' has too many dimensions")
+                tensor.shape[tensor.rank] = dim
+                tensor.rank += 1
+        self.c.input_count = <uint32_t>len(inputs)
+        return 0
+
+    cdef int _take_parameters(self) except -1:
+        given = self.request._parameters
+        if not given:
+            return 0
+        self.c.parameters = <TRITONSERVER_Parameter *>calloc(len(given), sizeof(TRITONSERVER_Parameter))
+        if self.c.parameters == NULL:
+            raise MemoryError
+        cdef TRITONSERVER_Parameter *parameter
+        for name, value in given.items():
+            parameter = &self.c.parameters[self.c.parameter_count]
+            parameter.name = <char *>self._text(name)
+            if isinstance(value, bool):
+                parameter.type = TRITONSERVER_PARAMETER_BOOL
+                parameter.flag = value
+            elif isinstance(value, int) and value < 1 << 63:
+                parameter.type = TRITONSERVER_PARAMETER_INT
+                parameter.integer = value
+            elif isinstance(value, float):
+                parameter.type = TRITONSERVER_PARAMETER_DOUBLE
+                parameter.number = value
+            else:
+                parameter.type = TRITONSERVER_PARAMETER_STRING
+                parameter.text = <void *>self._text(str(value))
+            self.c.parameter_count += 1
+        return 0
+
+    cdef void _free_inputs(self) noexcept:
+        while self.view_count:
+            self.view_count -= 1
+            PyBuffer_Release(&self.views[self.view_count])
+        free(self.views)
+        self.views = NULL
+        free(self.c.inputs)
+        self.c.inputs = NULL
+        self.c.input_count = 0
+
+    cdef void release(self, uint32_t flags) noexcept:
+        # The backend has finished with the inputs; their memory belongs to the server again.
+        self.released = True
+        self._free_inputs()
+        self.request._inputs = ()
+        if flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE or self.answered:
+            return
+        if self.executing:
+            self.request.set_release_flags(flags)
+            self.rescheduled = True
+        else:
+            self.wrong = "the backend rescheduled the request after its execution, expected before that returns"
+
+    cdef object _response(self, TRITONBACKEND_Response *response, TRITONSERVER_Error *error):
+        if error != NULL:
+            return pb_utils.InferenceResponse(error=error_of(error))
+        outputs = []
+        cdef Tensor *tensor = response.outputs
+        while tensor != NULL:
+            outputs.append(output_of(tensor))
+            tensor = tensor.next
+        return pb_utils.InferenceResponse(outputs, parameters=parameters_of(response.parameters))
+
+    cdef list _updated(self):
+        # The states that the backend has updated since the last response left, in the order in which it made them.
+        found = []
+        cdef Tensor *tensor = self.c.states
+        while tensor != NULL:
+            if tensor.updated:
+                tensor.updated = False
+                found.append(output_of(tensor))
+            tensor = tensor.next
+        found.reverse()
+        return found
+
+    cdef object _with_states(self, response):
+        # The response as it leaves: with the updated states, or an error if one of them is not valid.
+        if response.has_error():
+            return response
+        try:
+            response.output_tensors().extend(self._updated())
+        except pb_utils.TritonModelException as wrong:
+            return failure(str(wrong))
+        return response
+
+    cdef int send(self, TRITONBACKEND_Response *response, uint32_t flags, TRITONSERVER_Error *error) except -1:
+        cdef bint final = flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if response == NULL:
+            if final and not self.answered and not self.rescheduled:
+                self.end("the backend ended the request without a response")
+            return 0
+        if self.answered:
+            raise pb_utils.TritonModelException("the request has had its final response")
+        if self.rescheduled:
+            raise pb_utils.TritonModelException("the request has been rescheduled")
+        # Set this before anything that lets other threads run: they may send, too.
+        self.answered = final or not self.decoupled
+        try:
+            made = self._response(response, error)
+        except pb_utils.TritonModelException as wrong:
+            made = failure(str(wrong))
+        self._answer(made, final)
+        return 0
+
+    cdef int _answer(self, response, bint final) except -1:
+        cdef bint last = final or not self.decoupled
+        self.answered = self.answered or last
+        if self.executing and not self.decoupled:
+            self.ready = response  # execute() returns it with those of the other requests
+            return 0
+        if self.sender is None:
+            self.sender = self.request.get_response_sender()
+        response = self._with_states(response)
+        self.c.sent = last
+        self.sender.send(response, 1 if last else 0)
+        return 0
+
+    cdef int end(self, str why) except -1:
+        # No more responses will come. A decoupled model may end so; for another model this is an error.
+        if not self.decoupled:
+            return self._answer(failure(why), True)
+        self.answered = True
+        self.sender.send(None, 1)
+        return 0
+
+    cdef int abandon(self) except -1:
+        # The backend has released the request and everything that could answer it.
+        if not self.answered and not self.rescheduled:
+            self._answer(failure(self.wrong or "the backend released the request without a final response"), True)
+        return 0
+
+    cdef object executed(self, failed):
+        # The response that goes back with the batch; None if the sender answers the request, or it is rescheduled.
+        if failed is not None and not self.released:  # the backend failed, and left the request to the server
+            if not self.answered:
+                self._answer(pb_utils.InferenceResponse(error=failed), True)
+            self.c.released = True
+            self.release(0)
+            inferd_drop(&self.c)
+        # A sender tells the worker that the request is answered later. It is made while `executing` still sends a
+        # response of another thread to `ready`, so a request never gets two responses.
+        if self.ready is None and not self.rescheduled and self.sender is None:
+            self.sender = self.request.get_response_sender()
+        self.executing = False
+        if self.rescheduled:
+            self._go_round()
+        if self.ready is None:
+            return None
+        self.c.sent = True
+        return self._with_states(self.ready)
+
+    cdef int _go_round(self) except -1:
+        # The server sends the request again, with the present states.
+        try:
+            self.request._states = self._updated()
+        except pb_utils.TritonModelException as wrong:
+            self.rescheduled = False
+            self.request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_ALL)
+            self._answer(failure(str(wrong)), True)
+        return 0
