@@ -1,4 +1,8 @@
+from _native.memory.pool import PooledMemory
 from _native.memory.resource import Memory
+
+class MappedMemory(PooledMemory):
+    def __init__(self, limit: int, slab_size: int = ...) -> None: ...
 
 def random_operations(
     memory: Memory, seed: int, operations: int, most: int, largest: int, readable: bool

@@ -1,9 +1,12 @@
-"""Random takes and gives without the GIL, for the tests of resources, and how long a pair takes in several threads."""
+"""For tests and measurements of memory: a pool that needs no GPU, random takes and gives without the GIL, and the time
+of a pair in several threads."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
+from _native.memory.pool cimport Backing, PooledMemory
 from _native.memory.resource cimport Block, BlockView, Memory, block_give, block_share, block_view, resource_take
 
 cdef extern from *:
@@ -16,6 +19,32 @@ cdef extern from *:
     }
     """
     long thread_ns "inferd_thread_ns"() noexcept nogil
+
+
+cdef void *map_slab(void *context, size_t size, void **mark) noexcept nogil:
+    cdef void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
+    return NULL if address == MAP_FAILED else address
+
+
+cdef void unmap_slab(void *context, void *address, size_t size, void *mark) noexcept nogil:
+    munmap(address, size)
+
+
+cdef class MappedMemory(PooledMemory):
+    """A pool of host memory: each slab is a mapping of its own, of the kind that processes can share.
+
+    Args:
+        limit: the most bytes that it holds.
+        slab_size: bytes of a mapping, unless a block is larger.
+    """
+
+    def __cinit__(self, limit: int, slab_size: int = 32 << 20):
+        cdef Backing backing
+        memset(&backing, 0, sizeof(Backing))
+        backing.obtain = map_slab
+        backing.release = unmap_slab
+        self.make("mapped", limit, slab_size, &backing)
+
 
 cdef struct Alive:
     Block *block

@@ -12,10 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 from _native.memory import resource as memory
-from _native.memory.pool import SharedMemory
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from bench import codec, messages
-from bench.memory_speed import pair_ns
+from bench.memory_speed import MappedMemory, pair_ns
 from bench.native_speed import bind_ns, block_ns, gather_ns, lane_ns, share_ns
 
 ROUNDS = 5
@@ -52,10 +51,10 @@ def rows() -> list[tuple[str, float]]:
         "lane with levels, limits and timeouts: batches of 1": lambda: lane_ns(LEVELS, message, 1, 500_000),
         "lane with levels, limits and timeouts: batches of 64": lambda: lane_ns(LEVELS, message, 64, 10_000),
     }
-    shared = SharedMemory(64 << 20)
+    mapped = MappedMemory(64 << 20)
     for size, name in ((4096, "4 KiB"), (1 << 20, "1 MiB")):
         for threads in (1, 4):
-            for what, resource in (("host", memory.host()), ("pooled", shared)):
+            for what, resource in (("host", memory.host()), ("pooled", mapped)):
                 text = f"{what} memory of {name}: take and give, {threads} thread{'s' if threads > 1 else ''}"
                 measured[text] = partial(together_ns, resource, size, threads)
     return [(what, min(measure() for _ in range(ROUNDS))) for what, measure in measured.items()]

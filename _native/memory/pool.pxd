@@ -82,7 +82,3 @@ cdef size_t pool_trim(Pool *pool) noexcept nogil
 cdef class PooledMemory(Memory):
     cdef Pool *pool
     cdef int make(self, const char *name, object limit, object slab_size, const Backing *backing) except -1
-
-
-cdef class SharedMemory(PooledMemory):
-    pass

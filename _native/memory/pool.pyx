@@ -9,29 +9,12 @@ systems", ECRTS 2004.)
 The metadata of a piece is in ordinary memory, because the CPU may be unable to read the piece.
 """
 
-from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
 from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
 from _native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
-
-from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
-from posix.types cimport off_t
-from posix.unistd cimport close, ftruncate
-
-cdef extern from *:
-    """
-    #include <sys/syscall.h>
-    #include <unistd.h>
-    #define INFERD_CLOEXEC 1U
-    static inline int inferd_memfd(const char *name, unsigned flags) {
-        return (int)syscall(SYS_memfd_create, name, flags);
-    }
-    """
-    int memfd_create "inferd_memfd"(const char *name, unsigned int flags) noexcept nogil
-    const unsigned int MFD_CLOEXEC "INFERD_CLOEXEC"
 
 cdef extern from *:
     """
@@ -99,7 +82,7 @@ cdef inline void take_out(Pool *pool, Chunk *chunk) noexcept nogil:
 
 
 cdef Chunk *find(Pool *pool, uint64_t grains) noexcept nogil:
-    # a free chunk that is large enough: any of a class whose smallest is
+    # a free chunk of a class whose smallest chunks are large enough
     cdef int level, step
     cdef uint64_t above
     cdef uint32_t steps
@@ -122,7 +105,7 @@ cdef Chunk *find(Pool *pool, uint64_t grains) noexcept nogil:
 # Chunks
 
 cdef Chunk *new_chunk(Pool *pool) noexcept nogil:
-    # from the spare ones; they stay the pool's for ever
+    # from the spare chunks, which the pool keeps until it is freed
     cdef Chunk *chunk
     cdef Chunk *made
     if pool.spare == NULL:
@@ -150,7 +133,7 @@ cdef inline void spare_chunk(Pool *pool, Chunk *chunk) noexcept nogil:
 
 
 cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
-    # leave `size` bytes in the chunk, the rest is free; without memory for a head the chunk stays whole
+    # leave `size` bytes in the chunk, and free the rest; without memory for its head the chunk stays whole
     cdef Chunk *rest
     if chunk.block.size == size:
         return chunk
@@ -172,7 +155,7 @@ cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
 
 
 cdef inline Chunk *join(Pool *pool, Chunk *chunk, Chunk *following) noexcept nogil:
-    # one chunk of two neighbours; `following` is gone
+    # make one chunk of two neighbours; `following` becomes spare
     chunk.block.size += following.block.size
     chunk.after = following.after
     if chunk.after != NULL:
@@ -186,7 +169,7 @@ cdef inline bint joins(const Chunk *chunk, const Chunk *neighbour) noexcept nogi
 
 
 cdef void free_chunk(Pool *pool, Chunk *chunk) noexcept nogil:
-    # with what is free on both sides of it; under the lock
+    # join it with free neighbours, and put it into a free list; with the lock held
     cdef Chunk *neighbour = chunk.after
     if joins(chunk, neighbour):
         take_out(pool, neighbour)
@@ -216,10 +199,10 @@ cdef void give_chunk(void *owner) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who needs the pool: its owner, every block, and whoever else needs its backing
+# Users: the owner, every block, and other users of the backing
 
 cdef inline bint is_last(Pool *pool) noexcept nogil:
-    # a user leaves; under the lock
+    # a user leaves; with the lock held
     pool.users -= 1
     return pool.left and pool.users == 0
 
@@ -305,8 +288,8 @@ cdef bint grow(Pool *pool, size_t wanted) noexcept nogil:
     if wanted >= <size_t>1 << 47:
         return False
     if pool.backing.cool != NULL and pool.slabs != NULL:
-        return pool_cool(pool) > 0  # what was apart is one piece now; there is no other slab
-    # a chunk is found in a class whose smallest member is large enough: an eighth more is always enough
+        return pool_cool(pool) > 0  # joins pieces with and without pages; there is no other slab
+    # `find` needs a class whose smallest chunks are large enough: an eighth more is always enough
     least = rounded(wanted + wanted // STEPS, SLAB_GRAIN)
     if <int64_t>least + load64(&pool.resource.held) > pool.resource.limit:
         least = rounded(wanted, SLAB_GRAIN)
@@ -329,7 +312,7 @@ cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil:
 
 
 cdef Chunk *take_warm(Pool *pool) noexcept nogil:
-    # all that is free and has its pages, as a chain: in nobody's reach until it is free again; under the lock
+    # Take out all free chunks with pages, as a chain; no thread can take them meanwhile. With the lock held.
     cdef Chunk *chain = NULL
     cdef Chunk *chunk
     cdef Chunk *following
@@ -431,7 +414,7 @@ cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
 
 
 cdef Chunk *find_alike(Pool *pool, size_t size) noexcept nogil:
-    # the class of the size itself has smaller and larger chunks: look at a few
+    # the class of this size has smaller and larger chunks: look at a few
     cdef int level, step
     cdef Chunk *chunk
     cdef int looked = 0
@@ -451,11 +434,11 @@ cdef Block *take_from_pool(Resource *resource, size_t size) noexcept nogil:
     chunk = carve(pool, size) if size <= <size_t>1 << 47 else NULL
     if chunk == NULL:
         lock(&pool.growth)
-        chunk = carve(pool, size) if size <= <size_t>1 << 47 else NULL  # somebody may have grown it meanwhile
+        chunk = carve(pool, size) if size <= <size_t>1 << 47 else NULL  # another thread may have grown the pool
         while chunk == NULL and grown:
             grown = grow(pool, size)
             if grown:
-                chunk = carve(pool, size)  # others may be quicker
+                chunk = carve(pool, size)  # NULL: other threads were quicker
         unlock(&pool.growth)
     if chunk == NULL:
         fetch_add64(&resource.refused, 1)
@@ -497,7 +480,7 @@ cdef void pool_free(Pool *pool) noexcept nogil:
 # Python
 
 cdef class PooledMemory(Memory):
-    """A pool as an object; the subclasses say where their slabs come from."""
+    """A pool as an object. Subclasses provide the slabs."""
 
     cdef int make(self, const char *name, object limit, object slab_size, const Backing *backing) except -1:
         self.pool = pool_new(name, limit, slab_size, backing)
@@ -511,7 +494,7 @@ cdef class PooledMemory(Memory):
             pool_leave(self.pool)
 
     def reserve(self, size: int) -> bool:
-        """Hold at least `size` bytes from now on, so that nobody waits for them later. False: there are not so many."""
+        """Hold at least `size` bytes from now on, so that no thread waits for them later. False: there are too few."""
         cdef size_t wanted = size
         cdef bint good
         with nogil:
@@ -524,39 +507,3 @@ cdef class PooledMemory(Memory):
         with nogil:
             freed = pool_trim(self.pool)
         return freed
-
-
-cdef void *map_shared(void *context, size_t size, void **mark) noexcept nogil:
-    cdef int fd = memfd_create("inferd", MFD_CLOEXEC)
-    cdef void *address
-    if fd < 0:
-        return NULL
-    address = MAP_FAILED
-    if ftruncate(fd, <off_t>size) == 0:
-        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-    if address == MAP_FAILED:
-        close(fd)
-        return NULL
-    mark[0] = <void *><intptr_t>fd
-    return address
-
-
-cdef void unmap_shared(void *context, void *address, size_t size, void *mark) noexcept nogil:
-    munmap(address, size)
-    close(<int><intptr_t>mark)
-
-
-cdef class SharedMemory(PooledMemory):
-    """An arena that other processes can map: each slab is an anonymous file (memfd), a block is a part of one.
-
-    Args:
-        limit: the most bytes that it holds.
-        slab_size: bytes of a file, unless a block is larger.
-    """
-
-    def __cinit__(self, limit: int, slab_size: int = 32 << 20):
-        cdef Backing backing
-        memset(&backing, 0, sizeof(Backing))
-        backing.obtain = map_shared
-        backing.release = unmap_shared
-        self.make("shared", limit, slab_size, &backing)

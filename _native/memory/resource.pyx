@@ -12,16 +12,13 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.atomic cimport fetch_add32, fetch_add64, load32, load64
+from _native.memory.common_pool cimport common_cool, common_is_still, common_keep, common_resource
 from _native.memory.host cimport (
     host_blocks,
-    host_cool,
-    host_is_still,
     host_count,
     host_free,
     host_give,
-    host_keep,
     host_pooled,
-    host_resource,
     host_take,
     host_trim,
 )
@@ -103,12 +100,12 @@ cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexce
 # Resources
 
 cdef int64_t resource_used(Resource *resource) noexcept nogil:
-    return load64(&resource.held) - host_free() if resource == host_resource() else load64(&resource.used)
+    return load64(&resource.held) - host_free() if resource == common_resource() else load64(&resource.used)
 
 
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil:
     cdef int64_t limit = resource.limit
-    if resource == host_resource():
+    if resource == common_resource():
         return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held", resource.name, asked,
                            <long long>resource_used(resource), <long long>load64(&resource.held))
     return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held of at most %lld", resource.name,
@@ -257,7 +254,7 @@ cdef class Lent:
 def host() -> Memory:
     """Host memory: without a limit."""
     cdef Memory memory = Memory.__new__(Memory)
-    memory.resource = host_resource()
+    memory.resource = common_resource()
     return memory
 
 
@@ -273,18 +270,18 @@ def cool() -> int:
     """
     cdef int64_t dropped
     with nogil:
-        dropped = host_cool()
+        dropped = common_cool()
     return dropped
 
 
 def is_still() -> bool:
     """Whether nothing was given to the pool or taken from it since the last `cool`."""
-    return host_is_still()
+    return common_is_still()
 
 
 def keep_at_most(size: int) -> None:
     """How many free bytes of host memory are kept for reuse; 128 MiB unless this is called."""
-    host_keep(size)
+    common_keep(size)
 
 
 # For tests: a block as Python sees it.

@@ -1,8 +1,8 @@
 """Shared memory of clients: the registered regions, who may use them, and how their bytes are accessed.
 
-A region is found by its name and the scope of the caller. A block holds its memory: the registry has one
-reference, and every request that uses the region has another. Unregistering a region removes its name and the
-registry's reference; the memory is released after the last request.
+A region is found by its name and the scope of the caller (`_native.memory.registry`). A block holds its memory: the
+registry has one reference, and every request that uses the region has another. Unregistering a region removes its name
+and the registry's reference; the memory is released after the last request.
 
 System regions are mapped. The mapping of a trusted client is used in place. Contents of any other mapping are
 copied before they are checked or computed with, because the client may change them at any time. If a client shortens
@@ -11,17 +11,33 @@ its object, nothing is harmed in either case, see `_native.memory.mapping`.
 
 from libc.errno cimport errno
 from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 from posix.unistd cimport close
 
-from _native.atomic cimport fetch_add32, fetch_add64, load64
+from _native.atomic cimport fetch_add64, load64
 from _native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
-from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_share, block_wrap
+from _native.memory.registry cimport (
+    ENTERED,
+    EVERY_KIND,
+    NAME_TAKEN,
+    NO_MEMORY,
+    SCOPE_FULL,
+    Entered,
+    regions_give,
+    registry_enter,
+    registry_find,
+    registry_forget,
+    registry_leave,
+    registry_new,
+    registry_remove,
+    registry_take,
+    registry_use_all,
+)
+from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_wrap
 from _native.protobuf.codec cimport Str
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport clip, format_text
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 import os
 import resource
@@ -65,96 +81,11 @@ class RegionStatus(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The registry
-
-cdef inline uint32_t bucket_of(int64_t scope, Str name) noexcept nogil:
-    # FNV-1a; peers may choose names that collide, but the number of regions is bounded
-    cdef uint32_t value = 2166136261
-    cdef uint32_t i
-    value ^= <uint32_t>scope
-    for i in range(name.size):
-        value = (value ^ <unsigned char>name.data[i]) * 16777619
-    return value & (BUCKETS - 1)
-
-
-cdef inline bint is_called(const Region *region, int64_t scope, Str name) noexcept nogil:
-    return region.scope == scope and region.name.size == name.size and (
-        memcmp(region.name.data, name.data, name.size) == 0)
-
-
-cdef Region **link_to(Registry *registry, int64_t scope, Str name) noexcept nogil:
-    # the pointer to this region, or to the NULL at the end of its chain
-    cdef Region **link = &registry.buckets[bucket_of(scope, name)]
-    while link[0] != NULL and not is_called(link[0], scope, name):
-        link = &link[0].next
-    return link
-
+# Regions
 
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil:
-    cdef Region *region
     mapping_guard()
-    lock(&registry.guard)
-    region = link_to(registry, scope, name)[0]
-    if region != NULL:
-        block_share(region.block)
-    unlock(&registry.guard)
-    return region
-
-
-cdef void registry_leave(Registry *registry) noexcept nogil:
-    if fetch_add32(&registry.references, -1) == 1:
-        mutex_destroy(&registry.guard)
-        free(registry)
-
-
-cdef Share **share_of(Registry *registry, int64_t scope) noexcept nogil:
-    # what the scope has, or where it would be linked; under the lock
-    cdef Share **link = &registry.shares
-    while link[0] != NULL and link[0].scope != scope:
-        link = &link[0].next
-    return link
-
-
-cdef bint share_fits(const Registry *registry, const Share *share, int64_t size) noexcept nogil:
-    cdef int64_t count = share.count if share != NULL else 0
-    cdef int64_t byte_size = share.byte_size if share != NULL else 0
-    return count < registry.scope_count and size <= registry.scope_byte_size - byte_size
-
-
-cdef bint share_take(Registry *registry, int64_t scope, int64_t size) noexcept nogil:
-    # count one region more; False: no memory
-    cdef Share **link = share_of(registry, scope)
-    if link[0] == NULL:
-        link[0] = <Share *>calloc(1, sizeof(Share))
-        if link[0] == NULL:
-            return False
-        link[0].scope = scope
-    link[0].count += 1
-    link[0].byte_size += size
-    return True
-
-
-cdef void share_give(Registry *registry, int64_t scope, int64_t size) noexcept nogil:
-    cdef Share **link = share_of(registry, scope)
-    cdef Share *share = link[0]
-    share.count -= 1
-    share.byte_size -= size
-    if share.count == 0:
-        link[0] = share.next
-        free(share)
-
-
-cdef Registry *registry_new(int64_t max_count, int64_t max_byte_size) noexcept nogil:
-    cdef Registry *registry = <Registry *>calloc(1, sizeof(Registry))
-    if registry == NULL:
-        return NULL
-    registry.references = 1
-    mutex_init(&registry.guard, NULL)
-    registry.max_count = max_count
-    registry.max_byte_size = max_byte_size
-    registry.scope_count = max_count
-    registry.scope_byte_size = max_byte_size
-    return registry
+    return registry_find(registry, scope, name)
 
 
 cdef void region_close(void *owner) noexcept nogil:
@@ -163,12 +94,7 @@ cdef void region_close(void *owner) noexcept nogil:
     cdef Registry *registry = region.registry
     region.close(region)
     if registry != NULL:
-        fetch_add64(&registry.count, -1)
-        fetch_add64(&registry.byte_size, -<int64_t>region.size)
-        lock(&registry.guard)
-        share_give(registry, region.scope, <int64_t>region.size)
-        unlock(&registry.guard)
-        registry_leave(registry)
+        registry_forget(registry, region)
     free(region)
 
 
@@ -193,65 +119,6 @@ cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, v
     region.scope = scope
     region.size = size
     return region
-
-
-cdef enum:
-    EVERY_KIND = -1
-
-cdef Region *take_chain(Registry *registry, int64_t scope, int kind, uint64_t owner) noexcept nogil:
-    # out of the registry: the regions of an owner or, without one, of a scope and kind, or all
-    cdef Region *taken = NULL
-    cdef Region *region
-    cdef Region **link
-    cdef bint wanted
-    cdef int i
-    lock(&registry.guard)
-    for i in range(BUCKETS):
-        link = &registry.buckets[i]
-        while link[0] != NULL:
-            region = link[0]
-            if owner:
-                wanted = region.owner == owner
-            else:
-                wanted = kind == EVERY_KIND or (region.scope == scope and <int>region.kind == kind)
-            if wanted:
-                link[0] = region.next
-                region.next = taken
-                taken = region
-            else:
-                link = &region.next
-    unlock(&registry.guard)
-    return taken
-
-
-cdef uint32_t use_all(Registry *registry, int64_t scope, RegionKind kind, Region ***out) noexcept nogil:
-    # the regions of a scope and kind, each with one more reference to its block, in memory from malloc
-    cdef Region *region
-    cdef uint32_t count = 0
-    cdef int i
-    lock(&registry.guard)
-    out[0] = <Region **>malloc(max(1, load64(&registry.count)) * sizeof(Region *))
-    for i in range(BUCKETS if out[0] != NULL else 0):
-        region = registry.buckets[i]
-        while region != NULL:
-            if region.scope == scope and region.kind == kind:
-                block_share(region.block)
-                out[0][count] = region
-                count += 1
-            region = region.next
-    unlock(&registry.guard)
-    return count
-
-
-cdef uint32_t give_chain(Region *region) noexcept nogil:
-    cdef Region *following
-    cdef uint32_t count = 0
-    while region != NULL:
-        following = region.next
-        block_give(region.block)
-        region = following
-        count += 1
-    return count
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -326,7 +193,7 @@ cdef class Regions:
 
     def __dealloc__(self):
         if self.registry != NULL:
-            give_chain(take_chain(self.registry, 0, EVERY_KIND, 0))
+            regions_give(registry_take(self.registry, 0, EVERY_KIND, 0))
             registry_leave(self.registry)
 
     def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, trusted: bool,
@@ -364,66 +231,30 @@ cdef class Regions:
 
     cdef int enter(self, Region *region) except -1:
         cdef Registry *registry = self.registry
-        cdef Region **link
-        cdef const Share *share
-        cdef int64_t own_count = 0, own_bytes = 0
-        cdef bint taken = False, full = False, full_scope = False, starved = False
-        lock(&registry.guard)
-        link = link_to(registry, region.scope, region.name)
-        share = share_of(registry, region.scope)[0]
-        if share != NULL:
-            own_count, own_bytes = share.count, share.byte_size
-        if link[0] != NULL:
-            taken = True
-        elif not share_fits(registry, share, <int64_t>region.size):
-            full_scope = True
-        elif (load64(&registry.count) >= registry.max_count
-                or <int64_t>region.size > registry.max_byte_size - load64(&registry.byte_size)):
-            full = True
-        elif not share_take(registry, region.scope, <int64_t>region.size):
-            starved = True
-        else:
-            region.registry = registry
-            fetch_add32(&registry.references, 1)
-            block_share(region.block)
-            fetch_add64(&registry.count, 1)
-            fetch_add64(&registry.byte_size, <int64_t>region.size)
-            link[0] = region
-        unlock(&registry.guard)
-        name = region.name.data[:region.name.size].decode()
-        if taken:
-            raise RegionError(ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        if starved:
+        cdef Share own
+        cdef Entered entered = registry_enter(registry, region, &own)
+        if entered == ENTERED:
+            return 0
+        if entered == NO_MEMORY:
             raise MemoryError
-        if full_scope:
+        name = region.name.data[:region.name.size].decode()
+        if entered == NAME_TAKEN:
+            raise RegionError(ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        if entered == SCOPE_FULL:
             raise RegionError(
                 STATUS_RESOURCE_EXHAUSTED,
-                f"failed to register shared memory region '{name}': {own_count} regions of {own_bytes} bytes are "
+                f"failed to register shared memory region '{name}': {own.count} regions of {own.byte_size} bytes are "
                 f"registered or in use, expected at most {registry.scope_count} of {registry.scope_byte_size} bytes "
                 f"with this one of {region.size} bytes")
-        if full:  # what others have is not said
-            raise RegionError(
-                STATUS_RESOURCE_EXHAUSTED,
-                f"failed to register shared memory region '{name}' of {region.size} bytes: all users together have as "
-                "much as the server allows")
-        return 0
+        raise RegionError(  # without figures: the regions of other users are none of this one's business
+            STATUS_RESOURCE_EXHAUSTED,
+            f"failed to register shared memory region '{name}' of {region.size} bytes: all users together have as "
+            "much as the server allows")
 
     def remove(self, scope: int, kind: int, name: str) -> bool:
         """Unregister a region of this kind; whether there was one. Requests that use it are not disturbed."""
         cdef bytes encoded = name.encode()
-        cdef Str wanted
-        cdef Region **link
-        cdef Region *region
-        wanted.data = encoded
-        wanted.size = <uint32_t>len(encoded)
-        lock(&self.registry.guard)
-        link = link_to(self.registry, scope, wanted)
-        region = link[0]
-        if region != NULL and region.kind != kind:
-            region = NULL
-        if region != NULL:
-            link[0] = region.next
-        unlock(&self.registry.guard)
+        cdef Region *region = registry_remove(self.registry, scope, kind, Str(encoded, <uint32_t>len(encoded)))
         if region == NULL:
             return False
         with nogil:
@@ -437,7 +268,7 @@ cdef class Regions:
         if whose == 0:
             return 0
         with nogil:
-            count = give_chain(take_chain(self.registry, 0, EVERY_KIND, whose))
+            count = regions_give(registry_take(self.registry, 0, EVERY_KIND, whose))
         return count
 
     def remove_all(self, scope: int, kind: int) -> int:
@@ -446,22 +277,18 @@ cdef class Regions:
         cdef int which = kind
         cdef uint32_t count
         with nogil:
-            count = give_chain(take_chain(self.registry, whose, which, 0))
+            count = regions_give(registry_take(self.registry, whose, which, 0))
         return count
 
     def close(self) -> None:
         """Unregister everything."""
         with nogil:
-            give_chain(take_chain(self.registry, 0, EVERY_KIND, 0))
+            regions_give(registry_take(self.registry, 0, EVERY_KIND, 0))
 
     def find(self, scope: int, name: str) -> RegionStatus | None:
         """The region with this name."""
         cdef bytes encoded = name.encode()
-        cdef Str wanted
-        cdef Region *region
-        wanted.data = encoded
-        wanted.size = <uint32_t>len(encoded)
-        region = region_find(self.registry, scope, wanted)
+        cdef Region *region = region_find(self.registry, scope, Str(encoded, <uint32_t>len(encoded)))
         if region == NULL:
             return None
         try:
@@ -475,9 +302,8 @@ cdef class Regions:
         cdef int64_t whose = scope
         cdef RegionKind which = <RegionKind><int>kind
         cdef uint32_t count, i
-        # nothing of Python under the lock: another thread could have the GIL and wait for the lock
         with nogil:
-            count = use_all(self.registry, whose, which, &regions)
+            count = registry_use_all(self.registry, whose, which, &regions)
         try:
             found = [status_of(regions[i]) for i in range(count)]
         finally:
@@ -533,10 +359,7 @@ cdef class Use:
 
     def __init__(self, Regions regions not None, scope: int, name: str):
         cdef bytes encoded = name.encode()
-        cdef Str wanted
-        wanted.data = encoded
-        wanted.size = <uint32_t>len(encoded)
-        self.region = region_find(regions.registry, scope, wanted)
+        self.region = region_find(regions.registry, scope, Str(encoded, <uint32_t>len(encoded)))
         if self.region == NULL:
             raise KeyError(name)
 

@@ -11,8 +11,7 @@ from _native.cuda import driver
 from _native.cuda.device import device
 from _native.cuda.driver import CudaError
 from _native.cuda.memory import DevicePool, PageLocked
-from _native.memory.pool import SharedMemory
-from bench.memory_speed import random_operations
+from bench.memory_speed import MappedMemory, random_operations
 from tests.threads import in_threads
 
 MIB = 1 << 20
@@ -94,7 +93,7 @@ def test_graph_of_copies(gpu, pinned):
 
 def test_registered_memory_of_the_process(gpu):
     """As clients' shared memory is: pages that were there before."""
-    region = SharedMemory(2 * MIB)  # pages of a memfd
+    region = MappedMemory(2 * MIB)
     block = region.take(MIB)
     view = np.frombuffer((ctypes.c_uint8 * MIB).from_address(block.address), np.uint8)
     gpu.register_host(block.address, MIB)

@@ -10,8 +10,7 @@ from _native.cuda import closing
 from _native.cuda.device import device
 from _native.cuda.memory import DevicePool, PageLocked
 from _native.memory import resource as memory
-from _native.memory.pool import SharedMemory
-from bench.memory_speed import random_operations, view_of
+from bench.memory_speed import MappedMemory, random_operations, view_of
 from tests.threads import in_threads
 
 MIB = 1 << 20
@@ -20,7 +19,7 @@ OUT_OF_MEMORY = 2
 
 KINDS = {
     "host": memory.host,
-    "shared": lambda: SharedMemory(LIMIT, 8 * MIB),
+    "mapped": lambda: MappedMemory(LIMIT, 8 * MIB),
     "page-locked": lambda: PageLocked(device(0), LIMIT),
     "device": lambda: DevicePool(device(0), LIMIT),
 }
