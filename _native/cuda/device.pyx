@@ -65,6 +65,27 @@ cdef void context_leave(Context before) noexcept nogil:
     use_context(before)
 
 
+ctypedef Result (*handle_fn)(void *handle) noexcept nogil
+
+
+cdef Result call_in(Context context, handle_fn call, void *handle) noexcept nogil:
+    # a function of the driver with this context as the current one
+    cdef Context before
+    cdef Result result = context_enter(context, &before)
+    if result == CUDA_OK:
+        result = call(handle)
+        context_leave(before)
+    return result
+
+
+cdef bint is_over(Result result, const char *call) except -1:
+    # the result of a query of a stream or an event
+    if result == CUDA_NOT_READY:
+        return False
+    check(result, call)
+    return True
+
+
 cdef Device device_of(int ordinal):
     with _guard:
         found = _devices.get(ordinal)
@@ -105,7 +126,7 @@ cdef class Device:
         return f"Device({self.ordinal})"
 
     def use(self) -> None:
-        """Make the device's context the current one of this thread, as every thread must that talks to it."""
+        """Make the device's context the current one of this thread. Every thread that uses the device must do this."""
         check(use_device(self), "cuCtxSetCurrent")
 
     def attribute(self, number: int) -> int:
@@ -140,7 +161,7 @@ cdef class Device:
 
     @property
     def numa_node(self) -> int:
-        """The node of the host's memory that is nearest; -1 when nothing says so."""
+        """The NUMA node of the host that is nearest to the device; -1 if it is not known."""
         cdef int node = -1
         if cuda.device_attribute(&node, ATTRIBUTE_HOST_NUMA_ID, self.device) == CUDA_OK and node >= 0:
             return node
@@ -157,7 +178,7 @@ cdef class Device:
         return size
 
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes, as all processes together leave them."""
+        """Free and total bytes; the memory of all processes counts as used."""
         cdef size_t free = 0, total = 0
         cdef Result result
         cdef Context before
@@ -187,15 +208,15 @@ cdef class Device:
         return greatest if wish > 0 else least if wish < 0 else 0
 
     def stream(self, priority: int = 0) -> Stream:
-        """A new stream that does not wait for the default one; for work of threads that `use` the device."""
+        """A new stream that does not wait for the default stream; for threads that `use` the device."""
         return Stream.__new__(Stream, self, priority)
 
     def event(self) -> Event:
-        """A new event; whoever waits for it sleeps."""
+        """A new event. A thread that waits for it sleeps."""
         return Event.__new__(Event, self)
 
     def allocate(self, size: int) -> DeviceMemory:
-        """Memory of its own, for what lives as long as a model: allocating waits for the whole device."""
+        """New memory, for data that live as long as a model: the allocation waits for the whole device."""
         cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
         cdef size_t wanted = size
         cdef Result result
@@ -216,8 +237,8 @@ cdef class Device:
             handle: the 64 bytes of a cudaIpcMemHandle_t.
 
         Raises:
-            ValueError: it has another length.
-            CudaError: the driver does not open it; a process cannot open its own handles.
+            ValueError: the handle has another length.
+            CudaError: the driver does not open the handle; a process cannot open its own handles.
         """
         cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
         cdef IpcHandle raw
@@ -240,9 +261,9 @@ cdef class Device:
         return memory
 
     def register_host(self, address: int, size: int) -> None:
-        """Page-lock memory of this process, so that copies from and to it run by themselves. Slow: once, at the start.
+        """Page-lock memory of this process, so that copies from and to it do not involve the CPU. This is slow.
 
-        It has to be undone with `unregister_host` before the memory is unmapped.
+        Call `unregister_host` before the memory is unmapped.
         """
         cdef void *start = <void *><uintptr_t>address
         cdef size_t length = size
@@ -259,18 +280,14 @@ cdef class Device:
         """Undo `register_host`, with the same address."""
         cdef void *start = <void *><uintptr_t>address
         cdef Result result
-        cdef Context before
         with nogil:
-            result = context_enter(self.context, &before)
-            if result == CUDA_OK:
-                result = cuda.host_unregister(start)
-                context_leave(before)
+            result = call_in(self.context, cuda.host_unregister, start)
         check(result, "cuMemHostUnregister")
 
 
 @cython.no_gc
 cdef class Stream:
-    """Work for the device that runs in order. What is submitted here returns before it has run."""
+    """Work for the device that runs in order. Methods return before the submitted work has run, unless they wait."""
 
     def __cinit__(self, Device device not None, int priority=0):
         cdef Context before
@@ -283,10 +300,8 @@ cdef class Stream:
         check(result, "cuStreamCreateWithPriority")
 
     def __dealloc__(self):
-        cdef Context before
-        if self.stream != NULL and context_enter(self.device.context, &before) == CUDA_OK:
-            cuda.stream_destroy(self.stream)
-            context_leave(before)
+        if self.stream != NULL:
+            call_in(self.device.context, cuda.stream_destroy, self.stream)
 
     @property
     def handle(self) -> int:
@@ -294,7 +309,7 @@ cdef class Stream:
         return <uintptr_t>self.stream
 
     def copy_to_device(self, to: int, source: int, size: int) -> None:
-        """Copy from host memory. It runs by itself only if the source is page-locked; else the driver may wait."""
+        """Copy from host memory. If the source is not page-locked, the driver may wait for the copy."""
         cdef DevicePointer target = to
         cdef const void *host = <const void *><uintptr_t>source
         cdef size_t length = size
@@ -304,7 +319,7 @@ cdef class Stream:
         check(result, "cuMemcpyHtoDAsync_v2")
 
     def copy_to_host(self, to: int, source: int, size: int) -> None:
-        """Copy to host memory. It runs by itself only if the target is page-locked; else the driver may wait."""
+        """Copy to host memory. If the target is not page-locked, the driver may wait for the copy."""
         cdef void *host = <void *><uintptr_t>to
         cdef DevicePointer origin = source
         cdef size_t length = size
@@ -321,7 +336,7 @@ cdef class Stream:
         check(cuda.fill(to, value, size, self.stream), "cuMemsetD8Async")
 
     def wait(self, event: Event) -> None:
-        """What follows on this stream waits until the event is reached."""
+        """Later work of this stream waits until the event is reached."""
         check(cuda.stream_wait_event(self.stream, event.event, 0), "cuStreamWaitEvent")
 
     def record(self, event: Event) -> None:
@@ -335,31 +350,23 @@ cdef class Stream:
     def synchronize(self) -> None:
         """Wait until everything submitted so far has run."""
         cdef Result result
-        cdef Context before
         with nogil:
-            result = context_enter(self.device.context, &before)
-            if result == CUDA_OK:
-                result = cuda.stream_synchronize(self.stream)
-                context_leave(before)
+            result = call_in(self.device.context, cuda.stream_synchronize, self.stream)
         check(result, "cuStreamSynchronize")
 
     def is_done(self) -> bool:
         """Whether everything submitted so far has run."""
-        cdef Result result = cuda.stream_query(self.stream)
-        if result == CUDA_NOT_READY:
-            return False
-        check(result, "cuStreamQuery")
-        return True
+        return is_over(cuda.stream_query(self.stream), "cuStreamQuery")
 
     def begin_capture(self) -> None:
-        """From now on this thread's work for the stream is recorded instead of run."""
+        """Record this thread's work for the stream from now on, instead of running it."""
         check(cuda.capture_begin(self.stream, CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture_v2")
 
     def end_capture(self) -> Graph:
-        """What was recorded since `begin_capture`, ready to be launched.
+        """End the recording; the graph of what was recorded, ready to be launched.
 
         Raises:
-            CudaError: something was called that cannot be captured; the stream is as before the capture.
+            CudaError: a call cannot be captured. The stream is as before the capture.
         """
         cdef Graph graph = Graph.__new__(Graph, self.device)
         cdef GraphHandle source = NULL
@@ -374,7 +381,7 @@ cdef class Stream:
 
 @cython.no_gc
 cdef class Event:
-    """A point in a stream that others can wait for."""
+    """A point in a stream that threads and other streams can wait for."""
 
     def __cinit__(self, Device device not None):
         cdef Context before
@@ -387,43 +394,31 @@ cdef class Event:
         check(result, "cuEventCreate")
 
     def __dealloc__(self):
-        cdef Context before
-        if self.event != NULL and context_enter(self.device.context, &before) == CUDA_OK:
-            cuda.event_destroy(self.event)
-            context_leave(before)
+        if self.event != NULL:
+            call_in(self.device.context, cuda.event_destroy, self.event)
 
     def is_done(self) -> bool:
-        """Whether it is reached; true for one that was never recorded."""
-        cdef Result result = cuda.event_query(self.event)
-        if result == CUDA_NOT_READY:
-            return False
-        check(result, "cuEventQuery")
-        return True
+        """Whether the event is reached; true if it was never recorded."""
+        return is_over(cuda.event_query(self.event), "cuEventQuery")
 
     def synchronize(self) -> None:
-        """Wait until it is reached."""
+        """Wait until the event is reached."""
         cdef Result result
-        cdef Context before
         with nogil:
-            result = context_enter(self.device.context, &before)
-            if result == CUDA_OK:
-                result = cuda.event_synchronize(self.event)
-                context_leave(before)
+            result = call_in(self.device.context, cuda.event_synchronize, self.event)
         check(result, "cuEventSynchronize")
 
 
 @cython.no_gc
 cdef class Graph:
-    """Recorded work that is launched as one. Made by `Stream.end_capture`."""
+    """Recorded work that is launched together. Made by `Stream.end_capture`."""
 
     def __cinit__(self, Device device not None):
         self.device = device
 
     def __dealloc__(self):
-        cdef Context before
-        if self.graph != NULL and context_enter(self.device.context, &before) == CUDA_OK:
-            cuda.graph_exec_destroy(self.graph)
-            context_leave(before)
+        if self.graph != NULL:
+            call_in(self.device.context, cuda.graph_exec_destroy, self.graph)
 
 
 @cython.no_gc
@@ -448,7 +443,7 @@ cdef class DeviceMemory:
         return self.address
 
     def export(self) -> bytes:
-        """The 64 bytes with which another process can import it."""
+        """The 64 bytes with which another process can import the memory."""
         cdef IpcHandle handle
         cdef Context before
         cdef Result result = context_enter(self.device.context, &before)

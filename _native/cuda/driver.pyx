@@ -1,7 +1,7 @@
 """The table of driver functions: found when the server first asks for a GPU, never at import.
 
-The library is `libcuda.so.1`, which NVIDIA's driver installs, or the one that `load` is told. Names carry the version
-of their signature (`cuMemAlloc_v2`): the driver keeps every one that it ever had, so a name is an ABI.
+The library is `libcuda.so.1`, which NVIDIA's driver installs, unless `load` gets another path. Names carry the version
+of their signature (`cuMemAlloc_v2`), and the driver keeps all versions, so each name is an ABI.
 """
 
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
@@ -49,7 +49,7 @@ cdef bint cuda_ready() noexcept nogil:
 
 
 cdef bint is_sticky(Result result) noexcept nogil:
-    # what a kernel or the device itself did: illegal address and instruction, failed launch, assertion, ECC, lost
+    # errors of a kernel or of the device: illegal address or instruction, failed launch, assertion, ECC, lost device
     return result in (214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721)
 
 
@@ -73,7 +73,7 @@ cdef int check(Result result, const char *call) except -1:
 
 
 cdef list slots():
-    # each function's name in the library, and where its address belongs
+    # the name of each function in the library, and the place for its address
     return [
         ("cuInit", <size_t>&cuda.init),
         ("cuDriverGetVersion", <size_t>&cuda.driver_version),

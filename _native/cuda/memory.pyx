@@ -58,7 +58,7 @@ cdef void close_pool(void *pool) noexcept nogil:
 
 
 cdef void finish_later(void *context, Pool *pool) noexcept nogil:
-    # the last block is one of an answer, say, which the event loop gives back
+    # Not now: the last block may be one of a response, which the event loop gives back.
     cdef SlabSource *source = <SlabSource *>context
     source.closing.close = close_pool
     source.closing.argument = pool
@@ -67,7 +67,7 @@ cdef void finish_later(void *context, Pool *pool) noexcept nogil:
 
 @cython.no_gc
 cdef class DriverMemory(PooledMemory):
-    """Memory that the driver gives: it stays until the last block is given back, also when this object is gone."""
+    """Memory from the driver. It stays until the last block is given back, even if this object is gone."""
 
     cdef int begin(self, const char *name, Device device, int node, object limit, size_t slab,
                    Backing *backing) except -1:
@@ -91,9 +91,17 @@ cdef class DriverMemory(PooledMemory):
             raise
         return 0
 
+    cdef Block *take_or_tell(self, size_t size, const char *instead) noexcept nogil:
+        cdef Block *block = resource_take(self.resource, size)
+        if block == NULL:
+            fetch_add64(&self.fallbacks, 1)
+            if not exchange32(&self.told, 1):
+                tell(self.resource, size, instead)
+        return block
+
     @property
     def fallback_count(self) -> int:
-        """Blocks that were taken elsewhere, because the pool had none."""
+        """Blocks that were allocated otherwise, because the pool had none."""
         return load64(&self.fallbacks)
 
 
@@ -139,18 +147,13 @@ cdef class PageLocked(DriverMemory):
 
     @property
     def numa_node(self) -> int:
-        """Of the host's memory; -1: any."""
+        """The NUMA node of the memory; -1: any."""
         return self.source.node
 
     cdef Block *take_or_fall_back(self, size_t size) noexcept nogil:
-        cdef Block *block = resource_take(self.resource, size)
-        if block == NULL:
-            fetch_add64(&self.fallbacks, 1)
-            if not exchange32(&self.told, 1):
-                tell(self.resource, size, "ordinary memory is taken instead, and copies are slower: raise "
-                     "--pinned-memory-pool-byte-size")
-            block = block_take(size)
-        return block
+        cdef Block *block = self.take_or_tell(
+            size, "ordinary memory is taken instead, and copies are slower: raise --pinned-memory-pool-byte-size")
+        return block if block != NULL else block_take(size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,10 +208,10 @@ cdef Block *allocate_alone(Pool *pool, size_t size) noexcept nogil:
 
 @cython.no_gc
 cdef class DevicePool(DriverMemory):
-    """Memory of a device. Whoever gives a block back has waited for the device: what is free is not in use.
+    """Memory of a device. A block is given back after the device has finished with it, so free memory is not in use.
 
     Args:
-        device: whose memory.
+        device: the device.
         limit: the most bytes that it holds.
     """
 
@@ -220,14 +223,10 @@ cdef class DevicePool(DriverMemory):
         self.begin("device", device, -1, limit, DEVICE_SLAB, &backing)
 
     cdef Block *take_or_allocate(self, size_t size) noexcept nogil:
-        cdef Block *block = resource_take(self.resource, size)
-        if block == NULL:
-            fetch_add64(&self.fallbacks, 1)
-            if not exchange32(&self.told, 1):
-                tell(self.resource, size, "it is allocated by itself instead, which makes the whole device wait: raise "
-                     "--cuda-memory-pool-byte-size")
-            block = allocate_alone(self.pool, size)
-        return block
+        cdef Block *block = self.take_or_tell(
+            size, "it is allocated by itself instead, which makes the whole device wait: raise "
+            "--cuda-memory-pool-byte-size")
+        return block if block != NULL else allocate_alone(self.pool, size)
 
     cdef Lent keep(self, size_t size):
         cdef Lent lent = Lent.__new__(Lent)

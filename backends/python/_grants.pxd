@@ -14,6 +14,8 @@ cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil
 # Lend a block of the arena, and note it in the ledger; NULL: no memory, or the worker has the maximum of loans of this
 # kind.
 cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil
+# The head of the packet that gives a worker this block, the answer to a request with this id; NULL: there is no memory.
+cdef Head allocated(const Channel *channel, uint64_t id, const Block *block) noexcept nogil
 # A private copy of the record of a packet in memory that was lent in this way. NULL: the record is elsewhere, which
 # breaks a rule, or there is no memory; the worker is then ended.
 cdef Block *lent_record(Channel *channel, LoanKind kind, const Head *head) noexcept nogil

@@ -1,4 +1,4 @@
-"""Memory that a worker may use while it executes: granted with the EXECUTE as experience says, or when it asks."""
+"""Memory that a worker may use while it executes: granted with the EXECUTE, as much as before, or when it asks."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -89,17 +89,21 @@ cdef void grants_learn(Channel *channel, const NativeBatch *batch) noexcept nogi
         channel.bytes_per_row -= (channel.bytes_per_row - per_row) / FORGET
 
 
-cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
+cdef Head allocated(const Channel *channel, uint64_t id, const Block *block) noexcept nogil:
     cdef Head head
-    cdef Block *block = grant(channel, asked.offset)
-    cdef int sent
     memset(&head, 0, sizeof(Head))
     head.kind = ALLOCATED
-    head.id = asked.id
+    head.id = id
     if block == NULL:
         head.code = 1
     else:
         head.offset = <uint64_t>(block.data - channel.arena.base)
+    return head
+
+
+cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
+    cdef Head head = allocated(channel, asked.id, grant(channel, asked.offset))
+    cdef int sent
     sent = packet_send(channel.work, &head, sizeof(Head), NULL, 0, MSG_DONTWAIT)
     if sent > 0:
         channel_break(channel, "asks for memory without reading the answers")

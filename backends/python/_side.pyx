@@ -1,9 +1,9 @@
-"""The packets of the side socket that are dealt with without the GIL: responses of senders, and memory."""
+"""Packets of the side socket that are handled without the GIL: responses of senders, and memory."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from _native.atomic cimport load32
 from _native.memory.resource cimport Block, block_give, block_wrap
@@ -23,7 +23,7 @@ from backends.python._channel cimport (
     send_credit,
     side_send,
 )
-from backends.python._grants cimport lend, lent_record, record_copy
+from backends.python._grants cimport allocated, lend, lent_record, record_copy
 from backends.python._loans cimport (
     LOAN_MESSAGE,
     LOAN_PACKET,
@@ -52,7 +52,6 @@ from backends.python._slots cimport (
 )
 from backends.python._wire cimport (
     ALLOCATE,
-    ALLOCATED,
     CREDIT,
     EMPTY,
     FINAL,
@@ -70,15 +69,7 @@ from backends.python._wire cimport (
 # Grants
 
 cdef void side_allocate(Channel *channel, const Head *asked) noexcept nogil:
-    cdef Head head
-    cdef Block *block = lend(channel, LOAN_PACKET, asked.offset)
-    memset(&head, 0, sizeof(Head))
-    head.kind = ALLOCATED
-    head.id = asked.id
-    if block == NULL:
-        head.code = 1
-    else:
-        head.offset = <uint64_t>(block.data - channel.arena.base)
+    cdef Head head = allocated(channel, asked.id, lend(channel, LOAN_PACKET, asked.offset))
     side_send(channel, 0, &head, NULL, 0)
 
 
