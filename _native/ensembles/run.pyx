@@ -61,7 +61,7 @@ cdef inline Ensemble *ensemble_of(const Run *run) noexcept nogil:
 # The beginning of a run
 
 cdef void find_needs(const EnsemblePlan *plan, const Request *request, uint8_t *flags, Needs *needs) noexcept nogil:
-    # what the wanted outputs need; `flags` has room for outputs, scopes, tensors and steps
+    # the tensors and steps that the wanted outputs need; `flags` has room for outputs, scopes, tensors and steps
     cdef uint8_t *outputs = flags
     cdef uint8_t *sends = outputs + plan.output_count
     cdef uint8_t *tensors = sends + plan.scope_count
@@ -107,7 +107,7 @@ cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil:
 
 
 cdef void give_inputs(Run *run) noexcept nogil:
-    # the tensors of the request are known
+    # set the tensors of the request
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef const InputData *input
     cdef Value *value
@@ -136,7 +136,7 @@ cdef void run_start(Run *run) noexcept nogil:
 # Steps
 
 cdef void fail(Run *run, int status, const char *reason, const char *details) noexcept nogil:
-    # the run is to end with this error of a step; the first one counts
+    # end the run with this error of a step, if it is the first one
     cdef Ensemble *ensemble = ensemble_of(run)
     if run.status != STATUS_OK:
         return
@@ -158,7 +158,7 @@ cdef void close_call(StepCall *call) noexcept nogil:
 
 
 cdef void find_sequence(StepCall *call) noexcept nogil:
-    # of the step's request: what the steps before it say, else the ensemble's request
+    # the sequence of the step's request: that of a step before it, otherwise that of the ensemble's request
     cdef Run *run = call.frame.run
     cdef const PlanStep *step = &run.needs.plan.steps[call.step]
     cdef const Sequence *found = &run.first.sequence
@@ -173,7 +173,7 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
 
 
 cdef void launch(StepCall *call) noexcept nogil:
-    # submit the step's request; or the run has failed
+    # submit the step's request; if that fails, the run fails
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef int status = STATUS_RESOURCE_EXHAUSTED
@@ -198,7 +198,7 @@ cdef void launch(StepCall *call) noexcept nogil:
 
 
 cdef void start(StepCall *call) noexcept nogil:
-    # everything that the call reads is known
+    # all tensors that the call reads are known
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef StepLimit *limit = &ensemble.step_limits[call.step]
@@ -222,7 +222,7 @@ cdef void start(StepCall *call) noexcept nogil:
 
 
 cdef void begin_waiting(Ensemble *ensemble) noexcept nogil:
-    # let those that wait run where there is room; what ends meanwhile makes more room, which the same loop sees
+    # Launch calls that wait, up to the limits of their steps. Calls that end meanwhile make room, which this loop sees.
     cdef StepCall *call
     cdef StepLimit *limit
     cdef Run *run
@@ -240,7 +240,7 @@ cdef void begin_waiting(Ensemble *ensemble) noexcept nogil:
         list_remove(limit, call)
         launch(call)
         if run.status != STATUS_OK:
-            run.delivering = False  # not of this run
+            run.delivering = False  # no response to one of its calls is being delivered
             proceed(run)
             i = 0
     ensemble.beginning = False
@@ -280,7 +280,7 @@ cdef void add_phases(Run *run, const Request *request) noexcept nogil:
 
 
 cdef void accept(StepCall *call, Response *response) noexcept nogil:
-    # a response with content
+    # use a response that has outputs
     cdef Run *run = call.frame.run
     cdef PlanStep *step = &ensemble_of(run).plan.steps[call.step]
     cdef Frame *frame = call.frame
@@ -304,18 +304,18 @@ cdef void accept(StepCall *call, Response *response) noexcept nogil:
 
 
 cdef void end_call(StepCall *call) noexcept nogil:
-    # The model has given its last response. Without any, what depends on the step never happens: a decoupled model
-    # may do that, of any other it is an error, which `proceed` finds.
+    # The model has sent its last response. If it sent none, steps that depend on this one never start: a decoupled
+    # model may do that; for another model it is an error, which `proceed` finds.
     cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
     if call.answered and step.opens < 0:
         step_leave(call.frame, step, False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# How it goes on
+# Progress
 
 cdef bint send(Run *run, Frame *frame) noexcept nogil:
-    # one of many responses; False: the run has failed
+    # send one of several responses; False: the run has failed
     cdef Response *response = response_new(run.request)
     if response == NULL:
         fail(run, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
@@ -330,7 +330,7 @@ cdef bint send(Run *run, Frame *frame) noexcept nogil:
 
 
 cdef void proceed(Run *run) noexcept nogil:
-    """Go as far as what is known allows: start steps, send responses, end the run. It may be gone afterwards."""
+    """Start the steps whose inputs are known, send responses, end the run. This may free the run."""
     cdef Frame *frame
     cdef Frame *following
     cdef StepCall *call
@@ -367,7 +367,7 @@ cdef void proceed(Run *run) noexcept nogil:
 # The end of a run
 
 cdef void finish_with(Run *run, Frame *frame) noexcept nogil:
-    # the last response: what `frame` stands for, or nothing but that there is no more
+    # with `frame` as the last response; NULL: without a further response
     cdef Response *response = &run.request.response
     if frame == NULL:
         response.empty = True
@@ -406,7 +406,7 @@ cdef void drop_call(StepCall *call) noexcept nogil:
 
 
 cdef void free_run(Run *run) noexcept nogil:
-    # with the steps that still run
+    # also abandons the steps that still run
     cdef Frame *frame = run.last
     cdef Frame *before
     cdef uint32_t i
@@ -439,10 +439,10 @@ cdef void account(const Ensemble *ensemble, const Request *request) noexcept nog
 
 
 cdef void finish(Run *run) noexcept nogil:
-    # its final response is filled
+    # the final response has been set
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef Request *request = run.request
-    # Earlier responses of the same request may still be on their way: then this one goes behind them.
+    # Without earlier responses, which may still be on the bridge, the final response can be delivered now.
     cdef bint at_once = run.delivering and run.needs.sends[0]
     request.run = NULL
     free_run(run)
@@ -456,5 +456,5 @@ cdef void finish(Run *run) noexcept nogil:
 
 
 cdef void run_end(Run *run) noexcept nogil:
-    run.delivering = False  # not to one of its calls
+    run.delivering = False  # no response to one of its calls is being delivered
     finish(run)

@@ -110,10 +110,10 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Ends of a request
+# The end of a request
 
 cdef void end_early(Request *request, int status, const char *details) noexcept nogil:
-    # its sink hears of the end before the model does
+    # tell the sink that the request has ended, although the model has not finished
     if request.record != NULL:
         (<Record *>request.record).status = status
     request.deliver(request.sink, NULL, status, details)
@@ -164,7 +164,7 @@ cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept 
 
 
 cdef void read_all(Bridge *bridge) noexcept nogil:
-    # held from before it is known which watched descriptors there are
+    # The lock is held from before epoll is asked, so that no descriptor is detached before it is read.
     cdef void *ready[MOST_READY]
     cdef WatchedDescriptor *descriptor
     cdef int i
@@ -193,7 +193,7 @@ cdef void finish(Request *request) noexcept nogil:
 
 
 cdef void drop_if_queued(Request *request) noexcept nogil:
-    # the sink is gone; what an instance has taken comes back over the bridge and is freed then
+    # The sink is gone. A request that an instance has taken comes back over the bridge, and is freed then.
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
     request_abandon(request)
@@ -213,7 +213,7 @@ cdef void bridge_abandon(Request *request) noexcept nogil:
 
 
 cdef bint has_waited_enough(Request *request) noexcept nogil:
-    # its time in the queue is over, and it is ours; False: it may wait on, or an instance has it
+    # True: the request has waited too long, and belongs to the loop. False: it may wait on, or an instance has it.
     cdef Lane *lane = <Lane *>request.lane
     if lane.scheduler.expire == NULL:
         return lane.scheduler.remove(lane, request)
@@ -233,7 +233,7 @@ cdef void deliver_all(Bridge *bridge) noexcept nogil:
     cdef Response *following
     cdef PostedCallback *callback
     cdef PostedCallback *next_callback
-    store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again
+    store32(&bridge.signalled, 0)  # before the lists are read, so that later responses signal again
     lock(&bridge.guard)
     response = bridge.head
     callback = bridge.first_callback
@@ -254,7 +254,7 @@ cdef void deliver_all(Bridge *bridge) noexcept nogil:
 
 
 cdef inline void after_round(Bridge *bridge) noexcept nogil:
-    # what was delivered may have submitted more
+    # a delivery may have submitted further requests
     if bridge.after != NULL:
         bridge.after(bridge.after_context)
 
@@ -291,7 +291,7 @@ cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One response for a sink that takes one, whatever the model sends
+# Sinks that take one response: the model may send several
 
 cdef inline bint takes_one(const Request *request) noexcept nogil:
     return request.single or request.signature == NULL or not request.signature.decoupled
@@ -303,7 +303,7 @@ cdef char *too_many(const Request *request) noexcept nogil:
 
 
 cdef bint resolve_single(Request *request, Response *response) noexcept nogil:
-    # False: nothing is to be delivered yet, and the response is not the caller's any more
+    # False: nothing is delivered yet, and this function has taken over the response
     if not response.final:
         hold(request, response)
         return False
@@ -320,21 +320,21 @@ cdef bint resolve_single(Request *request, Response *response) noexcept nogil:
 
 
 cdef void hold(Request *request, Response *response) noexcept nogil:
-    # one that is not the final one
+    # keep the first response until the next one comes
     if request.sink == NULL or response.empty:
         response_free(response)
         return
     if request.held == NULL:
-        block_give(response.ack)  # the next response tells whether this is the only one: let the model go on
+        block_give(response.ack)  # the model may send the next response, which shows whether this is the only one
         response.ack = NULL
         request.held = response
         return
-    if request.is_warmup:  # whose sink waits for the end of the model, too
+    if request.is_warmup:  # its sink waits until the model has finished
         if request.held.status == STATUS_OK:
             response_fail(request.held, STATUS_INTERNAL, too_many(request))
         response_free(response)
         return
-    # What follows is not waited for, and the model is told that nobody does.
+    # The request ends with an error. The model is told that no sink waits for further responses.
     if response.status == STATUS_OK:
         response_fail(response, STATUS_INTERNAL, too_many(request))
     end_early(request, response.status, text_or_no_memory(response.details))
@@ -343,10 +343,10 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers in order
+# Responses in order
 
 cdef void deliver_due(Bridge *bridge, ResponseOrder *order) noexcept nogil:
-    # what is delivered may bring requests in and take others out: look anew after each
+    # A delivery may add requests to the order and remove others, so the next one is looked up after each.
     cdef Response *response = order_next(order)
     while response != NULL:
         pass_on(bridge, response)
@@ -354,7 +354,8 @@ cdef void deliver_due(Bridge *bridge, ResponseOrder *order) noexcept nogil:
 
 
 cdef bint leave_order(Request *request) noexcept nogil:
-    # nobody waits for it any more, so its answers hold up no others; True: it had ended but for the order, and is over
+    # The sink is gone, so the responses of the request hold up no others. True: its final response was held here, so
+    # the request has ended.
     cdef Bridge *bridge = <Bridge *>request.bridge
     cdef ResponseOrder *order = (<OrderEntry *>request.order_entry).order
     cdef Response *held = order_leave(request)
@@ -365,8 +366,8 @@ cdef bint leave_order(Request *request) noexcept nogil:
         over = held.final
         pass_on(bridge, held)
         held = following
-    # Whoever calls may be in the middle of something that others' answers would disturb: they go next round. The lane
-    # must stay until then.
+    # Responses to other requests are delivered in the next round, because the caller may not be ready for deliveries.
+    # The lane must stay until then.
     if order_is_due(order) and not order.posted:
         order.posted = True
         order.callback.run = order_callback
@@ -383,7 +384,7 @@ cdef void order_callback(PostedCallback *callback) noexcept nogil:
     fetch_add32(&lane.in_flight, -1)
 
 
-@cython.no_gc_clear  # __dealloc__ and whoever still has the bridge need the timers
+@cython.no_gc_clear  # __dealloc__ and other users of the bridge need the timers
 cdef class BridgeHandle:
     """The bridge to one event loop.
 
@@ -402,7 +403,7 @@ cdef class BridgeHandle:
         self.bridge.event_fd = make_eventfd()
         self.bridge.poll_fd = make_epoll()
         if (self.bridge.event_fd < 0 or self.bridge.poll_fd < 0
-                # told once, the eventfd need never be read
+                # edge-triggered, so that the eventfd need never be read
                 or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL, True) < 0):
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
@@ -425,9 +426,9 @@ cdef class BridgeHandle:
             self.more_refused += 1
 
     def take_refusals(self) -> tuple[list[tuple[int, str]], int]:
-        """Requests that were refused before any instance saw them: some as (status, text), and how many more.
+        """Requests that were refused before an instance took them: some as (status, text), and the number of others.
 
-        Those that were refused for want of rights are not among them.
+        Requests that were refused for lack of rights are not among them.
         """
         out = (self.refused, self.more_refused)
         self.refused = []
@@ -436,22 +437,22 @@ cdef class BridgeHandle:
 
     @property
     def in_house(self) -> int:
-        """Requests that were admitted and are not over: queued, running, or on their way back."""
+        """Requests that were admitted and have not ended: queued, in execution, or on their way back."""
         return self.bridge.in_house
 
     @property
     def event_fd(self) -> int:
-        """Readable when requests have finished, or there is something to read for somebody."""
+        """Readable when requests have finished, or a watched descriptor is readable."""
         return self.bridge.poll_fd
 
     def drain(self) -> None:
-        """Read what can be read, and deliver everything that has finished."""
-        # what the watched descriptors bring is delivered at once, nobody need say so
+        """Read the watched descriptors, and deliver the responses that have come."""
+        # the responses that watched descriptors bring need no signal, because they are delivered now
         store32(&self.bridge.signalled, 1)
         read_all(&self.bridge)
         deliver_all(&self.bridge)
 
     def expire(self) -> None:
-        """Do what is due: above all, answer requests whose deadline has passed."""
+        """Fire the timers that are due, for example those of deadlines."""
         self.timers.fire()
         after_round(&self.bridge)

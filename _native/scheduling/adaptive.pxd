@@ -1,4 +1,5 @@
-# Adaptive delay: what a queue has learnt, and whether waiting for more requests pays. Without clock, lock or thread.
+# Adaptive delay: estimates from past requests and batches whether waiting for more requests pays. Without clock, lock
+# or thread.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -21,19 +22,19 @@ cdef struct ArrivalPredictor:
     int64_t row_ns           # the time that each row adds
     Curve curve
     uint32_t idle            # other instances without work
-    uint32_t asked           # requests that waited when an instance last asked; 0: another one has come since
-    int64_t asked_ns         # when it asked; if it waits, when the last of them came
-    bint waiting             # it waits since
-    int64_t since_ns         # since when
+    uint32_t asked           # requests that waited when an instance last asked; 0: another request has come since
+    int64_t asked_ns         # the time of that question; if the instance waits, the time when the last request came
+    bint waiting             # the instance waits
+    int64_t since_ns         # the time when it began to wait
 
-# A batch of so many rows has taken so long.
+# A batch of `rows` rows was executed in `ns` nanoseconds.
 cdef void predictor_executed(ArrivalPredictor *predictor, uint32_t rows, int64_t ns) noexcept nogil
 # An idle instance finds `count` requests; it takes some of them (predictor_take), or waits.
 cdef void predictor_ask(ArrivalPredictor *predictor, uint32_t count, int64_t now) noexcept nogil
 cdef void predictor_take(ArrivalPredictor *predictor) noexcept nogil
 # A request has come.
 cdef void predictor_arrival(ArrivalPredictor *predictor, int64_t now) noexcept nogil
-# Until when an idle instance waits with `count` requests of `rows` rows; a time in the past if waiting does not pay.
+# The time until which an idle instance waits with `count` requests of `rows` rows; it is past if waiting does not pay.
 cdef int64_t predictor_due(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows) noexcept nogil
 # The latest time at which a batch of so many rows must begin to be executed by `end_ns`.
 cdef inline int64_t predictor_latest(const ArrivalPredictor *predictor, uint64_t rows, int64_t end_ns) noexcept nogil:

@@ -19,7 +19,7 @@ cdef struct Need:
     int64_t count
 
 cdef struct Claim:
-    # of one instance to all that it needs at once
+    # the claim of one instance to the resources that it needs at the same time
     Dispatcher *dispatcher
     Need *needs
     uint32_t need_count
@@ -30,7 +30,7 @@ cdef struct Claim:
 cdef enum ConsumerState:
     CONSUMER_AWAY            # its instance executes, or has not asked yet
     CONSUMER_IDLE            # its thread waits, and may get a batch
-    CONSUMER_CALLED          # it was given something that its thread has not seen yet
+    CONSUMER_CALLED          # it was given a batch, or an end, that its thread has not seen yet
     CONSUMER_LENT            # its thread waits while the loop executes a batch with the instance
 
 cdef enum Given:
@@ -48,11 +48,11 @@ cdef struct Consumer:
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
-    Given given              # for which it was called
+    Given given              # the reason of the call
     # for the dispatcher
     ConsumerState state
-    Line *line               # in which it waits
-    Request *batch           # that it was given
+    Line *line               # the line in which it waits
+    Request *batch           # the batch that it was given
     int64_t watch_ns         # its thread looks again at this time, while it is idle; NEVER: it need not
     bint retired
     Consumer *previous       # among the idle ones of its line
@@ -85,10 +85,10 @@ cdef struct Line:
     Consumers idle           # the one that came last is first
     uint32_t idle_count
     Consumer *watcher        # the idle consumer whose thread looks again at `watched_ns`; NULL: none, or the loop looks
-    int64_t watched_ns       # NEVER: nobody looks
-    bint touched             # it has changed since the last decision
+    int64_t watched_ns       # NEVER: at no time
+    bint touched             # the line has changed since the last decision
     Line *next_touched
-    bint lacking             # it has a batch, but no idle consumer has the resources for it
+    bint lacking             # the line has a batch, but no idle consumer has the resources for it
     Line *previous           # among lacking lines
     Line *next
     # for the loop, which uses instances (`_native.scheduling.calling`)

@@ -10,8 +10,8 @@ cdef struct Policy:
     bint batching
     bint uniform             # all requests have the same inputs and shapes, and need not be compared
     uint32_t max_rows
-    bint adaptive            # wait only while that pays, and at most for the delay
-    int64_t delay_ns         # shorter for requests with little time left
+    bint adaptive            # wait only while waiting pays, and at most for the delay
+    int64_t delay_ns         # longest wait; requests with little time left wait less
     Preferred preferred
 
 cdef struct BatchPlan:
@@ -27,9 +27,9 @@ cdef struct Candidates:
     uint32_t count
     uint64_t rows
     uint32_t size            # index of the first preferred size that these rows do not exceed
-    uint32_t best            # so many of them go at once while the delay is not over; 0: none
-    const char *why          # the reason for that
-    const char *full         # why no more can join; NULL: more can
+    uint32_t best            # the first so many form a batch before the delay is over; 0: no batch
+    const char *why          # the reason for that batch
+    const char *full         # the reason why no more can join; NULL: more can
     int64_t oldest_ns        # arrival of the oldest
     int64_t end_ns           # when the first of them must have been executed
 

@@ -2,8 +2,9 @@
 
 `_native.sequences.slots` has the policy; this module adds the lock, the responses and the clock. Each instance has a
 line of the dispatcher (`_native.scheduling.dispatcher`) of its own, because sequences are tied to instances.
-One timer of the loop ends idle sequences. While any sequence is live it is set, and counts as in flight, so that the
-lane outlives it.
+
+One timer of the loop ends idle sequences. It is set while any sequence is live, and counts as a request in flight, so
+the lane outlives it.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -68,14 +69,14 @@ from _native.timers cimport Timer, timers_clear, timers_set
 
 import os
 
-cdef int64_t SHORTEST_SWEEP_NS = 1_000_000   # between two looks for idle sequences
+cdef int64_t SHORTEST_SWEEP_NS = 1_000_000   # between two searches for idle sequences
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answering and waking, for all that follows
+# After each change: responses and decisions
 
 cdef void answer(Sequencer *self, Request *chain) noexcept nogil:
-    # requests that have failed in the lane
+    # return requests that have failed in the lane
     cdef int64_t now = now_ns()
     cdef Request *following
     while chain != NULL:
@@ -92,7 +93,7 @@ cdef inline Request *take_fallen(Sequencer *self) noexcept nogil:
 
 
 cdef void stir(Sequencer *self) noexcept nogil:
-    # the lines in which something may have to be done; with the lock
+    # let the dispatcher decide about lines that may have a batch now; with the lock held
     cdef bint ending = self.slots.closed and self.slots.backlog.count == 0
     cdef uint32_t i
     for i in range(self.slots.slot_set_count):
@@ -101,7 +102,7 @@ cdef void stir(Sequencer *self) noexcept nogil:
 
 
 cdef void tell(Sequencer *self) noexcept nogil:
-    # the loop, when the last sequence has ended of a lane that drains; with the lock
+    # wake the loop when the last sequence of a draining lane has ended; with the lock held
     if self.slots.draining and not self.told and self.slots.table.count == 0 and self.slots.bridge != NULL:
         self.told = True
         post(self, &self.drained, drained)
@@ -115,12 +116,12 @@ cdef void post(Sequencer *self, Notice *notice, void (*run)(PostedCallback *call
 
 
 cdef void drained(PostedCallback *callback) noexcept nogil:
-    # on the loop, which looks after its callbacks who waited for it
+    # on the loop, which then looks whether its lanes have drained
     fetch_add32(&(<Notice *>callback).lane.lane.in_flight, -1)
 
 
 cdef void leave(Sequencer *self) noexcept nogil:
-    # the end of whatever changed the slots: have it decided, tell, unlock, answer
+    # The end of every change of the slots: decide, release the lock, return failed requests.
     cdef Request *fallen = take_fallen(self)
     stir(self)
     lines_look(self.dispatcher, now_ns() if self.dispatcher.touched != NULL else 0)
@@ -160,7 +161,7 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
 
 
 cdef bint expire(Lane *lane, Request *request) noexcept nogil:
-    # its whole sequence goes with it, and is answered here
+    # the whole sequence of the request ends, and its requests fail
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.dispatcher.guard)
     slots_expire(&self.slots, request, now_ns())
@@ -187,7 +188,7 @@ cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
-    # what fails meanwhile is answered, and what others may take now is given to them
+    # return requests that fail meanwhile, and let other instances take what is free now
     cdef Sequencer *self = <Sequencer *>line.owner
     cdef Request *batch = slots_cut(&self.slots, line.index, now, plan)
     if self.slots.fallen != NULL:
@@ -198,8 +199,8 @@ cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef void commit_state(Sequencer *self, Request *request) noexcept nogil:
-    # Without the lock: nobody else looks at the state of a sequence while a request of it runs, and to give back what
-    # the request has brought may need the GIL, which a thread that waits for the lock may hold.
+    # Without the lock: no other thread uses the state of a sequence while a request of it is executed. To give back the
+    # blocks of the request may need the GIL, and the thread that has the GIL may wait for the lock.
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     if request.response.status != STATUS_OK:
         states_drop(sequence)
@@ -220,9 +221,9 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
     commit_state(self, request)
     lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
-    if load32(&request.abandonment.happened):  # before it could have been removed
+    if load32(&request.abandonment.happened):  # while it was executed, so it could not be removed
         slots_remove(&self.slots, request, now_ns())
-        request_fail(request, STATUS_CANCELLED, format_text("nobody waits for the answer any more"))
+        request_fail(request, STATUS_CANCELLED, format_text("no client waits for the response any more"))
         request.next = self.slots.fallen
         self.slots.fallen = request
     leave(self)
@@ -250,7 +251,8 @@ cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
 
 
 cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
-    # on the loop: end what has idled for too long. Nothing comes to idle without being due after the next sweep.
+    # On the loop: end sequences that have idled for too long. A sequence that becomes idle later is due after the next
+    # sweep.
     cdef Sequencer *self = <Sequencer *>timer.owner
     cdef int64_t next
     lock(&self.dispatcher.guard)
@@ -293,7 +295,7 @@ cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 
 
 cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
-    # where others still begin, by the version's number, it may be somebody else's
+    # While the lane still begins sequences, one with this id may be another client's.
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.dispatcher.guard)
     if self.slots.draining:
@@ -305,7 +307,7 @@ cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 # Life
 
 cdef bint add_line(Sequencer *self) noexcept nogil:
-    # of one more instance, with its slots; False: no memory
+    # add a line, with its slots, for one more instance; False: no memory
     cdef Line *line = <Line *>calloc(1, sizeof(Line))
     cdef Line **lines = <Line **>realloc(self.lines, (self.slots.slot_set_count + 1) * sizeof(Line *))
     if lines != NULL:
@@ -418,7 +420,7 @@ cdef class SequenceLane(LaneHandle):
     Args:
         spec: the version's backends.api.ModelSpec, with its `sequence`.
         version: its number.
-        max_queue: requests that may wait in it, if its queue policy does not say fewer; 0 for any number.
+        max_queue: requests that may wait in it, unless its queue policy allows fewer; 0 for any number.
         limiter: of the resources that its instances need; None: they need none.
     """
 
@@ -429,7 +431,7 @@ cdef class SequenceLane(LaneHandle):
 
     @property
     def live(self) -> int:
-        """Sequences that have begun and not ended."""
+        """Sequences that have begun and have not ended."""
         return self.sequencer().slots.live
 
     @property
@@ -439,14 +441,14 @@ cdef class SequenceLane(LaneHandle):
 
     @property
     def open(self) -> int:
-        """Sequences that take further requests: they have begun, and none has said END."""
+        """Sequences that take further requests: no request with END has come yet."""
         return self.sequencer().slots.table.count
 
     def drain(self) -> None:
-        """Begin no sequences any more, for good; those that are open go on.
+        """Begin no more sequences from now on; open ones continue.
 
-        When the last one has ended, `Bridge.event_fd` becomes readable. Iterative sequences, which are requests, are
-        not concerned.
+        When the last one has ended, `Bridge.event_fd` becomes readable. Iterative sequences, each of which is one
+        request, still begin.
         """
         cdef Sequencer *self_ = self.sequencer()
         lock(&self_.dispatcher.guard)
@@ -454,8 +456,9 @@ cdef class SequenceLane(LaneHandle):
         unlock(&self_.dispatcher.guard)
 
     def remember(self, SequenceLane other not None) -> None:
-        """Have requests of what is open on another lane, which is about to be closed, refused with that reason. On the
-        loop, where nothing opens meanwhile.
+        """Refuse requests of sequences that are open on another lane, which is about to be closed, with that reason.
+
+        Call this on the loop, where no sequence begins meanwhile.
         """
         cdef Sequencer *self_ = self.sequencer()
         cdef Sequencer *other_ = other.sequencer()

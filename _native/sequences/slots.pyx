@@ -70,7 +70,7 @@ cdef int64_t NEVER = 0x7fffffffffffffff
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who has which slot
+# The slots of the sequences
 
 cdef inline bint is_lower(Vacancy a, Vacancy b) noexcept nogil:
     return a.slot < b.slot or (a.slot == b.slot and a.instance < b.instance)
@@ -87,7 +87,7 @@ cdef void vacate(Slots *slots, Vacancy vacancy) noexcept nogil:
 
 
 cdef Vacancy lowest_vacancy(Slots *slots) noexcept nogil:
-    # take it out
+    # removes it from the heap
     cdef Vacancy found = slots.vacant[1]
     cdef Vacancy last = slots.vacant[slots.vacant_count]
     cdef uint32_t at = 1
@@ -116,7 +116,7 @@ cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil:
 
 
 cdef void note_place(const Sequence *sequence, int64_t now) noexcept nogil:
-    # in the records of those that have waited for it
+    # in the records of the requests that waited for the slot
     cdef const Request *request = sequence.queue.first
     while request != NULL:
         if request.record != NULL:
@@ -125,7 +125,7 @@ cdef void note_place(const Sequence *sequence, int64_t now) noexcept nogil:
 
 
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # the next of the backlog gets it
+    # the first sequence of the backlog gets the slot
     cdef Sequence *following = slots.backlog.first
     cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     cdef Vacancy vacancy
@@ -147,7 +147,7 @@ cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept 
 
 
 cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # its next request may run
+    # the next request of the sequence may be executed
     cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     if not slots.direct:
         sequences_append(&slot_set.ready, sequence, now)
@@ -158,7 +158,7 @@ cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept no
 
 
 cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
-    # idle or ready, but not the backlog
+    # remove the sequence from the list of idle or ready ones, not from the backlog
     cdef InstanceSlots *slot_set
     if sequence.list == NULL or sequence.list == &slots.backlog:
         return
@@ -219,7 +219,7 @@ cdef void slots_clear(Slots *slots) noexcept nogil:
 # The life of a sequence
 
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # it has no requests
+    # the sequence has no requests
     slots_unlist(slots, sequence)
     sequences_remove(sequence)
     table_remove_sequence(&slots.table, sequence)
@@ -229,7 +229,7 @@ cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogi
 
 
 cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # no request of it runs, and it is in no list but perhaps the backlog: what next
+    # Continue with a sequence of which no request is executed, and which is in no list except perhaps the backlog.
     if sequence.queue.first != NULL:
         if sequence.slot >= 0:
             slots_ready(slots, sequence, now)
@@ -254,7 +254,7 @@ cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept 
 
 
 cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
-    # a request that will not run; `details` is taken over
+    # fail a request that will not be executed; takes over `details`
     request.sequenced.sequence = NULL
     request.state = REQUEST_TAKEN
     request_fail(request, status, details)
@@ -265,7 +265,7 @@ cdef void let_fall(Slots *slots, Request *request, int status, char *details, co
 
 cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
                          const char *reason) noexcept nogil:
-    # a request that waits and all behind it; `text` NULL: no memory
+    # fail a request that waits and all requests behind it; `text` NULL: no memory
     cdef Request *request = first
     cdef Request *following
     slots_count(slots, sequence, -<int32_t>chain_length(first))
@@ -288,7 +288,8 @@ cdef uint32_t chain_length(const Request *request) noexcept nogil:
 
 
 cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
-    # it ends without an END of the client, after what still waits in it; its lists fit that already
+    # End a sequence whose client has not sent END, after the requests that still wait in it. The caller has updated the
+    # lists.
     table_remove_sequence(&slots.table, sequence)
     sequence.over = True
     slots_eviction(slots, sequence.hash).hash = sequence.hash
@@ -325,7 +326,7 @@ cdef void fill_zero(const TensorSignature *tensor, bint batches, uint32_t rows, 
 
 
 cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
-    # the request by which the model hears that a sequence has ended; NULL: no memory
+    # the request that tells the model that a sequence has ended; NULL: no memory
     cdef const Signature *signature = &slots.lane.signature
     cdef Request *request = request_new()
     cdef bint good
@@ -363,7 +364,7 @@ cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Requests come back, or do not
+# After execution, and early ends
 
 cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
