@@ -38,14 +38,15 @@ IN_PLACE = "--inplace" in sys.argv
 FOLDERS = {"server": ["_native", "backends", "inferd_client"], "checks": ["bench", "tests"]}
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
-    "_native.service.access",
     "_native.service.answer_store",
+    "_native.service.authorizer",
     "_native.service.forwarding",
     "_native.service.infer",
     "_native.service.submission",
     "_native.transport.call",
     "_native.transport.connection",
     "_native.transport.direct_read",
+    "_native.transport.endpoint",
     "_native.transport.errorinfo",
     "_native.transport.eviction",
     "_native.transport.expiry",

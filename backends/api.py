@@ -40,7 +40,7 @@ from backends.specs import (
 
 if TYPE_CHECKING:
     from _native.cuda.device import Stream
-    from _native.execution.batch import Batch
+    from _native.execution.python_batch import Batch
     from _native.gpu.batch import GpuBatch
     from _native.memory.arena import ArenaHandle
 

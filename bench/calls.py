@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from _native.execution.instance import InstanceLoop
 from _native.request.bridge import BridgeHandle
-from _native.request.record import RecorderHandle
+from _native.request.recorder import RecorderHandle
 from _native.scheduling.queue import QueueLane
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
 from _native.transport.client import ClientUse
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 from backends.api import BatchingSpec, ModelSpec
 from backends.identity import IdentityInstance
 from bench import messages

@@ -15,14 +15,14 @@ Everything happens on the loop. `_native.caching.cache_key` defines which reques
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, strlen
+from libc.string cimport strlen
 
 from _native.atomic cimport fetch_add32
-from _native.caching.cache_key cimport KEY_PARAMETERS, KEY_SMALL, Digest, key_digest, key_same
+from _native.caching.cache_key cimport KEY_PARAMETERS, Digest, key_digest, key_same
+from _native.caching.compaction cimport work_compact, work_held
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.protobuf.codec cimport Parameter, Str
+from _native.memory.resource cimport block_give, block_share
 from _native.request.accounting cimport account_failed, failure_of
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
 from _native.request.lane cimport lane_discard
@@ -30,7 +30,6 @@ from _native.request.record cimport record_inner, record_looked_up, record_share
 from _native.request.request cimport (
     REQUEST_TAKEN,
     REQUEST_WAITING,
-    InputData,
     OutputData,
     Response,
     request_free,
@@ -51,15 +50,14 @@ from _native.text cimport format_text
 
 cdef enum:
     FIRST_BUCKETS = 256
-    SMALL = 4096             # a block of this size is kept even if only a little of it is needed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Memos by cache key
 
 cdef inline bint is_current(const Memo *memo) noexcept nogil:
-    # Nothing has been forgotten since it was asked. Else its answer may come from what has been replaced, an ensemble's
-    # from an old step: it is given to those who wait already, and to nobody else.
+    # Whether nothing has been forgotten since the memo was made. Otherwise its response may come from a replaced
+    # version, for example from an old step of an ensemble: only requests that wait already get it.
     return memo.era == memo.home.era
 
 
@@ -77,7 +75,7 @@ cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) no
 
 
 cdef bint make_room(Coalescer *self) noexcept nogil:
-    # for one more memo
+    # make room for one more memo
     cdef uint32_t count = max(<uint32_t>FIRST_BUCKETS, self.bucket_count * 2)
     cdef Memo **buckets
     cdef Memo *memo
@@ -126,7 +124,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     memo.work.deliver = answered
     memo.work.sink = memo
     memo.work.single = True
-    memo.work.is_step = True  # whether an output may be missing is different for those who wait: see give
+    memo.work.is_step = True  # so an output may be missing; whether the waiting requests allow that, `give` decides
     memo.output_count = wanted_outputs(memo.work)
     memo.home = self
     memo.era = self.era
@@ -139,7 +137,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
 
 
 cdef void memo_free(Memo *memo) noexcept nogil:
-    # without its work
+    # its work is not freed
     unlist(memo)
     if memo.lookup != NULL:
         memo.home.store.forget(memo.lookup)
@@ -147,7 +145,7 @@ cdef void memo_free(Memo *memo) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Those who wait
+# Waiting requests
 
 cdef void join(Memo *memo, Request *request) noexcept nogil:
     request.state = REQUEST_WAITING
@@ -174,15 +172,15 @@ cdef void leave(Request *request) noexcept nogil:
             memo_free(memo)
         else:
             memo_free(memo)
-            bridge_abandon(work)  # which counts
+            bridge_abandon(work)  # it counts the request
             counts = False
     if counts:
         account_failed(request, now_ns(), FAILURE_CANCELED)
 
 
 cdef void give(Request *request, const Response *source) noexcept nogil:
-    # The same outputs were asked for; they are shared. One that the model has left out is an error, but for steps of
-    # ensembles.
+    # Both requests want the same outputs, so these are shared. An output that the model left out is an error, except
+    # for steps of ensembles.
     cdef Response *to = &request.response
     cdef uint32_t i
     cdef OutputData *out
@@ -238,88 +236,6 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
 # ---------------------------------------------------------------------------------------------------------------------
 # The cache
 
-cdef bint compact(Block **block, const unsigned char **data, size_t size) noexcept nogil:
-    # do not hold much more memory than what is needed of it
-    cdef Block *copy
-    if block[0] == NULL or block[0].size <= max(<size_t>SMALL, 2 * size):
-        return True
-    copy = block_take(size)
-    if copy == NULL:
-        return False
-    if size:
-        memcpy(copy.data, data[0], size)
-    block_give(block[0])
-    block[0] = copy
-    data[0] = copy.data
-    return True
-
-
-cdef size_t held(const Request *work) noexcept nogil:
-    # the bytes of its blocks, each counted once if the tensors that share it lie next to each other
-    cdef size_t size = sizeof(Memo) + sizeof(Request)
-    cdef const Block *last = work.block
-    cdef uint32_t i
-    size += work.signature.input_count * sizeof(InputData) + work.signature.output_count * sizeof(OutputData)
-    if work.block != NULL:
-        size += work.block.size
-    for i in range(work.signature.input_count):
-        if work.inputs[i].block != NULL and work.inputs[i].block != last:
-            last = work.inputs[i].block
-            size += last.size
-    for i in range(work.signature.output_count):
-        if work.response.outputs[i].block != NULL and work.response.outputs[i].block != last:
-            last = work.response.outputs[i].block
-            size += last.size
-    return size
-
-
-cdef bint compact_all(const Coalescer *self, Request *work) noexcept nogil:
-    cdef uint32_t i
-    for i in range(work.signature.input_count):
-        if work.inputs[i].size > KEY_SMALL and not self.compares:
-            block_give(work.inputs[i].block)  # its digest stands for it
-            work.inputs[i].block = NULL
-            work.inputs[i].data = NULL
-            continue
-        if not compact(&work.inputs[i].block, &work.inputs[i].data, work.inputs[i].size):
-            return False
-    for i in range(work.signature.output_count):
-        if not compact(&work.response.outputs[i].block, &work.response.outputs[i].data,
-                       work.response.outputs[i].size):
-            return False
-    return keep_parameters(work)
-
-
-cdef bint keep_parameters(Request *work) noexcept nogil:
-    # what else is needed of the message, in a block of its own
-    cdef Parameter *p
-    cdef Block *own = NULL
-    cdef size_t size = 0
-    cdef size_t at = 0
-    cdef uint32_t i
-    for i in range(work.message.parameter_count):
-        size += work.message.parameters[i].key.size + work.message.parameters[i].text.size
-    if size:
-        own = block_take(size)
-        if own == NULL:
-            return False
-    for i in range(work.message.parameter_count):
-        p = &work.message.parameters[i]
-        move_text(&p.key, own, &at)
-        move_text(&p.text, own, &at)
-    block_give(work.block)
-    work.block = own
-    work.id.size = 0
-    return True
-
-
-cdef inline void move_text(Str *text, Block *to, size_t *at) noexcept nogil:
-    if text.size:
-        memcpy(to.data + at[0], text.data, text.size)
-        text.data = <const char *>(to.data + at[0])
-        at[0] += text.size
-
-
 cdef uint32_t wanted_outputs(const Request *request) noexcept nogil:
     cdef uint32_t count = 0
     cdef uint32_t i
@@ -329,19 +245,19 @@ cdef uint32_t wanted_outputs(const Request *request) noexcept nogil:
 
 
 cdef bint keep(Memo *memo) noexcept nogil:
-    # False: the memo is not kept
+    # keep a memo with its response; False: it is not kept
     cdef Coalescer *self = memo.home
     cdef Request *work = memo.work
     cdef int64_t begin = now_ns()
     if wanted_outputs(work) < memo.output_count:
-        return False  # an answer for another key, were it kept
+        return False  # some outputs are missing, so it is no response for this key
     if memo.lookup != NULL:
         self.store.keep(memo.lookup, &work.response)
         statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
         return False
-    if self.limit == 0 or not compact_all(self, work):
+    if self.limit == 0 or not work_compact(work, self.compares):
         return False
-    memo.size = held(work)
+    memo.size = sizeof(Memo) + work_held(work)
     if memo.size > self.largest:
         return False
     work.kept = True
@@ -359,7 +275,7 @@ cdef bint keep(Memo *memo) noexcept nogil:
 
 
 cdef void drop(Memo *memo) noexcept nogil:
-    # an answered one
+    # a memo that is kept
     list_remove(&memo.home.kept, memo)
     memo.home.size -= memo.size
     memo.home.entries -= 1
@@ -388,13 +304,14 @@ cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Entering and leaving
 
 cdef bint may_be_kept(const Coalescer *self, const Lane *lane) noexcept nogil:
     return lane.caches and (self.limit > 0 or self.store.owner != NULL)
 
 
 cdef bint ask_store(Coalescer *self, Memo *memo, int64_t now) noexcept nogil:
-    # False: there is none, or it cannot be asked
+    # begin a lookup; False: there is no store, or it cannot be asked
     if self.store.owner == NULL or not (<Lane *>memo.work.lane).caches or not self.store.look(self.store.owner, memo):
         return False
     memo.asking = True

@@ -1,10 +1,9 @@
 # A batch: the requests that an instance executes together.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free
 
 from _native.execution.supply cimport GatheredInput
-from _native.memory.resource cimport Block
 from _native.request.lane cimport Lane
 from _native.request.request cimport Request
 from _native.request.signature cimport Signature
@@ -70,15 +69,3 @@ cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
 cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil
 # Answer every request that was not detached, and count; the requests leave the batch.
 cdef void batch_finish(NativeBatch *batch) noexcept nogil
-
-
-cdef class Batch:
-    # a batch, for Python backends
-    cdef NativeBatch *batch  # NULL after the answers
-    cdef readonly str instance_name
-    cdef int check(self) except -1
-    cdef uint32_t output_index(self, str name) except? 0xffffffff
-    cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
-                       uint32_t rank) except -1
-
-cdef Batch batch_for_python(NativeBatch *batch, str instance_name)

@@ -1,26 +1,20 @@
 """Batches: from the requests that an instance took to their responses.
 
-The C half works without the GIL, for native executors; the classes at the end are for Python backends.
+Everything here works without the GIL, for native executors. `_native.execution.python_batch` is for Python backends.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset, strncpy
+from libc.string cimport memset, strncpy
 
 from _native.atomic cimport add_own, fetch_add32, fetch_add64
 from _native.clock cimport now_ns
 from _native.execution.gather cimport batch_give_inputs
-from _native.execution.scatter cimport batch_set_output, batch_wants
-from _native.execution.view cimport block_of_array, view_new
-from _native.memory.resource cimport Block, block_take
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.lane cimport Lane
 from _native.request.record cimport NOTED_TEXT, Record, record_taken
 from _native.request.request cimport Request, request_expired, request_fail, request_free
-from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_OTHER,
@@ -37,13 +31,12 @@ from _native.status cimport (
     STATUS_RESOURCE_EXHAUSTED,
 )
 from _native.tensors.completion cimport response_complete
-from _native.tensors.placement cimport inputs_fetch, place_of_output
+from _native.tensors.placement cimport inputs_fetch
 from _native.text cimport format_text, text_or_no_memory
 
 import os
-from math import prod
 
-cdef int64_t batches = 0     # atomic: those with records, in the process
+cdef int64_t batches = 0     # of requests with records, in the process; atomic
 
 
 cdef str batch_fail_by(NativeBatch *batch, str text):
@@ -54,7 +47,7 @@ cdef str batch_fail_by(NativeBatch *batch, str text):
     cdef bytes encoded
     for i in range(batch.count):
         request = batch.requests[i]
-        asked += request != NULL and not request.sequenced.unasked and not request.is_warmup  # no client hears of those
+        asked += request != NULL and not request.sequenced.unasked and not request.is_warmup  # a client waits for it
     if asked > 1 and not batch.failed:
         mark = os.urandom(4).hex()
         told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
@@ -65,7 +58,7 @@ cdef str batch_fail_by(NativeBatch *batch, str text):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Life
+# Beginning
 
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1:
     memset(batch, 0, sizeof(NativeBatch))
@@ -121,7 +114,8 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
 
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
-    # waited too long; a sequence's lane has looked itself, as what becomes of the others depends on it
+    # Whether the request waited too long. The lane of a sequence has looked itself, because its other requests depend
+    # on it.
     if request.sequenced.sequence != NULL:
         return False
     if 0 < request.deadline_ns <= batch.taken_ns:
@@ -130,7 +124,7 @@ cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept
 
 
 cdef bint reserve(NativeBatch *batch) noexcept nogil:
-    # room to name one more request
+    # make room for one more request
     cdef Request **grown
     if batch.count < batch.capacity:
         return True
@@ -143,7 +137,7 @@ cdef bint reserve(NativeBatch *batch) noexcept nogil:
 
 
 cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
-    # the loop was too busy to take it out of the queue in time
+    # The event loop was too busy to take the request out of the queue in time.
     if 0 < request.deadline_ns <= batch.taken_ns:
         request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
     else:
@@ -165,7 +159,7 @@ cdef void batch_fetch(NativeBatch *batch, int device, bint in_place) noexcept no
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answering
+# Responses
 
 cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
     cdef int status = STATUS_INTERNAL
@@ -198,7 +192,7 @@ cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil:
 
 
 cdef void hand_back(NativeBatch *batch) noexcept nogil:
-    # what is to run again, unless the batch has failed
+    # return the requests that are to be executed again to their lane, unless the batch has failed
     cdef Request *request
     cdef uint32_t i
     for i in range(batch.count):
@@ -211,7 +205,7 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
 
 
 cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
-    # idle rows, and notices that a sequence has ended
+    # free the requests of the scheduler itself: idle rows, and notices that a sequence has ended
     cdef Request *request
     cdef uint32_t i
     for i in range(batch.count):
@@ -278,7 +272,7 @@ cdef void account(NativeBatch *batch) noexcept nogil:
 
 
 cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept nogil:
-    # to those who made the requests: ensembles add them up
+    # for ensembles, which add up the phases of their steps
     cdef Request *request
     cdef uint32_t i
     for i in range(batch.count):
@@ -291,7 +285,7 @@ cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept n
 
 
 cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:
-    # in the records of those that have one: their times, and with whom they were executed
+    # in the records of the requests that have one: the times and the batch
     cdef uint64_t number = <uint64_t>fetch_add64(&batches, 1) + 1
     cdef Record *record
     cdef uint32_t i
@@ -312,7 +306,7 @@ cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:
 
 
 cdef void return_requests(NativeBatch *batch) noexcept nogil:
-    # one hand-over for each run of requests that go back through the same bridge: usually one in all
+    # once for each run of requests with the same bridge: usually once in all
     cdef uint32_t first = 0
     cdef uint32_t i
     for i in range(1, batch.count + 1):
@@ -323,187 +317,3 @@ cdef void return_requests(NativeBatch *batch) noexcept nogil:
                           &batch.requests[i - 1].response)
             first = i
     batch.count = 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What Python backends see
-
-cdef bytes encoded_element(object element, str name):
-    if isinstance(element, str):
-        return element.encode()
-    if not isinstance(element, (bytes, bytearray, memoryview)):
-        raise ValueError(f"output '{name}' must have elements of bytes or str, got {type(element).__name__}")
-    return bytes(element)
-
-
-cdef class Batch:
-    """The requests of one execution, as one.
-
-    Inputs are gathered: for a model with a batch dimension they have the shape (rows, *dims). Outputs are handed over
-    in the same form and split again.
-    """
-
-    def __init__(self):
-        raise TypeError("Batch cannot be created from Python")
-
-    cdef int check(self) except -1:
-        if self.batch == NULL:
-            raise ValueError("this batch has been answered")
-        return 0
-
-    cdef uint32_t output_index(self, str name) except? 0xffffffff:
-        cdef bytes wanted = name.encode()
-        cdef int found
-        self.check()
-        found = output_find(self.batch.signature, Str(wanted, <uint32_t>len(wanted)))
-        if found < 0:
-            raise ValueError(f"the model has no output '{name}'")
-        return <uint32_t>found
-
-    @property
-    def rows(self) -> int:
-        """Rows over all requests: the size of the batch dimension; 1 for a model without one."""
-        self.check()
-        return self.batch.rows
-
-    @property
-    def request_count(self) -> int:
-        """Requests in this batch."""
-        self.check()
-        return self.batch.count
-
-    def input(self, name: str):
-        """The input's data over all requests, or what the batch provides for it.
-
-        None for an optional input that the requests leave out.
-        """
-        cdef GatheredInput *data
-        cdef bytes wanted = name.encode()
-        cdef int found
-        self.check()
-        found = input_find(self.batch.signature, Str(wanted, <uint32_t>len(wanted)))
-        if found < 0:
-            raise ValueError(f"the model has no input '{name}'")
-        data = &self.batch.inputs[found]
-        if not data.present:
-            return None
-        return view_new(data.block, data.data, data.size, self.batch.signature.inputs[found].datatype, data.shape,
-                        data.rank, self.batch.writes_inputs)
-
-    def wants(self, name: str) -> bool:
-        """Whether any request asked for this output."""
-        return batch_wants(self.batch, self.output_index(name))
-
-    @property
-    def placed(self) -> bool:
-        """Whether some outputs may have a `place`."""
-        self.check()
-        return self.batch.count == 1 and self.batch.requests[0].placements != NULL
-
-    def place(self, name: str):
-        """Where the model may write this output itself: in the shared memory of the client, as a view to write to.
-
-        Hand over an array over the view by `set_output` then. None when there is no such place, or the shape of the
-        output is not fixed by the configuration: most of the time.
-        """
-        cdef uint32_t index = self.output_index(name)
-        cdef const TensorSignature *tensor = &self.batch.signature.outputs[index]
-        cdef uint32_t first = 1 if self.batch.signature.max_batch_size > 0 else 0
-        cdef int64_t shape[MAX_RANK]
-        cdef uint8_t *data
-        cdef Block *block = NULL
-        if not self.placed or index >= self.batch.signature.output_count or tensor.state:
-            return None
-        if tensor.variable or tensor.reshaped or tensor.like_input or tensor.datatype == DT_BYTES:
-            return None
-        shape[0] = self.batch.rows
-        for i in range(tensor.rank):
-            shape[first + i] = tensor.dims[i]
-        size = prod([shape[i] for i in range(first + tensor.rank)]) * datatype_size(tensor.datatype)
-        if size >> 62:
-            return None
-        data = place_of_output(self.batch.requests[0], index, size, &block)
-        if data == NULL:
-            return None
-        return view_new(block, data, size, tensor.datatype, shape, first + tensor.rank, True)
-
-    def set_output(self, name: str, array) -> None:
-        """Hand over an output for all rows.
-
-        Args:
-            name: of the output.
-            array: a C-contiguous numpy array or anything with `__dlpack__` on the CPU. It is taken over without a copy:
-                do not write to it afterwards.
-
-        Raises:
-            ValueError: wrong datatype, shape or memory layout.
-        """
-        cdef uint32_t index = self.output_index(name)
-        cdef const uint8_t *data = NULL
-        cdef size_t size = 0
-        cdef int64_t shape[MAX_RANK]
-        cdef uint32_t rank = 0
-        cdef Block *block = block_of_array(array, self.batch.signature.outputs[index].datatype, name,
-                                           &data, &size, shape, &rank)
-        self.hand_over(index, block, data, size, shape, rank)
-
-    def set_bytes_output(self, name: str, elements, shape) -> None:
-        """Hand over a BYTES output: `elements` are bytes or str in row-major order, as many as `shape` says."""
-        cdef uint32_t index = self.output_index(name)
-        cdef int64_t dims[MAX_RANK]
-        cdef uint32_t rank = <uint32_t>len(shape)
-        cdef list encoded = [encoded_element(e, name) for e in elements]
-        cdef size_t size = 4 * len(encoded)
-        cdef Block *block
-        cdef uint8_t *at
-        cdef uint32_t length
-        cdef bytes element
-        if self.batch.signature.outputs[index].datatype != DT_BYTES:
-            raise ValueError(f"output '{name}' is not BYTES but "
-                             f"{datatype_name(self.batch.signature.outputs[index].datatype).decode()}")
-        if rank > MAX_RANK:
-            raise ValueError(f"output '{name}' has {rank} dimensions, at most {MAX_RANK} are served")
-        for i in range(rank):
-            dims[i] = shape[i]
-        for element in encoded:
-            size += len(element)
-        block = block_take(size)
-        if block == NULL:
-            raise MemoryError(f"no memory for {size} bytes of output '{name}'")
-        at = block.data
-        for element in encoded:
-            length = <uint32_t>len(element)
-            memcpy(at, &length, 4)
-            memcpy(at + 4, <const char *>element, length)
-            at += 4 + length
-        self.hand_over(index, block, block.data, size, dims, rank)
-
-    def reschedule(self, index: int) -> None:
-        """Give request `index` back, to be executed again; it is not answered by this batch.
-
-        For models with `iterative_sequence`. What was handed over for its states is its state then.
-
-        Raises:
-            ValueError: there is no such request, or the model's sequences are not iterative.
-        """
-        self.check()
-        if not 0 <= index < self.batch.count:
-            raise ValueError(f"the batch has {self.batch.count} requests, there is no request {index}")
-        if not batch_reschedule(self.batch, index):
-            raise ValueError("only requests of a model with 'iterative_sequence' can be rescheduled")
-
-    cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
-                       uint32_t rank) except -1:
-        cdef bint good
-        with nogil:
-            good = batch_set_output(self.batch, index, block, data, size, shape, rank)
-        if not good:
-            raise ValueError(self.batch.details.decode() if self.batch.details != NULL else "out of memory")
-        return 0
-
-
-cdef Batch batch_for_python(NativeBatch *batch, str instance_name):
-    cdef Batch out = Batch.__new__(Batch)
-    out.batch = batch
-    out.instance_name = instance_name
-    return out

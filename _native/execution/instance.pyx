@@ -6,14 +6,12 @@ from libc.stdint cimport uint32_t
 
 from _native.atomic cimport load64
 from _native.execution.batch cimport (
-    Batch,
     NativeBatch,
     batch_begin,
     batch_fail,
     batch_fail_by,
     batch_fetch,
     batch_finish,
-    batch_for_python,
     batch_free,
     batch_init,
     execute_fn,
@@ -21,6 +19,7 @@ from _native.execution.batch cimport (
 from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_gather
 from _native.execution.loop cimport ExecutionLoop
+from _native.execution.python_batch cimport Batch, batch_for_python
 from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
 from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request, Watched, requests_unwatch, requests_watch

@@ -98,13 +98,5 @@ cdef void record_taken(Request *request) noexcept nogil
 cdef void record_response(Request *request, const Response *response) noexcept nogil
 # A request with a record ends: keep the record if it is needed.
 cdef void record_end(Request *request) noexcept nogil
-
-
-cdef class RecorderHandle:
-    # a Recorder for Python
-    cdef Recorder recorder
-    cdef list own            # SamplingHandle of models that have or had their own
-
-
-cdef class SamplingHandle:
-    cdef Sampling sampling
+# Free a record that is in no list, and that no request has.
+cdef void record_free(Record *record) noexcept nogil

@@ -2,7 +2,7 @@
 
 A request has a record only if one may be needed: it was chosen for a trace or for the access log at its arrival, or
 failed and slow requests are kept, which are known only at the end. The executor of the request writes the times. When
-the request ends, the record goes into a list that another thread takes.
+the request ends, the record goes into a list, which another thread takes (`_native.request.recorder`).
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -11,20 +11,16 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strlen
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport load32
 from _native.clock cimport now_ns
 from _native.protobuf.datatype cimport datatype_name
-from _native.request.lane cimport LaneHandle
 from _native.request.request cimport InputData, OutputData, Request, Response
 from _native.status cimport STATUS_CANCELLED, STATUS_OK
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
-from _native.traceparent cimport TraceContext, is_baggage, write_hex
-
-import os
-import time
+from _native.threads cimport lock, unlock
+from _native.traceparent cimport TraceContext, is_baggage
 
 cdef enum:
-    MOST_RECORDS = 8192      # that have ended and that nobody has taken
+    MOST_RECORDS = 8192      # of requests that have ended, in the list
     MOST_BYTES = 64 << 20    # of their texts and tensors, and of the inputs of requests that have not ended
     MOST_TENSOR = 1 << 20    # bytes of one tensor that are kept
     MOST_NAME = 256          # bytes of a model's name or of a request's id that are kept; clients choose them
@@ -32,7 +28,7 @@ cdef enum:
 
 
 cdef inline uint64_t random64(Recorder *recorder) noexcept nogil:
-    # xorshift128+: ids must differ, nobody must be unable to guess them
+    # xorshift128+: ids must differ, but need not be hard to guess
     cdef uint64_t a = recorder.seed[0]
     cdef uint64_t b = recorder.seed[1]
     recorder.seed[0] = b
@@ -45,7 +41,7 @@ cdef inline uint64_t random64(Recorder *recorder) noexcept nogil:
 # Beginning
 
 cdef inline bint choose(Sampling *sampling, const TraceContext *context) noexcept nogil:
-    # one in so many; a client that has sampled its own trace always gets its part of it
+    # one request in so many; a client that samples its trace always gets the server's part of it
     if context != NULL and context.given:
         return context.flags & 1
     if sampling.rate == 0 or sampling.left == 0:
@@ -133,7 +129,7 @@ cdef void record_inner(Request *request, const Request *outer) noexcept nogil:
 
 
 cdef void keep_baggage(Record *record, const uint8_t *text, size_t size) noexcept nogil:
-    # without memory it is lost
+    # without memory the baggage is lost
     record.baggage = <char *>malloc(size)
     if record.baggage != NULL:
         memcpy(record.baggage, text, size)
@@ -141,7 +137,7 @@ cdef void keep_baggage(Record *record, const uint8_t *text, size_t size) noexcep
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# On its way
+# During the request
 
 cdef void record_looked_up(Request *request, int64_t begin_ns, int64_t end_ns, bint found) noexcept nogil:
     cdef Record *record = <Record *>request.record
@@ -186,7 +182,7 @@ cdef bint keep_texts(Record *record, const Request *request) noexcept nogil:
 
 
 cdef size_t input_bytes(const Request *request) noexcept nogil:
-    # that `keep_inputs` would copy
+    # the bytes that `keep_inputs` would copy
     cdef size_t total = 0
     cdef uint32_t i
     for i in range(request.signature.input_count):
@@ -200,12 +196,12 @@ cdef inline uint32_t output_count(const Response *response) noexcept nogil:
 
 
 cdef inline bint has_output(const Response *response, uint32_t i) noexcept nogil:
-    # the fields of the others hold nothing
+    # the fields of other outputs are not set
     return response.outputs[i].wanted and response.outputs[i].block != NULL
 
 
 cdef size_t output_bytes(const Response *response) noexcept nogil:
-    # that `keep_outputs` would copy
+    # the bytes that `keep_outputs` would copy
     cdef size_t total = 0
     cdef uint32_t i
     for i in range(output_count(response)):
@@ -215,7 +211,7 @@ cdef size_t output_bytes(const Response *response) noexcept nogil:
 
 
 cdef bint reserve(Record *record, size_t size, bint listed) noexcept nogil:
-    # room for so many bytes more before they are copied, and in the list
+    # reserve bytes before they are copied and, for `listed`, a place in the list; False: the limit is reached
     cdef Recorder *recorder = record.recorder
     cdef bint fits
     lock(&recorder.guard)
@@ -244,7 +240,7 @@ cdef void record_response(Request *request, const Response *response) noexcept n
     cdef Record *record = <Record *>request.record
     cdef uint32_t i
     if response.final:
-        record.ended_ns = now_ns()  # what the answer sets off is not part of it
+        record.ended_ns = now_ns()  # now, so that what follows from the response does not count
     if request.sink == NULL or response.empty or response.status != STATUS_OK:
         return
     record.responses += 1
@@ -286,7 +282,7 @@ cdef void record_end(Request *request) noexcept nogil:
         return
     if tensors:
         with gil:
-            if record.data == NULL:  # no model has seen them
+            if record.data == NULL:  # no instance has taken the request
                 keep_inputs(record, request)
             keep_outputs(record, &request.response)
     request.record = NULL
@@ -325,7 +321,7 @@ cdef void record_free(Record *record) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# For Python
+# Tensors, as Python objects
 
 cdef dict tensor(str name, str datatype, const int64_t *shape, uint32_t rank, const uint8_t *data, size_t size):
     return {
@@ -335,7 +331,7 @@ cdef dict tensor(str name, str datatype, const int64_t *shape, uint32_t rank, co
 
 
 cdef void keep_inputs(Record *record, const Request *request) noexcept:
-    # as they came
+    # before the model can write to them
     cdef const InputData *into
     cdef uint32_t i
     cdef list inputs = []
@@ -360,140 +356,3 @@ cdef void keep_outputs(Record *record, const Response *response) noexcept:
         if has_output(response, i):
             outputs.append(tensor(response.request.signature.outputs[i].name.data.decode("utf-8", "replace"),
                                   datatype_name(out.datatype).decode(), out.shape, out.rank, out.data, out.size))
-
-
-cdef str hexadecimal(const uint8_t *bytes, size_t size):
-    cdef char out[32]
-    write_hex(out, bytes, size)
-    return out[:2 * size].decode()
-
-
-cdef dict described(Record *record, int64_t offset):
-    cdef size_t *sizes = record.text_sizes
-    cdef dict out = {
-        "model": record.texts[:sizes[0]].decode("utf-8", "replace"),
-        "request_id": record.texts[sizes[0] + 1:sizes[0] + 1 + sizes[1]].decode("utf-8", "replace"),
-        "error": record.texts[sizes[0] + sizes[1] + 2:sizes[0] + sizes[1] + 2 + sizes[2]].decode("utf-8", "replace"),
-        "version": record.version, "status": record.status, "number": record.number, "parent": record.parent_number,
-        "trace_id": hexadecimal(record.context.trace, 16), "span_id": hexadecimal(record.context.span, 8),
-        "parent_id": hexadecimal(record.parent, 8), "joined": record.context.given,
-        "traced": record.traced, "kept": record.kept, "accessed": record.accessed,
-        "inner": record.inner, "cached": record.cached, "shared": record.shared,
-        "link": (hexadecimal(record.link.trace, 16), hexadecimal(record.link.span, 8)) if record.link.given else None,
-        "rows": record.rows, "responses": record.responses, "received": record.received, "sent": record.sent,
-        "batch": record.batch, "batch_rows": record.batch_rows, "batch_requests": record.batch_requests,
-        "instance": record.instance.decode("utf-8", "replace"),
-        "why": record.why.decode() if record.why != NULL else "",
-        "method": "ModelInfer" if record.single else "ModelStreamInfer",
-        "peer": <object>record.peer if record.peer != NULL else "",
-        "tensors": <object>record.data if record.data != NULL else None,
-    }
-    for name, ns in (("arrived", record.arrived_ns), ("looked", record.looked_ns), ("found", record.found_ns),
-                     ("queued", record.queued_ns), ("placed", record.placed_ns), ("taken", record.taken_ns),
-                     ("input_end", record.input_end_ns), ("output_start", record.output_start_ns),
-                     ("computed", record.computed_ns), ("ended", record.ended_ns)):
-        out[name] = ns + offset if ns else 0
-    return out
-
-
-cdef class SamplingHandle:
-    """Which requests are traced: of the server, or of one model."""
-
-    def set(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
-        """Choose one request in `rate` (0: only those whose clients ask), `count` of them (-1: any number)."""
-        self.sampling.tensors = tensors
-        self.sampling.rate = rate
-        self.sampling.left = count
-        self.sampling.seen = 0
-        store32(&self.sampling.on, 1 if on else 0)
-
-    @property
-    def left(self) -> int:
-        """How many more are chosen; -1: any number."""
-        return self.sampling.left
-
-
-cdef class RecorderHandle:
-    """Records requests of a server. Used on the event loop, but for `take`."""
-
-    def __cinit__(self):
-        cdef bytes seed = os.urandom(16)
-        memcpy(self.recorder.seed, <const char *>seed, 16)
-        mutex_init(&self.recorder.guard, NULL)
-
-    def __init__(self):
-        self.own = []
-
-    def __dealloc__(self):
-        cdef Record *record = self.recorder.first
-        cdef Record *following
-        while record != NULL:
-            following = record.next
-            record_free(record)
-            record = following
-        mutex_destroy(&self.recorder.guard)
-
-    def sample(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
-        """Which requests are traced, of models that have no sampling of their own; see `SamplingHandle.set`."""
-        self.recorder.sampling.tensors = tensors
-        self.recorder.sampling.rate = rate
-        self.recorder.sampling.left = count
-        self.recorder.sampling.seen = 0
-        store32(&self.recorder.sampling.on, 1 if on else 0)
-
-    @property
-    def left(self) -> int:
-        """How many more requests are traced by the server's sampling; -1: any number."""
-        return self.recorder.sampling.left
-
-    def assign(self, LaneHandle lane not None, SamplingHandle sampling) -> None:
-        """Have the requests of a model version chosen so; None: as those of the server."""
-        if sampling is not None and sampling not in self.own:
-            self.own.append(sampling)  # the lane does not keep it
-        lane.lane.statistics.sampling = NULL if sampling is None else <void *>&sampling.sampling
-
-    def keep(self, *, access_rate: int, slow_ns: int, log_slow_ns: int) -> None:
-        """What is recorded beside that.
-
-        Args:
-            access_rate: one request in so many, for the access log; 0 for none.
-            slow_ns: traces of requests that fail or take longer, where traces are on; 0 for none.
-            log_slow_ns: requests that take longer, for the log; 0 for none.
-        """
-        self.recorder.access_rate = access_rate
-        self.recorder.slow_ns = slow_ns
-        self.recorder.log_slow_ns = log_slow_ns
-
-    def switch(self, on: bool) -> None:
-        """Whether anything may be recorded."""
-        store32(&self.recorder.on, 1 if on else 0)
-
-    @property
-    def lost(self) -> int:
-        """Records that were dropped because nobody had taken those before them."""
-        return self.recorder.lost
-
-    def take(self) -> list[dict[str, object]]:
-        """The requests that have ended since the last call, oldest first; times in nanoseconds since 1970, 0: never.
-
-        From any thread, one at a time.
-        """
-        cdef Record *record
-        cdef Record *following
-        cdef int64_t offset = time.time_ns() - now_ns()
-        cdef list out = []
-        lock(&self.recorder.guard)
-        record = self.recorder.first
-        self.recorder.first = NULL
-        self.recorder.last = NULL
-        unlock(&self.recorder.guard)
-        while record != NULL:
-            following = record.next
-            out.append(described(record, offset))
-            lock(&self.recorder.guard)
-            self.recorder.count -= 1
-            self.recorder.bytes -= record.kept_bytes
-            unlock(&self.recorder.guard)
-            record_free(record)
-            record = following
-        return out

@@ -11,15 +11,12 @@ longest is always served next, so a request is passed by at most the batches of 
 order stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes another.
 
 `_native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
-request, requests of the client with most of the queue make room (`_native.scheduling.shares`). Timers of the loop watch
-timeouts, so these are on time even while all instances are busy.
+request, requests of the client with most of the queue make room (`_native.scheduling.overflow`). Timers of the loop
+watch timeouts, so these are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.clock cimport now_ns
-from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.lane cimport (
     LANE_CLOSED,
     LANE_FULL,
@@ -33,7 +30,7 @@ from _native.request.lane cimport (
     lane_new,
 )
 from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
-from _native.request.statistics cimport FAILURE_OTHER, Duration
+from _native.request.statistics cimport Duration
 from _native.scheduling.adaptive cimport (
     ArrivalPredictor,
     predictor_arrival,
@@ -60,21 +57,14 @@ from _native.scheduling.levels cimport (
     levels_clear,
     levels_cut,
     levels_init,
-    levels_last,
     levels_put,
     levels_remove,
     levels_yield,
 )
 from _native.scheduling.limiter cimport RateLimiter
+from _native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
 from _native.scheduling.policy cimport MISFIT, NEVER, BatchPlan, plan_nothing, policy_end, policy_plan, policy_set
-from _native.scheduling.shares cimport (
-    Share,
-    shares_add,
-    shares_begin,
-    shares_end,
-    shares_subtract,
-    shares_yielding,
-)
+from _native.scheduling.shares cimport shares_add, shares_end, shares_subtract
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
@@ -83,26 +73,21 @@ cdef const char *GATHERED = "gathered from among other shapes"
 
 cdef enum:
     ANY_ROWS = 1
-    OUSTED = 32              # the part of a full queue that makes room at a time
-    LOOKS = 64               # at requests, for each that joins a batch from behind others, and for none
+    LOOKS = 64               # requests that `gather` examines, at first and again after each one that joins
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What waits, with the guard held
+# Requests that wait; the dispatcher's lock is held
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
-    # with its neighbours it may form another batch than its rows tell
+    # whether the request may change the next batch in another way than by its rows
     if request.next != NULL:
         return True
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
-cdef inline void set_attention(Queue *queue) noexcept nogil:
-    queue.attends = queue.line.timed or queue.shares.table != NULL
-
-
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
-    # how often requests come, and whether this one lets an instance wait for so long
+    # count the request, and decide anew if an instance must not wait so long for more
     if queue.shares.table != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
@@ -115,7 +100,7 @@ cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
 
 
 cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
-    # a chain that has been cut
+    # the chain leaves the queue
     if queue.shares.table == NULL:
         return
     if queue.levels.count <= queue.full_count // 2:
@@ -125,10 +110,6 @@ cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
     while request != NULL:
         shares_subtract(&queue.shares, request.asker.client, level_at(request))
         request = request.next
-
-
-cdef inline bint is_full(const Queue *queue) noexcept nogil:
-    return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
 
 
 cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil:
@@ -149,65 +130,11 @@ cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request *
     return PUSHED
 
 
-cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
-    if queue.shares.table != NULL:
-        shares_subtract(&queue.shares, request.asker.client, level_at(request))
-    levels_remove(&queue.levels, request)
-    queue.enough_rows = 0
-
-
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil:
     if request.state != REQUEST_QUEUED:
         return False
     take_out(queue, request)
     return True
-
-
-cdef bint count_shares(Queue *queue) noexcept nogil:
-    # False: no memory
-    cdef const Request *request = queue.levels.first
-    if queue.shares.table != NULL:
-        return True
-    queue.full_count = queue.levels.count
-    if not shares_begin(&queue.shares):
-        return False
-    while request != NULL:
-        if not shares_add(&queue.shares, request.asker.client, level_at(request)):
-            return False
-        request = request.next
-    set_attention(queue)
-    return True
-
-
-cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil:
-    # The queue, or this level of it, is full: the latest requests of whoever has most of it, as a chain; NULL: nobody
-    # has more than the client of the one that comes. Higher levels are left alone. Several go at a time, so that the
-    # queue is not searched for each.
-    cdef uint32_t last = level if level_is_full(&queue.levels, level) else queue.levels.level_count - 1
-    cdef uint32_t most = 0
-    cdef const Share *share
-    cdef Request *request
-    cdef Request *previous
-    cdef Request *chain = NULL
-    cdef uint64_t client
-    if not count_shares(queue):
-        return NULL
-    share = shares_yielding(&queue.shares, coming.asker.client, level, last, queue.levels.count, &most)
-    if share == NULL:
-        return NULL
-    client = share.client
-    last = share.level
-    most = min(most, max(queue.levels.count // OUSTED, <uint32_t>1))
-    request = levels_last(&queue.levels, last)
-    while request != NULL and most and level_at(request) == last:
-        previous = request.previous
-        if request.asker.client == client:
-            take_out(queue, request)
-            request.next = chain
-            chain = request
-            most -= 1
-        request = previous
-    return chain
 
 
 cdef void queue_yield(Queue *queue, Request *request) noexcept nogil:
@@ -218,7 +145,7 @@ cdef void queue_yield(Queue *queue, Request *request) noexcept nogil:
 cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
     if queue.levels.count < queue.held and not queue.closed:
-        plan_nothing(plan)  # as if none waited
+        plan_nothing(plan)  # as if the queue were empty
         return
     queue.held = 0
     line.over = queue.closed and queue.levels.count == 0
@@ -237,8 +164,8 @@ cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef bint gather(Queue *queue, Request *batch) noexcept nogil:
-    # Have those join the batch that are alike and wait behind one that is not. False: none does. What it takes is
-    # bounded by what joins.
+    # Add requests of the batch's shape that wait behind one of another shape. False: there is none. The time is bounded
+    # by the number of requests that join.
     cdef Request *request = queue.levels.first
     cdef Request *last = batch
     cdef Request *following
@@ -255,7 +182,7 @@ cdef bint gather(Queue *queue, Request *batch) noexcept nogil:
         if request_alike(batch, request):
             rows += request.rows
             if rows > queue.policy.max_rows:
-                break  # those behind it do not pass it
+                break  # requests behind it must not pass it
             levels_remove(&queue.levels, request)
             last.next = request
             last = request
@@ -284,7 +211,7 @@ cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
-    # as if it were planned only now, with what has come since behind it
+    # plan the batch again, with the requests that have come since
     cdef Queue *queue = <Queue *>line.owner
     cdef Request *last = batch
     cdef uint32_t count = 1
@@ -324,21 +251,6 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     return pushed
 
 
-cdef void answer_ousted(Request *chain) noexcept nogil:
-    cdef int64_t now = now_ns()
-    cdef Request *following
-    while chain != NULL:
-        following = chain.next
-        request_fail(chain, STATUS_UNAVAILABLE, format_text(
-            "Exceeds maximum queue size: the queue of model '%s' version %s is full, and no client has more requests "
-            "waiting in it than this one; such a client's are refused first, so that others are served",
-            chain.signature.name.data, chain.signature.version_text.data))
-        chain.response.reason = "QUEUE_FULL"
-        account_failed(chain, now, FAILURE_OTHER)
-        bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
-        chain = following
-
-
 cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil:
     if queue.levels.level_count == 1:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
@@ -362,7 +274,7 @@ cdef void wake(Lane *lane) noexcept nogil:
 
 
 cdef void look_anew(Queue *queue) noexcept nogil:
-    # with the guard, which is released: others than before wait, or in another order
+    # Decide anew, because other requests wait than before, or in another order. Releases the dispatcher's lock.
     if queue.line.idle_count:
         line_look(&queue.line, True)
     else:
@@ -464,7 +376,7 @@ cdef class QueueLane(LaneHandle):
         spec: the version's backends.api.ModelSpec.
         version: its number.
         max_queue: requests that may wait in it, over all levels; 0 for any number.
-        held: make no batch before so many requests wait, once; 0 for no such wait.
+        held: make no batch before so many requests have waited once; 0: make batches from the beginning.
         limiter: of the resources that its instances need; None: they need none.
     """
 
@@ -477,12 +389,12 @@ cdef class QueueLane(LaneHandle):
         queue.held = held
 
     def predictor(self) -> dict[str, object] | None:
-        """What an adaptive delay goes by; None where the delay is not adaptive.
+        """The estimates for an adaptive delay; None if the delay is not adaptive.
 
-        `gap_ns` is the mean time until the next request comes while one waits, of which each counts as `fixed_ns` at
-        most; a batch takes `fixed_ns` and `row_ns` for each of its rows. `target` is the number of requests of one row
-        each for which an instance waits that finds one of them. `waited` is how often one has waited although there
-        were requests, and for how many nanoseconds in all.
+        `gap_ns` is the mean time until the next request comes while one waits; a longer time counts as `fixed_ns`. A
+        batch takes `fixed_ns`, and `row_ns` for each of its rows. `target` is the number of requests, of one row each,
+        for which an instance waits if it finds one. `waited` is how often an instance has waited although there were
+        requests, and for how many nanoseconds in all.
         """
         cdef Queue *queue = self.queue()
         cdef ArrivalPredictor predictor

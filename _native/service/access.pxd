@@ -1,10 +1,9 @@
-# Who may call what: the one authorizer of both front doors.
+# The rules of access: which callers may make which calls.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from _native.protobuf.codec cimport Str
-from _native.service.tokens cimport MAX_SECRET, Tokens, TokenTable
-from _native.transport.stream cimport Stream
+from _native.service.tokens cimport MAX_SECRET, Tokens
 
 cdef enum:
     TRUSTED = 2              # the id of callers that are never asked for a token; no token has it
@@ -46,7 +45,7 @@ cdef struct AccessPolicy:
     bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
     uint32_t noted           # refusals that the log has examined
     uint64_t left_out        # refusals that it left out
-    void *authorizer         # the Authorizer that owns them
+    void *authorizer         # the Authorizer that owns the policy
 
 # Whether a call of this group (one bit) with these headers is allowed; `caller` becomes its caller, 0 for unknown.
 cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
@@ -56,31 +55,17 @@ cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const 
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
 # The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
 cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil
-# What ErrorInfo says of it where the status does not tell; NULL: what is usual for the status.
+# The reason of a refusal for ErrorInfo; NULL: the usual one of its status.
 cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noexcept nogil
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
-
-
-# Refuse a native call, and note it for the log; `model` is the model that it calls, empty if unknown.
-cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil
-# Note a refusal for the log, with the peer of the stream; `text` is that of the refusal.
-cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil
-
-
-cdef struct ListenerAccess:
-    # the check of the native calls of one listener
-    AccessPolicy *access
-    uint32_t groups          # bits of the RPC groups that are served there
-    bint trusted             # no token and no header of a restricted protocol is required
-
-
-cdef class Authorizer:
-    # an AccessPolicy for Python
-    cdef AccessPolicy access
-    cdef readonly bytes key      # of the hash that makes the tokens' ids
-    cdef TokenTable table        # in force
-    cdef dict notes              # the number of refusals by (peer, method, text)
-    cdef public object on_note   # called after each new refusal
-    cdef tuple told(self, Verdict verdict, uint32_t group, bytes model)
+# Whether a load of this caller may contain a configuration and files.
+cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexcept nogil
+# False: access_authorize allows every call, and needs no header.
+cdef inline bint access_has_rules(const AccessPolicy *access) noexcept nogil:
+    return access.restriction_count > 0 or access.tokens != NULL
+# The name of the group with this bit.
+cdef const char *group_text(uint32_t group) noexcept nogil
+# Copies `size` bytes. A text that is too long for a secret equals no other one.
+cdef void secret_set(Secret *secret, const uint8_t *bytes_, size_t size) noexcept nogil

@@ -6,8 +6,8 @@ counters of all versions are read first, each under its own lock; the text is wr
 
 from libc.stddef cimport size_t
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset, strlen
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from _native.atomic cimport load64
 from _native.request.lane cimport Lane, LaneHandle
@@ -25,6 +25,7 @@ from _native.request.statistics cimport (
     counters_clear,
     statistics_read,
 )
+from _native.text_buffer cimport Text, put, put_number, put_scaled, put_text
 
 cdef enum Kind:
     SUCCESS
@@ -64,85 +65,20 @@ KINDS = {
     "batch_histogram": BATCH_HISTOGRAM, "batches": BATCHES_BY_REASON,
     "received": RECEIVED_BYTES, "sent": SENT_BYTES,
 }
-"""What `ModelMetrics.render` knows how to write."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
-
-cdef struct Text:
-    char *data               # from malloc
-    size_t size
-    size_t capacity
-    bint failed              # no memory
-
-cdef char *room(Text *text, size_t size) noexcept nogil:
-    # where so many bytes may be written; NULL: there is no memory
-    cdef size_t capacity = max(text.capacity, <size_t>(64 << 10))
-    cdef char *grown
-    if text.failed:
-        return NULL
-    while capacity < text.size + size:
-        capacity *= 2
-    if capacity > text.capacity:
-        grown = <char *>realloc(text.data, capacity)
-        if grown == NULL:
-            text.failed = True
-            return NULL
-        text.data = grown
-        text.capacity = capacity
-    return text.data + text.size
-
-
-cdef void put(Text *text, const char *data, size_t size) noexcept nogil:
-    cdef char *at = room(text, size)
-    if at != NULL:
-        memcpy(at, data, size)
-        text.size += size
-
-
-cdef inline void put_text(Text *text, const char *data) noexcept nogil:
-    put(text, data, strlen(data))
-
-
-cdef void put_number(Text *text, uint64_t value) noexcept nogil:
-    cdef char digits[20]
-    cdef int at = 20
-    while True:
-        at -= 1
-        digits[at] = <char>(c"0" + value % 10)
-        value //= 10
-        if value == 0:
-            break
-    put(text, digits + at, 20 - at)
-
-
-cdef void put_scaled(Text *text, uint64_t value, uint64_t unit, bint point) noexcept nogil:
-    # value / unit, exactly; `unit` is a power of ten. With `point`, whole numbers end with .0
-    cdef uint64_t rest = value % unit
-    put_number(text, value // unit)
-    if rest == 0:
-        if point:
-            put(text, ".0", 2)
-        return
-    put(text, ".", 1)
-    while rest:
-        unit //= 10
-        put_number(text, rest // unit)
-        rest %= unit
+"""The kinds of families that `ModelMetrics.render` can write."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Samples
 
 cdef struct Exemplar:
-    # a trace of one request
-    int64_t ns               # that it took
-    const char *text         # as it stands behind its bucket
+    # the trace of one request
+    int64_t ns               # the duration of the request
+    const char *text         # written behind its bucket
     size_t size
 
 cdef struct Version:
-    # one model version, as it is rendered
+    # one model version, as it was read
     Lane *lane
     const char *labels       # model="m",version="1"
     size_t label_size
@@ -170,7 +106,7 @@ cdef struct Family:
 
 
 cdef void begin(Text *text, const Family *family, const char *suffix, const Version *version) noexcept nogil:
-    # up to the labels, without the closing brace
+    # write a sample up to its labels, without the closing brace
     put(text, family.name, family.name_size)
     put_text(text, suffix)
     put(text, "{", 1)
@@ -196,7 +132,7 @@ cdef void labelled(Text *text, const Family *family, const Version *version, con
 
 cdef void bucket(Text *text, const Family *family, const Version *version, uint64_t bound, uint64_t unit,
                  uint64_t count, const Exemplar *exemplar=NULL) noexcept nogil:
-    # of the bound; 0: of none
+    # bound 0: the last bucket, without a bound
     begin(text, family, "_bucket", version)
     put_text(text, ",le=\"")
     if bound:
@@ -224,7 +160,7 @@ cdef void sums(Text *text, const Family *family, const Version *version, uint64_
 
 cdef const Exemplar *exemplar_of(const Family *family, const Version *version, int64_t low,
                                  int64_t high) noexcept nogil:
-    # of a request that took longer than `low`, but not than `high`; NULL: there is none
+    # the exemplar of a request that took more than `low` and at most `high`; NULL: there is none
     cdef uint32_t i
     if not family.point or family.kind != REQUEST_HISTOGRAM:
         return NULL
@@ -236,16 +172,16 @@ cdef const Exemplar *exemplar_of(const Family *family, const Version *version, i
 
 cdef void times(Text *text, const Family *family, const Version *version, const Histogram *histogram,
                 uint64_t sum) noexcept nogil:
-    # the bounds that are shown are some of those that count
+    # The shown bounds are a part of the bounds by which the version counts.
     cdef const Bounds *bounds = version.bounds
     cdef uint64_t count = 0
     cdef uint32_t shown = 0
-    cdef int64_t low = 0     # the bound before
+    cdef int64_t low = 0     # the previous shown bound
     cdef uint32_t i
     for i in range(bounds.count):
         count += histogram.counts[i]
         while family.bounds[shown] < bounds.ns[i]:
-            shown += 1       # this version does not count by that bound
+            shown += 1       # this version does not count by this bound
         if family.bounds[shown] == bounds.ns[i]:
             bucket(text, family, version, <uint64_t>bounds.ns[i], family.unit, count,
                    exemplar_of(family, version, low, bounds.ns[i]))
@@ -257,7 +193,7 @@ cdef void times(Text *text, const Family *family, const Version *version, const 
 
 
 cdef void batch_sizes(Text *text, const Family *family, const Version *version) noexcept nogil:
-    # by powers of two, up to the first that no batch exceeds
+    # bounds are the powers of two up to 1024
     cdef const Counters *counters = &version.counters
     cdef uint64_t bound = 1
     cdef uint64_t count = 0
@@ -362,7 +298,7 @@ cdef void describe_times(Text *text, const Family *family, const Version *versio
     elif kind == FIRST_HISTOGRAM and streams:
         times(text, family, version, &counters.first_times, counters.first_responses.ns)
     elif kind == REQUEST_HISTOGRAM or kind == FIRST_HISTOGRAM:
-        # what answers once has its first response when it is answered
+        # the first response of a model that sends one is its final response
         times(text, family, version, &counters.request_times, counters.success.ns)
     elif streams:
         times(text, family, version, &counters.next_times, counters.next_responses.ns)
@@ -375,13 +311,13 @@ cdef class ModelMetrics:
     """Reads the counters of model versions at one moment, and writes them.
 
     Args:
-        versions: of each version its lane; its labels, written and escaped; whether it has a queue; a cache; and
-            whether it answers requests several times.
+        versions: a tuple for each version: its lane; its labels as escaped text; whether it has a queue; whether it
+            has a cache; whether it may send several responses to a request.
     """
 
     cdef Version *versions
     cdef uint32_t count
-    cdef list kept           # what the structures point into
+    cdef list kept           # objects that the structures point into
 
     def __init__(self, list versions not None):
         cdef Version *version
@@ -428,11 +364,11 @@ cdef class ModelMetrics:
             raise MemoryError
 
     def illustrate(self, uint32_t index, list exemplars not None) -> None:
-        """Have exemplars in the histogram of the requests of a version, where it is written as OpenMetrics has it.
+        """Set the exemplars in the request histogram of a version, for the format of OpenMetrics.
 
         Args:
             index: of the version.
-            exemplars: nanoseconds that a request took, ascending, and the text that stands behind its bucket.
+            exemplars: the duration of a request in nanoseconds, ascending, and the text behind its bucket.
 
         Raises:
             IndexError: there is no such version.
@@ -463,9 +399,9 @@ cdef class ModelMetrics:
             kind: one of KINDS.
             name: of the samples, without the suffixes of histograms.
             unit: nanoseconds in the unit of its times, a power of ten.
-            bounds: of a histogram of times: upper bounds that are shown where they are counted, ascending, in
-                nanoseconds; no more than 63.
-            point: bounds are written as OpenMetrics has it.
+            bounds: of a histogram of times: at most 63 upper bounds in nanoseconds, ascending. Those by which a version
+                counts are shown.
+            point: write bounds as OpenMetrics requires.
         """
         cdef Family family
         cdef Text text

@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from _native.transport.connection import Endpoint
+from _native.transport.endpoint import Endpoint
 
 RESERVED: frozenset[str]
 

@@ -15,7 +15,7 @@ from libc.string cimport memcpy
 from _native.protobuf.wire cimport varint_size, write_varint
 from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
-from _native.transport.connection cimport Endpoint
+from _native.transport.endpoint cimport Endpoint
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.headers cimport header_value
 from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec

@@ -3,23 +3,14 @@ from collections.abc import Callable
 from _native.memory.shm import Regions
 from _native.request.bridge import BridgeHandle
 from _native.request.lane import LaneHandle
-from _native.request.record import RecorderHandle
-from _native.service.access import Authorizer
+from _native.request.recorder import RecorderHandle
 from _native.service.answer_store import AnswerStore
+from _native.service.authorizer import Authorizer
 from _native.service.forwarding import Forwarder
 from _native.service.table import ModelTable
+from _native.service.ticket import Ticket
 from _native.timers import TimersHandle
-from _native.transport.connection import Endpoint
-
-class Ticket:
-    @property
-    def reason(self) -> str: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def decoupled(self) -> bool: ...
-    def taken(self) -> None: ...
-    def cancel(self) -> None: ...
+from _native.transport.endpoint import Endpoint
 
 class InferService:
     def __init__(self, table: ModelTable, bridge: BridgeHandle, *, max_inflight: int = 0) -> None: ...

@@ -1,7 +1,7 @@
 """ModelInfer: from the front doors to a submission, and from a response to the call that waits for it.
 
-The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects. Everything
-else (the grpcio front door, streams, tests) uses `InferService.submit`.
+The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects. All other
+requests enter by `InferService.submit`, and get responses by a `Ticket` (`_native.service.ticket`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -14,25 +14,18 @@ from libc.string cimport memset
 from _native.atomic cimport add_own
 from _native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
 from _native.execution.warmup cimport Outcome, warmup_requests
-from _native.memory.resource cimport Block, block_give, block_of_object, block_view
+from _native.memory.resource cimport Block, block_give, block_of_object
 from _native.memory.shm cimport Regions
 from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport BridgeHandle, bridge_abandon
 from _native.request.lane cimport Lane, LaneHandle
-from _native.request.record cimport Record, RecorderHandle
+from _native.request.record cimport Record
+from _native.request.recorder cimport RecorderHandle
 from _native.request.request cimport Request, Response, request_free, request_new
-from _native.service.access cimport (
-    ALLOWED,
-    INFERENCE,
-    AccessPolicy,
-    Authorizer,
-    Verdict,
-    access_deny,
-    access_message,
-    access_note,
-)
-from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
+from _native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, access_message
+from _native.service.answer cimport answer_outgoing
 from _native.service.answer_store cimport StoreBase, store_install
+from _native.service.authorizer cimport Authorizer, access_deny, access_note
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport (
     Submission,
@@ -43,29 +36,29 @@ from _native.service.submission cimport (
     submit_request,
 )
 from _native.service.table cimport ModelTable, message_model, table_place
+from _native.service.ticket cimport Ticket, ticket_new
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport TimersHandle
 from _native.traceparent cimport TraceContext, traceparent_read
-from _native.transport.connection cimport Connection, Endpoint
+from _native.transport.call cimport CallOwner
+from _native.transport.endpoint cimport Endpoint
 from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set
 from _native.transport.nghttp2 cimport nghttp2_nv
 from _native.transport.outgoing cimport Outgoing
 from _native.transport.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.transport.unary cimport Unary
 
-from collections import deque
-
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 cdef struct Door:
-    # what the native ModelInfer works with
+    # the context of the native ModelInfer
     Unary unary
     Submission *submission
-    LoadReport report        # what answers carry for balancers
+    LoadReport report        # for load balancers, sent with each response
     uint64_t received        # bytes of the messages of requests
-    uint64_t sent            # and of answers
+    uint64_t sent            # bytes of the messages of responses
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -73,7 +66,7 @@ cdef struct Door:
 
 cdef Block *place_message(void *context, Stream *stream, const uint8_t *head, size_t head_size,
                           size_t size) noexcept nogil:
-    # a caller who may not use the model takes nothing of its memory, and need not send the rest
+    # A caller that may not use the model gets none of its memory, and its call ends before the rest is sent.
     cdef Submission *submission = (<Door *>context).submission
     cdef Str name = message_model(head, head_size)
     cdef Verdict verdict = ALLOWED
@@ -114,14 +107,14 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
 
 cdef void note_peer(Record *record, Stream *stream) noexcept nogil:
     with gil:
-        peer = (<Connection>stream.conn.owner).peer
+        peer = (<CallOwner>stream.conn.owner).peer
         Py_INCREF(peer)
         record.peer = <void *>peer
 
 
 cdef void deliver_stream(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    # Called once: what a model sends before its final response the bridge holds. Until then the request names the
-    # stream as its sink, and the stream the request: whichever ends first tells the other.
+    # Called once: the bridge holds responses that a model sends before the final one. Until then the request refers to
+    # the stream as its sink, and the stream to the request: the one that ends first tells the other.
     cdef Stream *stream = <Stream *>sink
     cdef Outgoing *message
     cdef const LoadReport *report = &door_of(stream).report
@@ -151,11 +144,6 @@ cdef void stream_gone(void *call) noexcept nogil:
     bridge_abandon(<Request *>call)
 
 
-cdef void deliver_python(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    with gil:
-        (<Ticket>sink).answer(response, status, details)
-
-
 cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nogil:
     if request.deliver == deliver_stream:
         access_note(access, <const Stream *>request.sink, request.response.details)
@@ -169,76 +157,13 @@ cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, in
                     text_or_no_memory(text).decode("utf-8", "replace"), user)
 
 
-cdef class Ticket:
-    """A submitted request, for cancelling it."""
-
-    cdef Request *request
-    cdef object deliver
-    cdef bint stream             # any number of responses is taken; else one
-    cdef str peer                # who asks, for the log
-    cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
-    cdef readonly bint done      # the final response has been delivered
-    cdef object acks             # of responses that were delivered, oldest first; None: of one that nobody waits for
-
-    def __init__(self):
-        raise TypeError("Ticket cannot be created from Python")
-
-    cdef void answer(self, Response *response, int status, const char *details) noexcept:
-        cdef object deliver = self.deliver
-        cdef object message = None
-        cdef bint final = response == NULL or response.final
-        cdef str text = details.decode("utf-8", "replace") if details != NULL and status != STATUS_OK else ""
-        try:
-            if status == STATUS_OK and response.empty and not (self.stream and response.request.empty_final):
-                pass  # it only ends the request
-            elif status == STATUS_OK:
-                message = answer_streamed(response) if self.stream else answer_bytes(response)
-            elif self.stream:
-                message = answer_stream_error(details, self.request.id)
-        except MemoryError:
-            status = STATUS_RESOURCE_EXHAUSTED
-            text = "no memory for the response"
-        if message is not None and status == STATUS_OK:
-            add_own(&(<Lane *>response.request.lane).sent, len(<bytes>message))
-        if response != NULL and response.reason != NULL:
-            self.reason = response.reason.decode("ascii")
-        if message is not None and self.stream:
-            self.acks.append(None if response == NULL or response.ack == NULL
-                             else block_view(response.ack, response.ack.data, 0))
-        if final:
-            self.done = True
-            self.request = NULL
-            self.deliver = None
-            Py_DECREF(self)
-        deliver(status, text, message)
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether there may be any number of responses, in no order with those to other requests."""
-        cdef Request *request = self.request
-        return request != NULL and request.signature != NULL and request.signature.decoupled
-
-    def taken(self) -> None:
-        """The oldest delivered response of a stream has gone out: who sent it may send more."""
-        self.acks.popleft()
-
-    def cancel(self) -> None:
-        """The answer is no longer wanted: it will not be delivered, and queued work does not run."""
-        cdef Request *request = self.request
-        if request != NULL:
-            self.request = NULL
-            self.deliver = None
-            bridge_abandon(request)
-            Py_DECREF(self)
-
-
 cdef void warmup_over(Outcome *outcome) noexcept nogil:
     with gil:
         (<Warmup>outcome.owner).finish()
 
 
 cdef class Warmup:
-    # of a lane without instances, through its scheduler
+    # The warm-up of a lane that is not served yet.
     cdef Outcome outcome
     cdef object done
 
@@ -248,7 +173,7 @@ cdef class Warmup:
         if self.outcome.status:
             text = text_or_no_memory(self.outcome.details).decode("utf-8", "replace")
             free(self.outcome.details)
-        Py_DECREF(self)  # it was kept for this call
+        Py_DECREF(self)  # of warm_up()
         done(text)
 
 
@@ -264,12 +189,12 @@ cdef char *ask_to_load(InferService service, Str name, bint by_model, const char
 
 
 cdef class InferService:
-    """Takes requests in and sends answers out, on one event loop.
+    """Takes requests, and delivers their responses, on one event loop.
 
     Args:
         table: the models.
         bridge: the way back to the loop; the owner registers its descriptors.
-        max_inflight: requests that may be in the house; further ones are refused. 0 for any number.
+        max_inflight: requests that may be in flight; further ones are refused. 0 for any number.
     """
 
     cdef Submission submission
@@ -303,10 +228,10 @@ cdef class InferService:
         coalescer_clear(&self.submission.coalescer)
 
     def keep_answers(self, size: int, *, ttl: float = 0.0, entry: int = 0, compare: bool = False) -> None:
-        """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time.
+        """Keep responses in a cache of at most `size` bytes, each for `ttl` seconds (0: for any time).
 
-        None takes more than `entry` bytes, or for 0 a quarter of the cache. With `compare` large inputs are kept and
-        compared byte by byte, else their digests stand for them.
+        A response that takes more than `entry` bytes (0: a quarter of the cache) is not kept. With `compare` the cache
+        keeps large inputs and compares them byte by byte; else it compares their digests.
         """
         self.submission.coalescer.limit = size
         self.submission.coalescer.largest = min(size, entry) if entry else size // 4
@@ -314,20 +239,20 @@ cdef class InferService:
         self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
 
     def keep_answers_in(self, StoreBase store not None) -> None:
-        """Have the response cache in this store instead."""
+        """Keep responses in this store instead."""
         self.store = store
         store_install(store, &self.submission)
 
     def forget(self, LaneHandle lane not None) -> None:
-        """Drop the cached answers of a version that ends; before its handle goes."""
-        submission_wake(&self.submission)  # which then refers to no lane
+        """Drop the cached responses of a version that ends. Call this before its handle goes."""
+        submission_wake(&self.submission)  # so that the submission refers to no lane
         coalescer_forget(&self.submission.coalescer, lane.lane)
 
     def reuse(self) -> dict[str, int]:
-        """What coalescing and the response cache have done.
+        """Figures of coalescing and of the response cache.
 
-        followers (requests that got the answer of an identical one in flight), hits, misses and evictions of the
-        cache, entries and bytes in it now.
+        `followers` are requests that got the response to an identical one in flight. `hits`, `misses` and `evictions`
+        count; `entries` and `bytes` are in the cache now.
         """
         cdef Coalescer *coalescer = &self.submission.coalescer
         return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
@@ -335,12 +260,12 @@ cdef class InferService:
 
     @property
     def in_house(self) -> int:
-        """Requests that were admitted and are not over."""
+        """Requests that were admitted and have not ended."""
         return self.bridge.in_house
 
     @property
     def timers(self) -> TimersHandle:
-        """Those of the loop; whoever drains the bridge fires them."""
+        """The timers of the loop. The owner of the bridge fires them when it drains the bridge."""
         return self.bridge.timers
 
     @property
@@ -350,31 +275,31 @@ cdef class InferService:
 
     @property
     def refusals(self) -> dict[str | int, int]:
-        """Requests that no instance has seen: by the reason of their errors, else by the status."""
+        """Requests that failed before an instance took them: by the reason of the error, else by its status."""
         return dict(self.bridge.refusal_counts)
 
     @property
     def entrance(self) -> object:
-        """A capsule "inferd.submission" around the Submission, for those who make requests; valid with this object."""
+        """A capsule "inferd.submission" around the Submission, for makers of requests; valid as long as this object."""
         return PyCapsule_New(&self.submission, "inferd.submission", NULL)
 
     def guard(self, Authorizer authorizer not None) -> None:
-        """Have every request pass this authorizer of who may use which model."""
+        """Let this authorizer decide which callers may use which models."""
         self.authorizer = authorizer
         self.submission.access = &authorizer.access
 
     def set_callers_apart(self, *, sequences: bool, answers: bool) -> None:
-        """State what callers who are known (by a token, a certificate, or as a user) do not share.
+        """Set what known callers (by a token, a certificate, or as a user) do not share.
 
         Args:
-            sequences: a caller's sequence ids are its own; as long as nothing is said, they are.
-            answers: no caller gets from the cache, or by coalescing, what another has asked for.
+            sequences: each caller has its own sequence ids, which is the default.
+            answers: no caller gets the response to a request of another one, from the cache or by coalescing.
         """
         self.submission.sequences_shared = not sequences
         self.submission.answers_apart = answers
 
     def forward(self, Forwarder forwarder not None) -> None:
-        """Let parameters with the names of headers that this forwarder forwards come from headers only."""
+        """Accept parameters with the names of headers that this forwarder forwards from headers only."""
         self.forwarder = forwarder
         self.submission.is_header = forwarder_claims
         self.submission.is_header_context = <void *>forwarder
@@ -383,9 +308,9 @@ cdef class InferService:
         """Let requests refer to regions of shared memory.
 
         Args:
-            regions: those that there are.
-            shared: every caller may use those of the scope SHARED; otherwise a known user those of its own.
-            max_copied: bytes of one input that are copied out of a region; 0 for any number.
+            regions: the registered regions.
+            shared: every caller may use the regions of the scope SHARED; otherwise a known user may use its own.
+            max_copied: bytes of one input that are copied out of a region at most; 0 for any number.
         """
         self.regions = regions
         self.submission.regions.registry = regions.registry
@@ -393,16 +318,16 @@ cdef class InferService:
         self.submission.regions.max_copied = max_copied
 
     def set_load_report(self, encoded: bytes) -> None:
-        """Send this OrcaLoadReport with every native answer from now on; none when empty."""
+        """Send this OrcaLoadReport with every native response from now on; none if it is empty."""
         if not report_set(&self.door.report, encoded):
             raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
 
     def warm_up(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
-        """Execute `count` requests of a version that is not served yet; the requests its scheduler makes do count.
+        """Execute `count` requests of a version that is not served yet; requests that its scheduler makes count, too.
 
         Args:
-            tensors: of each request: name to shape and bytes.
-            done: called on the loop with the text of the first error, empty for none.
+            tensors: of each request: shape and bytes by name.
+            done: called on the loop with the text of the first error; it is empty if there was none.
 
         Raises:
             ValueError: the tensors do not fit the model.
@@ -423,26 +348,26 @@ cdef class InferService:
         submission_wake(&self.submission)
 
     def record(self, RecorderHandle recorder not None) -> None:
-        """Have what happens to single requests noted, where the recorder is switched on."""
+        """Record single requests, when the recorder is switched on."""
         self.recorder = recorder
         self.submission.recorder = &recorder.recorder
 
     def load_on_demand(self, load) -> None:
-        """Let requests for models that are not there wait until `resume`.
+        """Let requests for models that are not loaded wait until `resume`.
 
         Args:
-            load: called for each of them, from inside of what submits it, with the name of the model, whether another
-                model asks, and the model whose load waits for the answer (empty: no load does). It returns why the
-                request must not wait; it is refused with this text. Empty: it waits.
+            load: called for each such request, within its submission, with the name of the model, whether another
+                model made the request, and the model whose load waits for the response (empty: no load does). It
+                returns an error text, with which the request is refused; empty: the request waits.
         """
         self.load = load
         self.submission.missed = model_missed
         self.submission.missed_context = <void *>self
 
     def resume(self, name: str | None, status: int = 0, text: str = "") -> None:
-        """Submit anew what waits for this model, or for any; or refuse it with this status and text.
+        """Submit the requests that wait for this model (None: for any) again, or refuse them with this status and text.
 
-        What finds its model missing still is refused as without `load_on_demand`.
+        A request whose model is still not loaded is refused, as without `load_on_demand`.
         """
         cdef bytes encoded = b"" if name is None else name.encode()
         cdef bytes details = text.encode()
@@ -468,25 +393,24 @@ cdef class InferService:
         Args:
             message: its bytes.
             deliver: called on the loop, never from inside this method, as deliver(status, details, response): a gRPC
-                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, but in a
-                stream for decoupled models, whose last response is delivered when the ticket is `done`; it is None
-                when it only ends the request.
+                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, except in a
+                stream for decoupled models: its last response is delivered when the ticket is `done`, and is None if
+                it only ends the request.
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
             stream_number: of the stream, for sequences that end with it; 0 for none.
-            caller: who asks, as `_native.service.access.Authorizer.authorizer` found.
-            user: whose process asks, if the kernel has told; -1 otherwise.
-            identity: whose connection it is, as `server.front.peer` has found; 0 when nobody knows.
-            client: who all its connections belong to, as `ClientUse.number` or another number; 0 if that is not known.
-            trace: what the client has said of the trace that the request belongs to, `traceparent` and `baggage` as W3C
-                writes them.
+            caller: the caller's id, from `Authorizer.authorize`.
+            user: the user of the client's process, if the kernel knows it; -1 otherwise.
+            identity: a number for the client's certificate or user, from `server.front.peer`; 0 if neither is known.
+            client: a number for the client with all its connections, such as `ClientUse.number`; 0 if unknown.
+            trace: the client's `traceparent` and `baggage`, as W3C writes them.
             peer: the client's address, for logs and traces.
             forwarded: headers of the call, as a Forwarder has encoded them.
         """
         cdef TraceContext context
         cdef bytes said = trace[0].encode("ascii", "replace")
         cdef bytes baggage = trace[1].encode("ascii", "replace")
-        cdef Ticket ticket = Ticket.__new__(Ticket)
+        cdef Ticket ticket
         cdef Request *request = request_new()
         cdef size_t size = len(message)
         cdef bytes whole = message + forwarded if forwarded else message
@@ -497,16 +421,7 @@ cdef class InferService:
             if request != NULL:
                 request_free(request)
             raise MemoryError("no memory for the request")
-        ticket.request = request
-        ticket.deliver = deliver
-        ticket.stream = stream
-        ticket.peer = peer
-        ticket.acks = deque()
-        ticket.reason = ""
-        Py_INCREF(ticket)
-        request.single = not stream
-        request.deliver = deliver_python
-        request.sink = <void *>ticket
+        ticket = ticket_new(request, deliver, stream, peer)
         request.asker.user = user
         request.asker.identity = identity
         request.asker.client = client

@@ -1,12 +1,11 @@
-"""Binding: decodes a request's message, checks it against its model, and makes the texts of errors.
+"""Binding: decodes a request's message, and checks it against its model.
 
-Texts on which Triton's clients and tests depend are kept, followed by what was expected and what came. The rules are
-those of Triton's front end and core (https://github.com/triton-inference-server, "infer_handler.cc",
-"infer_request.cc").
+The rules, and the texts of errors on which Triton's clients and tests depend, are those of Triton's front end and core
+(https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc"). Each text goes on with what was
+expected and what came.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, strlen
 
 from _native.memory.resource cimport Block, block_share, block_take
@@ -31,7 +30,8 @@ from _native.request.signature cimport MAX_RANK, Signature, TensorSignature, inp
 from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
 from _native.tensors.parameters cimport take_correlation, take_parameters, wrong_parameter
 from _native.tensors.placement cimport RegionAccess, is_placed, place_input, place_output
-from _native.text cimport clip, format_text, shape_text
+from _native.tensors.refusals cimport contents_name, refuse, refuse_missing, refuse_shape
+from _native.text cimport clip, format_text
 
 
 cdef extern from *:
@@ -63,21 +63,6 @@ cdef bint request_decode(Request *request, Block *block, const uint8_t *data, si
 # ---------------------------------------------------------------------------------------------------------------------
 # Checking against the model
 
-cdef void refuse(Request *request, char *text) noexcept nogil:
-    # INVALID_ARGUMENT with the request's id in front, as Triton's core writes it
-    cdef Str id = request.id
-    cdef char *whole
-    if text == NULL:
-        request_fail(request, STATUS_INVALID_ARGUMENT, NULL)
-        return
-    if id.size:
-        whole = format_text("[request id: %.*s] %s", clip(id.size), id.data, text)
-    else:
-        whole = format_text("[request id: <id_unknown>] %s", text)
-    free(text)
-    request_fail(request, STATUS_INVALID_ARGUMENT, whole)
-
-
 cdef bint request_bind(Request *request, const Signature *signature, const RegionAccess *regions) noexcept nogil:
     if not request_reserve(request, signature):
         return False
@@ -91,7 +76,7 @@ cdef void request_identify(Request *request) noexcept nogil:
 # --- inputs
 
 cdef inline int input_at(const Signature *signature, uint32_t place, Str name) noexcept nogil:
-    # as input_find; most clients name a model's inputs in its order
+    # The same as input_find, but faster for clients that send the inputs in the order of the model.
     cdef const Str *expected = &signature.inputs[place].name
     if (place < signature.input_count and expected.size == name.size
             and memcmp(expected.data, name.data, name.size) == 0):
@@ -139,7 +124,7 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
 
 
 cdef bint check_presence(Request *request) noexcept nogil:
-    # every input that is not optional is there
+    # whether every input that is not optional is present
     cdef const Signature *signature = request.signature
     cdef uint32_t i, present = 0, required = 0
     for i in range(signature.input_count):
@@ -147,7 +132,7 @@ cdef bint check_presence(Request *request) noexcept nogil:
             present += 1
             required += not signature.inputs[i].optional
     if required < signature.required_inputs:
-        refuse(request, missing_inputs_text(request, present))
+        refuse_missing(request, present)
         return False
     if request.rows == 0:
         request.rows = 1
@@ -158,7 +143,7 @@ cdef bint check_presence(Request *request) noexcept nogil:
 
 
 cdef bint drop_batch_value(Request *request, uint32_t index) noexcept nogil:
-    # A shape tensor may come with the batch size as its first value, which is that of this request, as it may without.
+    # A shape tensor may begin with the batch size of the request, or come without it.
     cdef const TensorSignature *tensor = &request.signature.inputs[index]
     cdef InputData *input = &request.inputs[index]
     cdef uint32_t size = datatype_size(tensor.datatype)
@@ -192,57 +177,8 @@ cdef bint request_check(Request *request) noexcept nogil:
     return check_presence(request)
 
 
-cdef char *names_text(Request *request, bint present) noexcept nogil:
-    # "'A','B'": the inputs that are present, or the required ones that are not
-    cdef const Signature *signature = request.signature
-    cdef size_t size = 1
-    cdef size_t at = 0
-    cdef uint32_t i
-    cdef char *out
-    for i in range(signature.input_count):
-        size += signature.inputs[i].name.size + 3
-    out = <char *>malloc(size)
-    if out == NULL:
-        return NULL
-    for i in range(signature.input_count):
-        if request.inputs[i].present != present or (not present and signature.inputs[i].optional):
-            continue
-        if at:
-            out[at] = c","
-            at += 1
-        out[at] = c"'"
-        memcpy(out + at + 1, signature.inputs[i].name.data, signature.inputs[i].name.size)
-        at += signature.inputs[i].name.size + 1
-        out[at] = c"'"
-        at += 1
-    out[at] = 0
-    return out
-
-
-cdef char *missing_inputs_text(Request *request, uint32_t present) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef char *given = names_text(request, True)
-    cdef char *missing = names_text(request, False)
-    cdef char *text = NULL
-    if given != NULL and missing != NULL:
-        if signature.required_inputs == signature.input_count:
-            text = format_text(
-                "expected %u inputs but got %u inputs for model '%.*s'. Got input(s) [%s], but missing required "
-                "input(s) [%s]. Please provide all required input(s).",
-                signature.input_count, present, signature.name.size, signature.name.data, given, missing)
-        else:
-            text = format_text(
-                "expected number of inputs between %u and %u but got %u inputs for model '%.*s'. Got input(s) [%s], "
-                "but missing required input(s) [%s]. Please provide all required input(s).",
-                signature.required_inputs, signature.input_count, present, signature.name.size, signature.name.data,
-                given, missing)
-    free(given)
-    free(missing)
-    return text
-
-
 cdef bint find_data(Request *request, const InputHead *head, uint32_t position, int index) noexcept nogil:
-    # where the bytes of this input are: an entry of raw_input_contents, or typed contents, which are converted
+    # Set the bytes of this input: an entry of raw_input_contents, or typed contents, which are converted.
     cdef const Signature *signature = request.signature
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef InputData *input = &request.inputs[index]
@@ -283,26 +219,6 @@ cdef bint find_data(Request *request, const InputHead *head, uint32_t position, 
     return False
 
 
-cdef const char *contents_name(uint32_t field) noexcept nogil:
-    if field == 1:
-        return "bool_contents"
-    if field == 2:
-        return "int_contents"
-    if field == 3:
-        return "int64_contents"
-    if field == 4:
-        return "uint_contents"
-    if field == 5:
-        return "uint64_contents"
-    if field == 6:
-        return "fp32_contents"
-    if field == 7:
-        return "fp64_contents"
-    if field == 8:
-        return "bytes_contents"
-    return "raw_input_contents, the only form for its datatype"
-
-
 cdef bint check_datatype(Request *request, const InputHead *head, int index) noexcept nogil:
     cdef const Signature *signature = request.signature
     cdef const TensorSignature *tensor = &signature.inputs[index]
@@ -328,7 +244,7 @@ cdef bint take_shape(Request *request, const InputHead *head, int index) noexcep
 
 
 cdef bint check_tensor(Request *request, int index) noexcept nogil:
-    # shape, rows and number of bytes of one input that is present
+    # check shape, rows and number of bytes of one input that is present
     cdef const Signature *signature = request.signature
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef const InputData *input = &request.inputs[index]
@@ -393,21 +309,6 @@ cdef bint check_shape(Request *request, const TensorSignature *tensor, const Inp
     if not good:
         refuse_shape(request, tensor, input.shape, input.rank)
     return good
-
-
-cdef void refuse_shape(Request *request, const TensorSignature *tensor, const int64_t *shape,
-                       uint32_t rank) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef bint batches = signature.max_batch_size > 0 and not tensor.values
-    cdef char want[512]
-    cdef char got[512]
-    refuse(request, format_text(
-        "unexpected shape for input '%.*s' for model '%.*s'. Expected %s, got %s.%s",
-        tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-        shape_text(want, sizeof(want), batches, <const long *>tensor.dims, tensor.rank),
-        shape_text(got, sizeof(got), False, <const long *>shape, rank),
-        b" NOTE: max_batch_size is not zero, so the shape starts with the batch dimension, which the "
-        b"configuration's dims leave out." if batches else b""))
 
 
 cdef bint check_bytes(Request *request, const TensorSignature *tensor, const InputData *input,

@@ -1,6 +1,6 @@
 """Calls of methods that Python handles.
 
-They come to `Endpoint.on_call` of `_native.transport.connection`. Nothing of them waits: they have events instead.
+A new call comes to `Endpoint.on_call` (`_native.transport.endpoint`). No method of a call waits; calls have events.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -44,16 +44,19 @@ from _native.transport.stream cimport (
 # The argument of Call.on_event.
 EVENT_MESSAGE = "message"        # take_message will give one more
 EVENT_HALF_CLOSE = "half-close"  # the client sends no more
-EVENT_WRITABLE = "writable"      # little is unsent: go on writing
-EVENT_DEADLINE = "deadline"      # the client's has passed
-EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
+EVENT_WRITABLE = "writable"      # little is unsent: the handler may write more
+EVENT_DEADLINE = "deadline"      # the client's deadline has passed
+EVENT_CLOSED = "closed"          # the stream is closed; closed_by says why
 EVENT_CALL = "call"              # internal: a new call, for Endpoint.on_call
 
 
 cdef class CallOwner:
-    """What a call needs of its connection."""
+    """What calls and the endpoint need of a connection."""
 
     cdef int has_output(self) except -1:
+        return 0
+
+    cdef int dispatch(self) except -1:
         return 0
 
 

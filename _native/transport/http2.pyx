@@ -32,6 +32,7 @@ from _native.transport.eviction cimport host_relieve
 from _native.transport.expiry cimport conn_collected, conn_watch
 from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
 from _native.transport.headers cimport header_value
+from _native.transport.http1 cimport HTTP1_ANSWER, is_http1
 from _native.transport.incoming cimport stream_half_closed, stream_receive
 from _native.transport.ledger cimport account_exceeded
 from _native.transport.nghttp2 cimport *
@@ -66,16 +67,8 @@ cdef enum:
     UNLIMITED_RESETS = 1 << 30
     SHOWN_OF_NAME = 256              # bytes of a header's name in a text
     CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
-    LONGEST_METHOD = 16              # of HTTP/1
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
-cdef bytes BODY = (
-    b'{"error":"this port serves gRPC, which is HTTP/2; the request is HTTP/1. Use a gRPC client, such as '
-    b'tritonclient.grpc, perf_analyzer -i grpc or grpcurl -plaintext."}\n')
-cdef bytes ANSWER = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(BODY), BODY))
-cdef const char *HTTP1_ANSWER = ANSWER
 cdef const uint8_t *SHUTDOWN = <const uint8_t *><const char *>b"shutdown"  # opaque data of a PING
 
 cdef extern from *:
@@ -106,13 +99,13 @@ cdef extern from *:
 
 
 cdef inline Stream *stream_of(Conn *conn, int32_t id) noexcept nogil:
-    # NULL: it is over, or was never begun
+    # NULL: the stream is closed, or was never opened
     if conn.latest == NULL or conn.latest.id != id:
         conn.latest = <Stream *>nghttp2_session_get_stream_user_data(conn.session, id)
     return conn.latest
 
 
-# Memory of nghttp2's
+# Memory for nghttp2
 
 cdef void *mem_malloc(size_t size, void *smalls) noexcept nogil:
     return small_take(<Smalls *>smalls, size)
@@ -191,7 +184,7 @@ cdef bint spend(Conn *conn, int64_t cost) noexcept nogil:
 
 
 cdef inline int64_t frame_cost(Conn *conn, const nghttp2_frame *frame) noexcept nogil:
-    # of a received frame, as far as it brings no call forward
+    # what a received frame costs; 0 if it brings a call forward
     cdef Stream *stream
     cdef bint empty
     if frame.hd.type == NGHTTP2_HEADERS:
@@ -227,7 +220,7 @@ cdef bint is_over(Conn *conn, int32_t stream_id) noexcept nogil:
     # whether the peer has ended or reset the stream; unknown streams have not
     cdef int i
     if stream_of(conn, stream_id) != NULL:
-        return False  # nghttp2 sees to it
+        return False  # nghttp2 checks this case
     for i in range(REMEMBERED):
         if conn.over[i] == stream_id and stream_id > 0:
             return True
@@ -279,13 +272,13 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
         conn.answer_frames += 1
         budget_earn(&conn.budget, EARNED_BY_ANSWER, conn.host.spare_frames)
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
-        spend(conn, COST_FRAME)  # the peer's fault, or it opens more streams than it may
+        spend(conn, COST_FRAME)  # because of an error of the peer, or more streams than it may open
     elif frame.hd.type == NGHTTP2_GOAWAY:
         conn.left = conn.leaving
         if frame.goaway.error_code != NGHTTP2_NO_ERROR:
             tell_goaway(conn, &frame.goaway)
     if frame.hd.type == NGHTTP2_HEADERS and frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
-        # a call that is answered before the client has finished sending: tell it to stop
+        # The response is complete before the request: tell the client to stop sending.
         stream = stream_of(conn, frame.hd.stream_id)
         if stream != NULL and stream.receiver.state != RECEIVED_ALL:
             nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_NO_ERROR)
@@ -398,7 +391,7 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
         return
     conn.received_ns = conn.host.now_ns
     if conn.frame_left == 0:
-        conn.frame_size = 0  # that frame is over; of one that is ignored, nghttp2 tells nothing
+        conn.frame_size = 0  # that frame has ended; nghttp2 does not report frames that it ignores
     result = nghttp2_session_mem_recv(conn.session, data, size)
     if conn.received:
         nghttp2_session_consume_connection(conn.session, conn.received)
@@ -413,20 +406,6 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     elif result < 0 and not conn.leaving:
         conn.failed = True
         conn.host.refused(conn, nghttp2_strerror(<int>result))
-
-
-cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
-    # A line that begins with a method and a space and ends with " HTTP/1" and a version, or as much of it as is here.
-    # Its beginning may have come before: that of POST looks like the preface of HTTP/2.
-    cdef size_t i, method = 0
-    while method < size and method < LONGEST_METHOD and c"A" <= data[method] <= c"Z":
-        method += 1
-    if method < size and data[method] != c" ":
-        return False
-    for i in range(method, size):
-        if data[i] == c"\r" or data[i] == c"\n":
-            return i >= 9 and memcmp(&data[i - 9], " HTTP/1.", 8) == 0
-    return True
 
 
 cdef void conn_end_round(Conn *conn) noexcept nogil:
@@ -465,7 +444,7 @@ cdef bint conn_finished(Conn *conn) noexcept nogil:
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         nghttp2_submit_shutdown_notice(conn.session)
-        # when this comes back, so has every stream that the peer opened before it knew
+        # The answer to this PING comes behind all streams that the peer opened before it read the notice.
         nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, SHUTDOWN)
         mark_dirty(conn)
 

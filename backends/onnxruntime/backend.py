@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnxruntime
     import openvino
 
-    from _native.execution.batch import Batch
+    from _native.execution.python_batch import Batch
     from _native.execution.view import View
     from backends.openvino.backend import OpenVinoModel
 

@@ -14,7 +14,7 @@ from backends.openvino.signature import Port, by_name
 if TYPE_CHECKING:
     import openvino
 
-    from _native.execution.batch import Batch
+    from _native.execution.python_batch import Batch
     from _native.execution.view import View
 
 

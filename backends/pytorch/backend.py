@@ -36,7 +36,7 @@ from backends.pytorch.options import Options, read_options
 if TYPE_CHECKING:
     import torch
 
-    from _native.execution.batch import Batch
+    from _native.execution.python_batch import Batch
     from _native.execution.view import View
     from _native.gpu.batch import GpuBatch
 

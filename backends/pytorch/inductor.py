@@ -34,7 +34,7 @@ from backends.pytorch.package import Package, read_package
 if TYPE_CHECKING:
     import torch
 
-    from _native.execution.batch import Batch
+    from _native.execution.python_batch import Batch
     from _native.gpu.batch import GpuBatch
     from backends.pytorch._aoti import Library
 

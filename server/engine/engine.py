@@ -16,7 +16,8 @@ from pathlib import Path
 
 from _native.memory.resource import host
 from _native.scheduling.report import encode_statistics
-from _native.service.infer import InferService, Ticket
+from _native.service.infer import InferService
+from _native.service.ticket import Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration

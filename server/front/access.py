@@ -1,8 +1,8 @@
 """Access control of both front doors: the group of each RPC, and the answer to a call that is refused.
 
-`_native.service.access.Authorizer` decides. Native calls meet it in the connection; for others the native front door
-asks here before it runs a handler, and grpc.aio through an interceptor. An RPC without a group is refused if there are
-any rules.
+`_native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls the native
+front door asks this module before it runs a handler, and grpc.aio through an interceptor. An RPC without a group is
+refused if there are any rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _native.service.access import TRUSTED_CALLER, Authorizer
+from _native.service.authorizer import TRUSTED_CALLER, Authorizer
 from server.errors import Denied, Status
 from server.front.connection_limits import ListenerPolicy
 from server.front.tokens import TokenFile, TokenFileError

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from _native.transport.client import ClientUse
-from _native.transport.connection import InterceptorHandle
+from _native.transport.endpoint import InterceptorHandle
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.peer import Peer, identity_key
 

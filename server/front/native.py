@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from _native.service.access import GROUPS, ListenerInterceptor
+from _native.service.authorizer import GROUPS, ListenerInterceptor
 from _native.service.forwarding import Forwarder
 from _native.service.infer import InferService
 from _native.timers import TimersHandle
 from _native.transport.call import Call
 from _native.transport.client import ClientUse
-from _native.transport.connection import Endpoint
+from _native.transport.endpoint import Endpoint
 from _native.transport.workers import Workers
 from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from server.errors import Denied, Exhausted

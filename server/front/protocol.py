@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from _native.timers import TimersHandle
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 from server.front.connection_limits import Admission, ConnectionLimits, ListenerPolicy
 from server.front.connection_log import ConnectionLog
 from server.front.connection_monitor import ConnectionMonitor

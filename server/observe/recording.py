@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _native.request.record import RecorderHandle
+from _native.request.recorder import RecorderHandle
 from backends.installing import pip_install
 from server.observe.access import AccessLog
 from server.observe.metrics.exemplars import Exemplars

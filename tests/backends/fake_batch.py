@@ -56,7 +56,7 @@ class FakeView:
 
 
 class FakeBatch:
-    """As _native.execution.batch.Batch.
+    """As _native.execution.python_batch.Batch.
 
     Args:
         inputs: arrays by name, None for an optional input that is left out.

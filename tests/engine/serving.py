@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from _native.execution.batch import Batch
+from _native.execution.python_batch import Batch
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from _native.execution.batch import Batch
+from _native.execution.python_batch import Batch
 from server.engine.engine import Engine
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Status

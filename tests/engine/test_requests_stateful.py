@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from _native.transport.connection import Endpoint
+from _native.transport.endpoint import Endpoint
 from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine

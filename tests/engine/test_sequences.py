@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from _native.execution.batch import Batch
+from _native.execution.python_batch import Batch
 from server.errors import Status
 from tests.engine.serving import DTYPES, Answer, Gate, Pending, infer, infer_all, request, serving
 from tests.waiting import until

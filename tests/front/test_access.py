@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native.service import access as native
+from _native.service import access, authorizer
 from server.addresses import RESTRICTABLE
 from server.front.access import Access
 from server.pb import grpc_service_pb2 as pb
@@ -136,7 +136,7 @@ def test_every_hosted_rpc_belongs_to_a_group():
 
 
 def test_the_groups_are_the_same_everywhere():
-    assert tuple(GROUPS) == native.GROUPS == RESTRICTABLE
+    assert tuple(GROUPS) == authorizer.GROUPS == RESTRICTABLE
     assert len(GROUP_OF) == sum(map(len, GROUPS.values()))
 
 
@@ -363,7 +363,7 @@ def test_tritonclient_sends_the_header(restricted):
     ],
 )
 def test_patterns(pattern, text, matches):
-    assert native.glob_matches(pattern, text) is matches
+    assert access.glob_matches(pattern, text) is matches
 
 
 def test_a_method_of_no_group_is_refused():

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import uvloop
 
-from _native.transport.connection import Endpoint
+from _native.transport.endpoint import Endpoint
 from server.front import native
 
 LARGE = random.Random(7).randbytes(3 << 20)

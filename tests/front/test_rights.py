@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native.service.access import Authorizer
+from _native.service.authorizer import Authorizer
 from _native.service.tokens import GROUPS, TokenTable, siphash_of
 from server.front.access import Access
 from server.front.tokens import TokenFile, TokenFileError, parse

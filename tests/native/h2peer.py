@@ -21,7 +21,8 @@ from _native.scheduling.queue import QueueLane
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
 from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
 from server.pb import grpc_service_pb2 as pb

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 
 
 class Buffered:

@@ -18,7 +18,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from _native.memory.resource import live_counters
 from _native.transport.call import EVENT_CLOSED, Call
 from _native.transport.client import ClientUse
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 from _native.transport.workers import Workers
 from tests.native.h2peer import INFER, Clock, Lanes, Peer, framed, output
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from _native.memory.arena import ArenaHandle
 from _native.memory.resource import live_counters
-from _native.service.access import Authorizer
+from _native.service.authorizer import Authorizer
 from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
-from _native.transport.connection import Connection, Endpoint
+from _native.transport.connection import Connection
+from _native.transport.endpoint import Endpoint
 from server.front.tokens import parse
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases

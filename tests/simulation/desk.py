@@ -24,7 +24,7 @@ from tests.simulation.wire import Violation
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from _native.service.infer import Ticket
+    from _native.service.ticket import Ticket
     from _native.transport.call import Call
     from _native.transport.client import ClientUse
     from _native.transport.connection import Connection

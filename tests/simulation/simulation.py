@@ -15,7 +15,7 @@ from _native.request.bridge import BridgeHandle
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
 from _native.transport.client import ClientUse
-from _native.transport.connection import Endpoint
+from _native.transport.endpoint import Endpoint
 from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from _native.request.record import RecorderHandle, SamplingHandle
+from _native.request.recorder import RecorderHandle, SamplingHandle
 from server.settings.tracing import TraceConfig
 
 if TYPE_CHECKING:

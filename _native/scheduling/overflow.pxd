@@ -1,0 +1,30 @@
+# Full queues: which requests make room for others. With the dispatcher's lock held, except answer_ousted.
+
+from libc.stdint cimport uint32_t
+
+from _native.request.request cimport Request
+from _native.scheduling.levels cimport level_at, levels_remove
+from _native.scheduling.queue cimport Queue
+from _native.scheduling.shares cimport shares_subtract
+
+# Whether no further request fits in the queue.
+cdef inline bint is_full(const Queue *queue) noexcept nogil:
+    return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
+
+# To be called after the shares of a queue begin or end.
+cdef inline void set_attention(Queue *queue) noexcept nogil:
+    queue.attends = queue.line.timed or queue.shares.table != NULL
+
+# Remove a request that waits.
+cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
+    if queue.shares.table != NULL:
+        shares_subtract(&queue.shares, request.asker.client, level_at(request))
+    levels_remove(&queue.levels, request)
+    queue.enough_rows = 0
+
+# The queue, or this level of it, is full: remove the latest requests of the client that has most of it, as a chain for
+# answer_ousted. Levels above that of the request that comes are left alone. NULL: no client has more of the queue than
+# that of the request that comes, or there is no memory.
+cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil
+# Refuse the requests of this chain. Without the lock.
+cdef void answer_ousted(Request *chain) noexcept nogil

@@ -1,0 +1,81 @@
+"""Full queues: requests of the client with most of the queue make room for those of other clients.
+
+While a queue is full, and until it is half empty again, it counts how many requests of each client wait at each level
+(`_native.scheduling.shares`).
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from _native.clock cimport now_ns
+from _native.request.accounting cimport account_failed
+from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.request cimport Request, request_fail
+from _native.request.statistics cimport FAILURE_OTHER
+from _native.scheduling.levels cimport level_at, level_is_full, levels_last
+from _native.scheduling.queue cimport Queue
+from _native.scheduling.shares cimport Share, shares_add, shares_begin, shares_yielding
+from _native.status cimport STATUS_UNAVAILABLE
+from _native.text cimport format_text
+
+cdef enum:
+    OUSTED = 32              # the part of a full queue that makes room at a time
+
+
+cdef bint count_shares(Queue *queue) noexcept nogil:
+    # count the requests that wait, by client and level; False: no memory
+    cdef const Request *request = queue.levels.first
+    if queue.shares.table != NULL:
+        return True
+    queue.full_count = queue.levels.count
+    if not shares_begin(&queue.shares):
+        return False
+    while request != NULL:
+        if not shares_add(&queue.shares, request.asker.client, level_at(request)):
+            return False
+        request = request.next
+    set_attention(queue)
+    return True
+
+
+cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil:
+    # Several requests go at a time, so that the queue is not searched for each.
+    cdef uint32_t last = level if level_is_full(&queue.levels, level) else queue.levels.level_count - 1
+    cdef uint32_t most = 0
+    cdef const Share *share
+    cdef Request *request
+    cdef Request *previous
+    cdef Request *chain = NULL
+    cdef uint64_t client
+    if not count_shares(queue):
+        return NULL
+    share = shares_yielding(&queue.shares, coming.asker.client, level, last, queue.levels.count, &most)
+    if share == NULL:
+        return NULL
+    client = share.client
+    last = share.level
+    most = min(most, max(queue.levels.count // OUSTED, <uint32_t>1))
+    request = levels_last(&queue.levels, last)
+    while request != NULL and most and level_at(request) == last:
+        previous = request.previous
+        if request.asker.client == client:
+            take_out(queue, request)
+            request.next = chain
+            chain = request
+            most -= 1
+        request = previous
+    return chain
+
+
+cdef void answer_ousted(Request *chain) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef Request *following
+    while chain != NULL:
+        following = chain.next
+        request_fail(chain, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the queue of model '%s' version %s is full, and no client has more requests "
+            "waiting in it than this one; such a client's are refused first, so that others are served",
+            chain.signature.name.data, chain.signature.version_text.data))
+        chain.response.reason = "QUEUE_FULL"
+        account_failed(chain, now, FAILURE_OTHER)
+        bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
+        chain = following

@@ -1,0 +1,289 @@
+"""The authorizer: applies the rules of access (`_native.service.access`) to the calls of both front doors.
+
+Native calls meet it as an interceptor of their endpoint or listener. For other calls the front doors call its methods.
+It notes refusals for the log.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from _native.protobuf.codec cimport Str
+from _native.service.access cimport (
+    ALLOWED,
+    INFERENCE,
+    TRUSTED,
+    UNKNOWN_TOKEN,
+    AccessPolicy,
+    Field,
+    Restriction,
+    Secret,
+    Verdict,
+    access_authorize,
+    access_has_rules,
+    access_message,
+    access_override,
+    access_reason,
+    access_status,
+    access_text,
+    access_wants,
+    group_text,
+    secret_set,
+)
+from _native.service.tokens cimport MAX_SECRET, TokenTable, group_bits
+from _native.status cimport STATUS_UNIMPLEMENTED
+from _native.text cimport format_text, text_or_no_memory
+from _native.transport.call cimport CallOwner
+from _native.transport.endpoint cimport Endpoint, InterceptorHandle
+from _native.transport.errorinfo cimport stream_refuse
+from _native.transport.headers cimport header_value
+from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.transport.stream cimport Stream
+
+import os
+
+from _native.service.tokens import GROUPS
+
+TRUSTED_CALLER = <int>TRUSTED
+
+cdef enum:
+    KEPT_FIELDS = 16         # of a call; more of them are refused as ambiguous
+    MAX_NOTES = 16           # different refusals that are kept between two calls of take_notes
+    MAX_NOTED = 1000         # refusals that are examined for that; more are only counted
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Native calls, which are all inference
+
+cdef bint wants_field(void *context, const uint8_t *name, size_t size) noexcept nogil:
+    return access_has_rules(<AccessPolicy *>context) and access_wants(<AccessPolicy *>context, INFERENCE, name, size)
+
+
+cdef bint admits(void *context, Stream *stream) noexcept nogil:
+    return authorize_stream(<AccessPolicy *>context, stream)
+
+
+cdef bint authorize_stream(AccessPolicy *access, Stream *stream) noexcept nogil:
+    cdef Field fields[KEPT_FIELDS]
+    cdef nghttp2_vec name, value
+    cdef Verdict verdict = UNKNOWN_TOKEN
+    cdef size_t count = 0
+    cdef uint32_t i
+    if not access_has_rules(access):
+        stream.caller = 0
+        return True
+    for i in range(stream.field_count):
+        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
+        value = header_value(stream.fields[i].value)
+        if not access_wants(access, INFERENCE, name.base, name.len):
+            continue  # kept for another part of the server
+        if count < KEPT_FIELDS:
+            fields[count].name = name.base
+            fields[count].name_size = name.len
+            fields[count].value = value.base
+            fields[count].value_size = value.len
+        count += 1
+    if count <= KEPT_FIELDS:
+        verdict = access_authorize(access, INFERENCE, fields, count, &stream.caller)
+    if verdict == ALLOWED:
+        return True
+    access_deny(access, stream, verdict, Str(NULL, 0))
+    return False
+
+
+cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil:
+    cdef char *text = access_text(access, verdict, INFERENCE, model)
+    access_note(access, stream, text)
+    stream_refuse(stream, access_status(access, verdict), access_reason(access, verdict), text)
+
+
+cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil:
+    if access.noted >= MAX_NOTED or access.authorizer == NULL or text == NULL:
+        access.left_out += 1
+        return
+    with gil:
+        (<Authorizer>access.authorizer).note((<CallOwner>stream.conn.owner).peer,
+                                             stream.method.path.decode("utf-8", "replace"),
+                                             text.decode("utf-8", "replace"), stream.conn.user)
+
+
+# Native calls of one listener
+
+cdef bint listener_wants(void *context, const uint8_t *name, size_t size) noexcept nogil:
+    cdef const ListenerAccess *listener = <const ListenerAccess *>context
+    return not listener.trusted and access_wants(listener.access, INFERENCE, name, size)
+
+
+cdef bint listener_admits(void *context, Stream *stream) noexcept nogil:
+    cdef const ListenerAccess *listener = <const ListenerAccess *>context
+    cdef char *text
+    if not listener.groups & INFERENCE:
+        text = format_text("%s calls are not served at this address", group_text(INFERENCE))
+        access_note(listener.access, stream, text)
+        stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL, text)
+        return False
+    if listener.trusted:
+        stream.caller = TRUSTED
+        return True
+    return authorize_stream(listener.access, stream)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The authorizer
+
+cdef int secret_from(Secret *secret, bytes value) except -1:
+    if not 0 < len(value) <= MAX_SECRET:
+        raise ValueError(f"a secret must have 1 to {MAX_SECRET} bytes, got {len(value)}")
+    secret_set(secret, value, len(value))
+    return 0
+
+
+cdef char *copied(bytes text) except NULL:
+    cdef char *copy = <char *>malloc(len(text) + 1)
+    if copy == NULL:
+        raise MemoryError
+    memcpy(copy, <const char *>text, len(text) + 1)
+    return copy
+
+
+cdef class Authorizer:
+    """Applies the rules of a server. Without rules everything is allowed, except overrides of loads.
+
+    Used on the event loop only.
+
+    Args:
+        restrictions: (groups, header name, value) of Triton's restricted protocols.
+        triton_codes: refuse with UNAVAILABLE, as Triton does.
+        overrides: callers that need no token may send a configuration and files with a load.
+    """
+
+    def __init__(self, restrictions=(), *, triton_codes: bool = False, overrides: bool = False):
+        cdef Restriction *restriction
+        self.key = os.urandom(16)
+        self.notes = {}
+        self.access.authorizer = <void *>self
+        self.access.triton_codes = triton_codes
+        self.access.overrides = overrides
+        self.access.restrictions = <Restriction *>calloc(max(1, len(restrictions)), sizeof(Restriction))
+        if self.access.restrictions == NULL:
+            raise MemoryError
+        for groups, header, value in restrictions:
+            restriction = &self.access.restrictions[self.access.restriction_count]
+            restriction.groups = group_bits(groups)
+            secret_from(&restriction.value, value.encode())
+            restriction.header = copied(header.encode("ascii"))
+            restriction.header_size = len(header)
+            self.access.restriction_count += 1
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.access.restriction_count):
+            free(self.access.restrictions[i].header)
+        free(self.access.restrictions)
+
+    def set_tokens(self, TokenTable table not None) -> None:
+        """Require a token of this table from now on. Its ids are made with this authorizer's `key`."""
+        self.access.tokens = &table.tokens
+        self.table = table
+
+    def note(self, peer: str, method: str, text: str, int64_t user=-1) -> None:
+        """Note a refusal for the log; `user` is the user of the peer's process, -1 if the kernel does not know it."""
+        key = (peer if user < 0 else f"{peer} user {user}", method, text)
+        self.access.noted += 1
+        if self.on_note is not None:
+            self.on_note()
+        if key in self.notes or len(self.notes) < MAX_NOTES:
+            self.notes[key] = self.notes.get(key, 0) + 1
+        else:
+            self.access.left_out += 1
+
+    def take_notes(self) -> tuple[dict[tuple[str, str, str], int], int]:
+        """The refusals since the last call: their number by (peer, method, text), and the number of others."""
+        notes, left_out = self.notes, self.access.left_out
+        self.notes = {}
+        self.access.noted = 0
+        self.access.left_out = 0
+        return (notes, left_out)
+
+    def install(self, Endpoint endpoint not None) -> None:
+        """Check the native calls of an endpoint, which must not outlive this object."""
+        endpoint.host.interceptor.wants = wants_field
+        endpoint.host.interceptor.admits = admits
+        endpoint.host.interceptor.context = &self.access
+
+    def authorize(self, group: str, metadata) -> tuple[int, str, str, int]:
+        """Check a call of this group: (status, text, reason, caller); the status is 0 if the call is allowed.
+
+        The reason is that of ErrorInfo; empty for the usual one of the status. The same holds for the methods below.
+        """
+        cdef Field fields[KEPT_FIELDS]
+        cdef uint32_t bit = 1 << GROUPS.index(group)
+        cdef uint64_t caller = 0
+        cdef Verdict verdict = UNKNOWN_TOKEN
+        cdef uint32_t i
+        cdef bytes name, value
+        cdef list kept = []
+        for key, content in metadata:
+            name = key.encode()
+            if access_wants(&self.access, bit, name, len(name)):
+                kept.append((name, content.encode() if isinstance(content, str) else content))
+        if len(kept) <= KEPT_FIELDS:
+            for i in range(len(kept)):
+                name, value = kept[i]
+                fields[i].name = name
+                fields[i].name_size = len(name)
+                fields[i].value = value
+                fields[i].value_size = len(value)
+            verdict = access_authorize(&self.access, bit, fields, len(kept), &caller)
+        return self.told(verdict, bit, b"") + (caller,)
+
+    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str, str]:
+        """Check a message of a caller whose call was allowed: (status, text, reason). The model is "" for none."""
+        cdef bytes encoded = model.encode()
+        cdef uint32_t bit = 1 << GROUPS.index(group)
+        cdef Str name
+        name.data = encoded
+        name.size = <uint32_t>len(encoded)
+        return self.told(access_message(&self.access, caller, bit, name), bit, encoded)
+
+    def authorize_override(self, caller: int) -> tuple[int, str, str]:
+        """Check a load with a configuration or files, which is a way to run code: (status, text, reason)."""
+        return self.told(access_override(&self.access, caller), 0, b"")
+
+    cdef tuple told(self, Verdict verdict, uint32_t group, bytes model):
+        # the status of a verdict, its text, and the reason
+        cdef Str name
+        cdef char *text
+        cdef const char *reason = access_reason(&self.access, verdict)
+        if verdict == ALLOWED:
+            return (0, "", "")
+        name.data = model
+        name.size = <uint32_t>len(model)
+        text = access_text(&self.access, verdict, group, name)
+        try:
+            return (access_status(&self.access, verdict), text_or_no_memory(text).decode("utf-8", "replace"),
+                    reason.decode() if reason != NULL else "")
+        finally:
+            free(text)
+
+
+cdef class ListenerInterceptor(InterceptorHandle):
+    """The check of the native calls of one listener.
+
+    Args:
+        authorizer: applies the rules of the server.
+        groups: the RPC groups that the listener serves.
+        trusted: callers need no token and no header of a restricted protocol.
+    """
+
+    cdef ListenerAccess listener
+    cdef Authorizer authorizer
+
+    def __init__(self, Authorizer authorizer not None, groups=GROUPS, *, trusted: bool = False):
+        self.authorizer = authorizer
+        self.listener.access = &authorizer.access
+        self.listener.groups = group_bits(groups)
+        self.listener.trusted = trusted
+        self.interceptor.wants = listener_wants
+        self.interceptor.admits = listener_admits
+        self.interceptor.context = &self.listener

@@ -1,0 +1,91 @@
+"""Requests that come through Python: of the grpcio front door, of streams and of tests.
+
+A `Ticket` is the sink of such a request. It keeps itself alive until the final response, or until it is cancelled.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+from _native.atomic cimport add_own
+from _native.memory.resource cimport block_view
+from _native.request.bridge cimport bridge_abandon
+from _native.request.lane cimport Lane
+from _native.request.request cimport Request, Response
+from _native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
+from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+
+from collections import deque
+
+
+cdef void deliver_python(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    with gil:
+        (<Ticket>sink).answer(response, status, details)
+
+
+cdef Ticket ticket_new(Request *request, object deliver, bint stream, str peer):
+    cdef Ticket ticket = Ticket.__new__(Ticket)
+    ticket.request = request
+    ticket.deliver = deliver
+    ticket.stream = stream
+    ticket.peer = peer
+    ticket.acks = deque()
+    ticket.reason = ""
+    Py_INCREF(ticket)
+    request.single = not stream
+    request.deliver = deliver_python
+    request.sink = <void *>ticket
+    return ticket
+
+
+cdef class Ticket:
+    """A request that was submitted from Python: delivers its responses, and can cancel it."""
+
+    def __init__(self):
+        raise TypeError("Ticket cannot be created from Python")
+
+    cdef void answer(self, Response *response, int status, const char *details) noexcept:
+        cdef object deliver = self.deliver
+        cdef object message = None
+        cdef bint final = response == NULL or response.final
+        cdef str text = details.decode("utf-8", "replace") if details != NULL and status != STATUS_OK else ""
+        try:
+            if status == STATUS_OK and response.empty and not (self.stream and response.request.empty_final):
+                pass  # the response only ends the request
+            elif status == STATUS_OK:
+                message = answer_streamed(response) if self.stream else answer_bytes(response)
+            elif self.stream:
+                message = answer_stream_error(details, self.request.id)
+        except MemoryError:
+            status = STATUS_RESOURCE_EXHAUSTED
+            text = "no memory for the response"
+        if message is not None and status == STATUS_OK:
+            add_own(&(<Lane *>response.request.lane).sent, len(<bytes>message))
+        if response != NULL and response.reason != NULL:
+            self.reason = response.reason.decode("ascii")
+        if message is not None and self.stream:
+            self.acks.append(None if response == NULL or response.ack == NULL
+                             else block_view(response.ack, response.ack.data, 0))
+        if final:
+            self.done = True
+            self.request = NULL
+            self.deliver = None
+            Py_DECREF(self)
+        deliver(status, text, message)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the model may send any number of responses, in no order with those to other requests."""
+        cdef Request *request = self.request
+        return request != NULL and request.signature != NULL and request.signature.decoupled
+
+    def taken(self) -> None:
+        """The oldest delivered response of a stream has been sent to the client: the model may send more."""
+        self.acks.popleft()
+
+    def cancel(self) -> None:
+        """Cancel the request: no response is delivered any more, and it is not executed if it still waits."""
+        cdef Request *request = self.request
+        if request != NULL:
+            self.request = NULL
+            self.deliver = None
+            bridge_abandon(request)
+            Py_DECREF(self)

@@ -1,0 +1,28 @@
+# What the connections of one event loop share.
+
+from libc.stdint cimport uint8_t
+
+from _native.timers cimport TimersHandle
+from _native.transport.stream cimport Host, Interceptor
+from _native.transport.unary cimport Unary
+from _native.transport.workers cimport Workers
+
+cdef enum:
+    RECEIVE_BUFFER = 256 << 10   # bytes of the buffer that sockets are read to
+
+
+cdef class Endpoint:
+    cdef Host host
+    cdef Workers workers
+    cdef uint8_t *receive        # the buffer for reads from sockets, one at a time
+    cdef object on_call          # called with each new Call
+    cdef object dirty_hook       # called when flush_dirty must be called
+    cdef readonly TimersHandle timers    # contains the timers of this endpoint
+    cdef object own_clock        # seconds; None: time.monotonic()
+    # `unary` must outlive the endpoint
+    cdef int add_native(self, bytes path, Unary *unary) except -1
+
+
+cdef class InterceptorHandle:
+    # the check of the native calls of some connections, for example those of one listener
+    cdef Interceptor interceptor

@@ -1,0 +1,261 @@
+"""Endpoints: what the connections of one event loop share, as objects for Python."""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.memory.small cimport smalls_clear
+from _native.timers cimport TimersHandle, timers_clear, timers_fire
+from _native.transport.call cimport PYTHON, CallOwner
+from _native.transport.eviction cimport host_relieve
+from _native.transport.expiry cimport conn_collected
+from _native.transport.ledger cimport (
+    STAGE_ANSWERED,
+    STAGE_ARRIVING,
+    STAGE_EXECUTED,
+    STAGE_INFLATING,
+    STAGE_QUEUED,
+    STAGE_UNSENT,
+    STAGES,
+    account_agrees,
+    account_exceeded,
+)
+from _native.transport.stream cimport MAX_NATIVES, STATUSES, CallCounts, Conn, Method, end_round, host_look
+from _native.transport.trim cimport host_note
+from _native.transport.unary cimport UNARY, Unary
+from _native.transport.workers cimport Workers, thread_pool_drain
+
+# Events of a connection itself, beside those of its calls in CallOwner.events.
+EVENT_PING = "ping"              # for Connection.on_ping
+EVENT_REFUSED = "refused"        # for Connection.on_refused, with the text in place of a call
+
+
+cdef int64_t ask_clock(void *endpoint) noexcept nogil:
+    with gil:
+        return <int64_t>(<double>(<Endpoint>endpoint).own_clock() * 1e9)
+
+
+cdef class ReceiveBuffer:
+    """The buffer that all sockets of an endpoint are read to, one read at a time."""
+
+    cdef Endpoint endpoint
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.endpoint.receive, RECEIVE_BUFFER, 0, flags)
+
+
+@cython.no_gc_clear  # connections need the timers until they are gone
+cdef class Endpoint:
+    """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
+
+    Args:
+        on_call: called with each new `Call`: that is each call whose path is not that of a native method.
+        max_message: largest request message in bytes; 0 for no limit.
+        max_streams: open streams that a connection may have.
+        spare_frames: frames per second that a connection may send without bringing a call forward.
+        max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
+        native_level: zlib's level for responses of native methods; 0 for not compressing them.
+        workers: inflate and compress large messages, see `collect_jobs`; without them the loop does that at once.
+        max_held: bytes of requests without a response, and of responses that clients have not read, over all
+            connections. Beyond it, calls end: those of the connections that hold most and move least. 0 for no limit.
+        receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first
+            MiB that has come, and for each 256 KiB of the rest; 0 for any time.
+        send_timeout: seconds that a client may take for a response, in the same way.
+        timers: the timers of the loop; None: timers of the endpoint, see `expire`.
+
+    Set `clock`, a function that returns seconds, for another clock than time.monotonic(); then without `timers`.
+    """
+
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
+                 max_inflated: int = 0, native_level: int = 0, Workers workers=None, max_held: int = 0,
+                 receive_timeout: float = 0.0, send_timeout: float = 0.0, TimersHandle timers=None):
+        self.on_call = on_call
+        self.timers = TimersHandle() if timers is None else timers
+        self.host.timers = &self.timers.timers
+        self.host.max_message = max_message
+        self.host.max_streams = max_streams
+        self.host.spare_frames = spare_frames
+        self.host.account.limit = max_held
+        self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
+        self.host.send_ns = <int64_t>(send_timeout * 1e9)
+        self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
+        self.host.native_level = native_level
+        self.workers = workers
+        if workers is not None:
+            if workers.thread_pool.departed.within != NULL or workers.thread_pool.departed.total:
+                raise ValueError("these workers belong to another endpoint")
+            self.host.thread_pool = &workers.thread_pool
+            workers.thread_pool.departed.within = &self.host.account
+        self.host.other.service = &PYTHON
+        self.host.pinged = peer_pinged
+        self.host.refused = peer_refused
+        self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
+        if self.receive == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.host.native_count):
+            free(self.host.natives[i].path)
+        if self.host.thread_pool != NULL:
+            self.host.thread_pool.departed.within = NULL
+        if self.host.timers != NULL:
+            timers_clear(self.host.timers, &self.host.quiet)
+        smalls_clear(&self.host.smalls)
+        free(self.receive)
+
+    def calls(self) -> dict[str, tuple[int, list[int]]]:
+        """The calls of native methods by path: how many began, and how many ended with each gRPC status."""
+        cdef const CallCounts *counts
+        cdef dict out = {}
+        cdef uint32_t i, status
+        for i in range(self.host.native_count):
+            counts = &self.host.natives[i].counts
+            out[self.host.natives[i].path.decode()] = (
+                counts.started, [counts.handled[status] for status in range(<uint32_t>STATUSES)])
+        return out
+
+    @property
+    def resets(self) -> int:
+        """Calls that clients or the server have reset."""
+        return self.host.resets
+
+    cdef int add_native(self, bytes path, Unary *unary) except -1:
+        cdef Method *method = &self.host.natives[self.host.native_count]
+        if self.host.native_count == MAX_NATIVES:
+            raise ValueError(f"at most {MAX_NATIVES} native methods")
+        method.path = <char *>malloc(len(path) + 1)
+        if method.path == NULL:
+            raise MemoryError
+        memcpy(method.path, <const char *>path, len(path) + 1)
+        method.path_size = len(path)
+        method.service = &UNARY
+        method.context = unary
+        self.host.native_count += 1
+        return 0
+
+    @property
+    def clock(self):
+        """The function that returns the time in seconds; None: time.monotonic()."""
+        return self.own_clock
+
+    @clock.setter
+    def clock(self, function):
+        self.own_clock = function
+        self.host.clock = ask_clock
+        if function is None:
+            self.host.clock = NULL
+        self.host.clock_context = <void *>self
+
+    @property
+    def on_dirty(self):
+        """Called when `flush_dirty` must be called at the end of the loop's round; None: nothing is called."""
+        return self.dirty_hook
+
+    @on_dirty.setter
+    def on_dirty(self, function):
+        self.dirty_hook = function
+        self.host.rounds = function is not None
+
+    def receive_buffer(self):
+        """The writable buffer for the next read from a socket; valid until `Connection.received`."""
+        cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
+        buffer.endpoint = self
+        return buffer
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Bytes that clients make the server hold, by the stage at which their messages are."""
+        cdef const size_t *held = self.host.account.bytes
+        return {
+            "arriving": held[<int>STAGE_ARRIVING],
+            "inflating": held[<int>STAGE_INFLATING],
+            "queued": held[<int>STAGE_QUEUED],
+            "executed": held[<int>STAGE_EXECUTED],
+            "answered": held[<int>STAGE_ANSWERED],
+            "unsent": held[<int>STAGE_UNSENT],
+        }
+
+    @property
+    def held(self) -> int:
+        """The sum of `ledger`."""
+        return self.host.account.total
+
+    @property
+    def departed(self) -> int:
+        """The part of `held` whose calls have ended: a worker thread still uses it."""
+        return self.host.thread_pool.departed.total if self.host.thread_pool != NULL else 0
+
+    def ledger_agrees(self) -> bool:
+        """Whether the server's account is the sum of its connections' accounts, at each stage; for tests."""
+        cdef const Conn *conn = self.host.connections.first
+        cdef size_t total[STAGES]
+        cdef bint agrees = account_agrees(&self.host.account)
+        cdef int stage
+        for stage in range(<int>STAGES):
+            total[stage] = self.host.thread_pool.departed.bytes[stage] if self.host.thread_pool != NULL else 0
+        while conn != NULL:
+            agrees = agrees and account_agrees(&conn.account)
+            for stage in range(<int>STAGES):
+                total[stage] += conn.account.bytes[stage]
+            conn = conn.next
+        for stage in range(<int>STAGES):
+            agrees = agrees and total[stage] == self.host.account.bytes[stage]
+        return agrees
+
+    @property
+    def direct(self) -> int:
+        """Bytes of request messages that were read from the socket to where they stay, without a copy."""
+        return self.host.direct
+
+    def expire(self) -> None:
+        """Fire the timers that are due by the endpoint's clock, if the endpoint has timers of its own."""
+        host_look(&self.host)
+        timers_fire(self.host.timers, self.host.now_ns)
+        self.flush_dirty()
+
+    def flush_dirty(self) -> None:
+        """Call `flush` of every connection that has got output since its last flush."""
+        cdef Conn *conn
+        cdef CallOwner connection
+        if account_exceeded(&self.host.account):
+            host_relieve(&self.host)
+        self.host.others_ran = False  # it requests this call
+        if self.host.waits:
+            end_round(&self.host)
+        while self.host.first_dirty != NULL:
+            conn = self.host.first_dirty
+            self.host.first_dirty = conn.next_dirty
+            conn.dirty = False
+            connection = <CallOwner>conn.owner
+            connection.dispatch()  # events of jobs; a receiver may close the connection
+            if connection.flush is not None:
+                connection.flush()
+            conn_collected(conn)
+        host_note(&self.host)
+
+    def collect_jobs(self) -> None:
+        """Continue with the messages that the workers have finished. Call this when their `event_fd` is readable."""
+        host_look(&self.host)
+        thread_pool_drain(&self.workers.thread_pool)
+        end_round(&self.host)
+        self.flush_dirty()
+
+
+cdef class InterceptorHandle:
+    """The check of native calls: none here, subclasses set one (`_native.service.authorizer.ListenerInterceptor`)."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events of connections
+
+cdef void peer_pinged(Conn *conn) noexcept nogil:
+    with gil:
+        (<CallOwner>conn.owner).events.append((None, EVENT_PING))
+
+
+cdef void peer_refused(Conn *conn, const char *text) noexcept nogil:
+    with gil:
+        (<CallOwner>conn.owner).events.append((text.decode("utf-8", "replace"), EVENT_REFUSED))
