@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _native.execution.batch import Batch
+from _native.execution.python_batch import Batch
 from backends.api import Instance
 from backends.identity import IdentityInstance
 from tests.simulation.kinds import PADDING, SCALE
