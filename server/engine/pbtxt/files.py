@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from backends import paths
@@ -31,15 +32,26 @@ def read_bytes(base: Path, name: str, model_dir: Path, limit: int) -> bytes:
     path = inside(base, name, model_dir)
     try:
         # A FIFO would block an ordinary open. The open file tells its type, so that the type cannot change meanwhile.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-            about = os.fstat(file.fileno())
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            about = os.fstat(file)
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{path}: expected a regular file")
-            data = file.read(min(limit, about.st_size) + 1)
+            data = _read(file, min(limit, about.st_size) + 1)
+        finally:
+            os.close(file)
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if len(data) > limit:
         raise ConfigError(f"{path}: the file has more than {limit} bytes")
+    return data
+
+
+def _read(file: int, most: int) -> bytes:
+    """The content of an open file, of at most so many bytes; it may have grown."""
+    data = os.read(file, most)
+    while len(data) < most and (more := os.read(file, most - len(data))):
+        data += more
     return data
 
 
@@ -51,7 +63,7 @@ def read_text(base: Path, name: str, model_dir: Path, limit: int) -> str:
     """
     data = read_bytes(base, name, model_dir, limit)
     try:
-        return data.decode("utf-8-sig")  # editors on Windows write a mark in front
+        return data.removeprefix(BOM_UTF8).decode()  # which editors on Windows write in front
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{base / name}:{line}: the text is not UTF-8") from None

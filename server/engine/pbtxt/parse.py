@@ -8,6 +8,7 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
+from server.engine.pbtxt import quick
 from server.engine.pbtxt.files import read_text
 from server.engine.pbtxt.source import Source, locate
 from server.engine.pbtxt.variables import Variables
@@ -32,11 +33,14 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
     """
     text = variables.fill(read_text(path.parent, path.name, model_dir, MAX_FILE_SIZE), path)
     config = pb.ModelConfig()
+    if quick.merge(text, config):
+        return config, _source(path, text)
+    config.Clear()
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         raise ConfigError(_explained(path, text, error)) from None
-    source = locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
+    source = _source(path, text)
     if HAS_ENTRIES.search(text) and source.duplicates:
         raise ConfigError(
             "\n".join(
@@ -46,6 +50,10 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
             )
         )
     return config, source
+
+
+def _source(path: Path, text: str) -> Source:
+    return locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
 
 
 def _explained(path: Path, content: str, error: text_format.ParseError) -> str:
