@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from server.engine.config.alike import Alike
 from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import complete
 from server.engine.config.composition import compose, models_of
@@ -21,6 +22,7 @@ from server.engine.config.rules import validate
 from server.engine.config.specification import to_spec
 
 __all__ = [
+    "Alike",
     "Each",
     "Options",
     "Prepared",

@@ -29,9 +29,12 @@ def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | Con
     return found
 
 
+_NONE: frozenset[str] = frozenset()  # one for all models, of which there may be thousands
+
+
 def models_of(spec: ModelSpec) -> frozenset[str]:
     """The models of an ensemble's steps; none for any other model."""
-    return frozenset(step.model for step in spec.ensemble.steps) if spec.ensemble else frozenset()
+    return frozenset(step.model for step in spec.ensemble.steps) if spec.ensemble else _NONE
 
 
 def _compose(

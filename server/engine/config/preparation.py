@@ -12,6 +12,7 @@ from backends.api import Backend, BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine.config.accelerators import broken_accelerator_rules
 from server.engine.config.agents import run_agents
+from server.engine.config.alike import Alike
 from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import complete, needs_signature
 from server.engine.config.defaults import fill_defaults, identify_name
@@ -53,6 +54,7 @@ def prepare(
     *,
     known: Mapping[int, VersionConfig] | None = None,
     each: Each = one_by_one,
+    alike: Alike | None = None,
 ) -> Prepared:
     """Read, complete and check the configurations of a model. Blocks: it may load the model's files to look into them.
 
@@ -60,6 +62,7 @@ def prepare(
         override: a configuration in place of all those in the folder.
         known: configurations of versions that have not changed since they were made.
         each: calls a function for each of several versions.
+        alike: the kinds of models that were prepared with these options.
 
     Raises:
         ConfigError: no version can be served; the text has a line for each error of the latest.
@@ -75,8 +78,8 @@ def prepare(
     raise_any(excessive(config), config.name, source)
     run_agents(config, folder.path, source)
     versions = select_versions(config, folder)
-    warn_misnamed_versions(folder.path)
-    preparation = _Preparation(folder, options, loader, config, source)
+    warn_misnamed_versions(folder.path, folder.misnamed)
+    preparation = _Preparation(folder, options, loader, alike or Alike(), config, source)
     return preparation.of_versions(versions, known or {}, each)
 
 
@@ -93,16 +96,24 @@ class _Preparation:
     """Prepares the versions of one model.
 
     Args:
+        alike: the kinds of models that are known.
         config: the model's written configuration, with its name.
         source: of `config`.
     """
 
     def __init__(
-        self, folder: ModelFolder, options: Options, loader: BackendLoader, config: pb.ModelConfig, source: Source
+        self,
+        folder: ModelFolder,
+        options: Options,
+        loader: BackendLoader,
+        alike: Alike,
+        config: pb.ModelConfig,
+        source: Source,
     ) -> None:
         self._folder = folder
         self._options = options
         self._loader = loader
+        self._alike = alike
         self._config = config
         self._source = source
         self._backends: dict[tuple[str, Path], Backend] = {}  # by name and version: folders are looked into
@@ -153,7 +164,7 @@ class _Preparation:
         scalars: frozenset[str] = frozenset()
         backend = None
         if not is_ensemble(config):
-            scalars = self._complete(config, source, version)
+            scalars = self._complete(config, source, path, version)
             backend = self._backend(config, source, path)
         return _Completed(config, source, scalars, backend)
 
@@ -180,30 +191,29 @@ class _Preparation:
             )
         return overlay(config, self._source, *own, renamed=self._folder.renamed)
 
-    def _complete(self, config: pb.ModelConfig, source: Source, version: int) -> frozenset[str]:
+    def _complete(self, config: pb.ModelConfig, source: Source, path: Path, version: int) -> frozenset[str]:
         """Complete the configuration from the version's files; returns the names of tensors with a batch dimension
         alone."""
         if not self._options.auto_complete:
             return frozenset()
-        self._complete_by_model(config, source, version)
-        path = self._folder.version_path(version)
+        self._complete_by_model(config, source, path, version)
         if not needs_signature(config, source) or not self._inspects(config, source, path):
             return frozenset()
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
         backend = self._backend(config, source, path)
         raise_any(_broken_backend_rules(config, backend), config.name, source)
-        signature = backend.inspect(self._incomplete(config, source, version))
+        signature = backend.inspect(self._incomplete(config, source, path, version))
         if signature is None:
             return frozenset()
         return complete(config, signature, source, self._options.default_max_batch_size)
 
-    def _complete_by_model(self, config: pb.ModelConfig, source: Source, version: int) -> None:
+    def _complete_by_model(self, config: pb.ModelConfig, source: Source, path: Path, version: int) -> None:
         """Take over from the model's code, as Triton does, only tensors, batching and the transaction policy."""
-        backend = self._backend(config, source, self._folder.version_path(version))
+        backend = self._backend(config, source, path)
         if not backend.completes:
             return
         raise_any(refusals(config), config.name, source)  # before the model's code runs
-        text = backend.complete(self._incomplete(config, source, version))
+        text = backend.complete(self._incomplete(config, source, path, version))
         if text is None:
             return
         try:
@@ -222,11 +232,11 @@ class _Preparation:
             config.model_transaction_policy.CopyFrom(completed.model_transaction_policy)
         fill_defaults(config)
 
-    def _incomplete(self, config: pb.ModelConfig, source: Source, version: int) -> ModelSource:
+    def _incomplete(self, config: pb.ModelConfig, source: Source, path: Path, version: int) -> ModelSource:
         return ModelSource(
             to_spec(config, self._folder.path, source),
             version,
-            self._folder.version_path(version),
+            path,
             partial(config_to_json, config),
             from_client=source.from_client,
         )
@@ -234,12 +244,20 @@ class _Preparation:
     def _checked(
         self, config: pb.ModelConfig, source: Source, scalars: Collection[str], backend: Backend | None
     ) -> VersionConfig:
+        config = pb.ModelConfig.FromString(config.SerializeToString())  # has half the memory of one filled in by fields
+        kind = self._alike.kind(config, scalars, backend)
+        spec = self._alike.find(kind, config) if kind is not None else None
+        if spec is not None:
+            return VersionConfig(config, spec, source)
         validate(config, source, scalars, self._options.gpus, backend is None or backend.needs_tensors)
         raise_any(_broken_backend_rules(config, backend), config.name, source)
-        warn_carried(config, source)
+        warned = warn_carried(config, source)
         if backend is None:
             warn_parameters(config, source)
-        return VersionConfig(config, to_spec(config, self._folder.path, source), source)
+        spec = to_spec(config, self._folder.path, source)
+        if kind is not None and not warned:
+            self._alike.keep(kind, spec, backend)
+        return VersionConfig(config, spec, source)
 
     def _inspects(self, config: pb.ModelConfig, source: Source, path: Path) -> bool:
         """Whether the backend looks into model files at all."""

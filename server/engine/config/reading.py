@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from server.engine.config.defaults import fill_defaults, identify
@@ -32,7 +33,7 @@ def read_written(
         config.CopyFrom(override)
         return config, Source(Path("config override"), from_client=True)
     path = config_path(model_dir, options)
-    if path.exists():
+    if _exists(str(path)):
         return parse_file(path, model_dir, options.variables)
     if other := next((each for each in _meant_as_config(model_dir) if each.is_file()), None):
         raise ConfigError(f"{other}: is this the configuration? Its name must be {CONFIG_FILE}")
@@ -47,8 +48,10 @@ def read_own(version_dir: Path, model_dir: Path, options: Options) -> tuple[pb.M
     Raises:
         ConfigError: the file cannot be read.
     """
+    if not options.config_name and not _exists(f"{version_dir}/{CONFIG_FILE}"):
+        return None
     path = config_path(version_dir, options)
-    return parse_file(path, model_dir, options.variables) if path.exists() else None
+    return parse_file(path, model_dir, options.variables) if _exists(str(path)) else None
 
 
 def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source, options: Options) -> None:
@@ -68,8 +71,15 @@ def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: S
 def config_path(folder: Path, options: Options) -> Path:
     """The configuration file of a model or version: configs/<name>.pbtxt, if configured and present; else
     config.pbtxt."""
-    named = folder / NAMED_CONFIGS / f"{options.config_name}.pbtxt"
-    return named if options.config_name and named.exists() else folder / CONFIG_FILE
+    if options.config_name:
+        named = folder / NAMED_CONFIGS / f"{options.config_name}.pbtxt"
+        if named.exists():
+            return named
+    return folder / CONFIG_FILE
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 (a start looks for two files of each of all models)
 
 
 def _meant_as_config(model_dir: Path) -> list[Path]:

@@ -81,13 +81,16 @@ def refusals(config: pb.ModelConfig) -> Iterator[Finding]:
             yield Finding(path, f"{field.path} is not supported", f"{field.why}; {field.instead}")
 
 
-def warn_carried(config: pb.ModelConfig, source: Source) -> None:
-    """Log one line for each carried field that the configuration has."""
+def warn_carried(config: pb.ModelConfig, source: Source) -> bool:
+    """Log one line for each carried field that the configuration has; returns whether there is one."""
+    warned = False
     kinds = {KIND.Name(group.kind).removeprefix("KIND_") for group in config.instance_group}
     idle = (field for kind, fields in ON_DEVICES.items() if kind not in kinds for field in fields)
     for field in (*CARRIED, *idle):
         for path in uses(config, tuple(field.path.split("."))):
             log.warning("%s: %s of model '%s' has no effect: %s", source.at(*path), field.path, config.name, field.why)
+            warned = True
+    return warned
 
 
 def uses(message: Message, names: tuple[str, ...], before: FieldPath = ()) -> Iterator[FieldPath]:

@@ -50,8 +50,8 @@ def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
 
 def too_many_warmups(config: pb.ModelConfig) -> Iterator[Finding]:
     """A finding if the samples take more than MAX_EXECUTIONS executions; counted before any sample is made."""
-    if any(wrong(config)):
-        return  # another rule reports that first
+    if not (config.model_warmup or config.parameters) or any(wrong(config)):
+        return  # another rule reports what is wrong first
     own = of_server(config)
     lengths = [len(own["pad_buckets"]) for tensor in config.input if -1 in tensor.dims and not tensor.optional]
     samples = len(config.model_warmup) or math.prod(lengths)
