@@ -296,6 +296,9 @@ class Model(abc.ABC):
     """One loaded version."""
 
     arena: ArenaHandle | None = None  # the server receives large messages for the model into it; None: anywhere
+    any_thread: ClassVar[bool] = False
+    """Whether it does not matter to its instances on the CPU which threads make, use and close them, one at a time.
+    Then instances get their threads with the first request: most of thousands of models may have none for long."""
 
     @abc.abstractmethod
     def create_instance(self, spec: InstanceSpec) -> Instance:

@@ -29,6 +29,7 @@ cdef struct Queue:
     bint gathers             # takes requests of one shape from among others, if responses need no order
     bint attends             # requests that come and go must be noticed: it is timed, or counts shares
     bint closed
+    void *awaiting           # QueueLane, whose `first` is called when the first request has come; NULL: nothing is
 
 # The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of
 # requests that were removed to make room, which the caller must refuse. Anything but PUSHED: the request is not in the
@@ -47,5 +48,7 @@ cdef inline bint queue_is_due(const Queue *queue) noexcept nogil:
 
 
 cdef class QueueLane(LaneHandle):
+    cdef object first        # see await_first
+
     cdef inline Queue *queue(self) noexcept:
         return <Queue *>self.lane

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 from _native.request.lane import LaneHandle
@@ -14,4 +15,5 @@ class QueueLane(LaneHandle):
     def __init__(
         self, spec: Any, version: int, *, max_queue: int = 0, held: int = 0, limiter: RateLimiter | None = None
     ) -> None: ...
+    def await_first(self, first: Callable[[], object] | None) -> None: ...
     def predictor(self) -> Learnt | None: ...

@@ -273,6 +273,24 @@ cdef void wake(Lane *lane) noexcept nogil:
         unlock(&queue.dispatcher.guard)
 
 
+cdef void wake_first(Lane *lane) noexcept nogil:
+    # nobody has asked for a batch yet: `wake` takes its own place from now on
+    cdef Queue *queue = <Queue *>lane
+    lane.scheduler = &QUEUE.requests
+    call_first(queue)
+    wake(lane)
+
+
+cdef void call_first(Queue *queue) noexcept with gil:
+    cdef QueueLane handle
+    if queue.awaiting == NULL:
+        return
+    handle = <QueueLane>queue.awaiting
+    queue.awaiting = NULL
+    first, handle.first = handle.first, None
+    first()
+
+
 cdef void look_anew(Queue *queue) noexcept nogil:
     # Decide anew, because other requests wait than before, or in another order. Releases the dispatcher's lock.
     if queue.line.idle_count:
@@ -343,6 +361,10 @@ cdef void queue_free(Lane *lane) noexcept nogil:
 
 cdef BatchScheduler QUEUE = BatchScheduler(Scheduler(push, wake, remove, expire, close, pending, queue_free), line_of)
 
+# the same, until the first request has come: so those that come later take no longer
+cdef BatchScheduler FIRST = BatchScheduler(
+    Scheduler(push, wake_first, remove, expire, close, pending, queue_free), line_of)
+
 
 cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except NULL:
     cdef Queue *queue = <Queue *>lane_new(sizeof(Queue), &QUEUE.requests, spec, version)
@@ -387,6 +409,18 @@ cdef class QueueLane(LaneHandle):
         self.lane.max_queue = max_queue
         self.lane.fetches_late = True
         queue.held = held
+
+    def await_first(self, first) -> None:
+        """Have `first` called when the first request has come, or never: before anyone can find the lane.
+
+        Args:
+            first: called on the loop, without arguments; None: nothing is called.
+        """
+        cdef Queue *queue = self.queue()
+        self.first = first
+        queue.awaiting = NULL if first is None else <void *>self
+        if first is not None:
+            self.lane.scheduler = &FIRST.requests
 
     def predictor(self) -> dict[str, object] | None:
         """The estimates for an adaptive delay; None if the delay is not adaptive.

@@ -80,6 +80,8 @@ def check_pairs(spec: ModelSpec) -> None:
 class IdentityModel(Model):
     """One loaded version: nothing but its parameters."""
 
+    any_thread = True
+
     def __init__(self, spec: ModelSpec, delays_us: tuple[int, int], gather: bool) -> None:
         self.spec = spec
         self.delays_us = delays_us  # of each batch, and of each of its rows

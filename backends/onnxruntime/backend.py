@@ -109,6 +109,8 @@ class OnnxModel(Model):
         config: of the backend.
     """
 
+    any_thread = True
+
     def __init__(self, source: ModelSource, session: onnxruntime.InferenceSession, config: Parameters) -> None:
         self.source = source
         self.spec = source.spec

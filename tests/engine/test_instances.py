@@ -27,6 +27,7 @@ from tests.engine.serving import (
     scale,
     serving,
 )
+from tests.waiting import until
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
@@ -64,6 +65,92 @@ class Census:
         for _ in pending:
             await self.gate.entered()
         return pending
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Instances get their threads with the first request; the names of those that have."""
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread):
+        start(thread)
+        started.append(thread.name)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    monkeypatch.setattr(PuppetModel, "any_thread", True)
+    return lambda: sorted(name for name in started if name.startswith("m_0"))
+
+
+def refuse_threads(monkeypatch, times):
+    """The system has no thread for instances, so many times."""
+    start, left = threading.Thread.start, [times]
+
+    def refusing(thread):
+        if thread.name.startswith("m_0") and left[0]:
+            left[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+
+
+# -- threads that come with the first request --
+
+
+async def test_instances_get_their_threads_with_the_first_request(tmp_path, late):
+    async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 3 }", max_batch_size=8)) as engine:
+        assert late() == []
+        answers = await infer_all(engine, *(request(x=row(n)) for n in range(20)))
+        assert [answer.array().item() for answer in answers] == list(range(20))
+        assert (await infer(engine, request(x=row(7)))).array().item() == 7
+        await until(lambda: late() == ["m_0_0", "m_0_1", "m_0_2"])
+    assert sorted(engine._loader.puppets.closed) == ["m", "m_0_0", "m_0_1", "m_0_2"]
+
+
+@pytest.mark.parametrize(
+    "group", ["count: 1 host_policy: 'mine'", "count: 1 passive: true } instance_group { count: 1"]
+)
+async def test_others_have_their_threads_from_the_start(tmp_path, late, group):
+    async with serving(tmp_path, echo, m=config(f"{{ kind: KIND_CPU {group} }}")) as engine:
+        assert "m_0_0" in late()
+        assert (await infer(engine, request(x=row(1)))).status == OK
+
+
+async def test_the_number_of_instances_changes_before_the_first_request(tmp_path, late):
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
+        await scale(engine, tmp_path, 3)
+        await scale(engine, tmp_path, 2)
+        assert late() == []
+        assert engine._loader.puppets.closed == ["m_0_2"]
+        assert (await infer(engine, request(x=row(1)))).status == OK
+        await until(lambda: late() == ["m_0_0", "m_0_1"])
+        await scale(engine, tmp_path, 3)
+        assert late() == ["m_0_0", "m_0_1", "m_0_2"], "who comes later has its thread at once"
+
+
+async def test_requests_wait_while_the_system_has_no_thread(tmp_path, late, monkeypatch, caplog):
+    monkeypatch.setattr("server.engine.instances.instances.RETRY_SECONDS", 0.01)
+    async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
+        refuse_threads(monkeypatch, 3)
+        answers = await infer_all(engine, *(request(x=row(n)) for n in range(4)))
+        assert [answer.array().item() for answer in answers] == list(range(4))
+        told = [each.message for each in caplog.records if "wait" in each.message]
+        assert told[0].startswith("requests for model 'm' wait: instance m_0_0: the system has no thread for it")
+        assert len(told) == 3
+
+
+async def test_what_waits_for_a_thread_is_executed_when_the_model_is_unloaded(tmp_path, late, monkeypatch):
+    """Nothing accepted is lost, and an instance that was never asked is closed."""
+    refuse_threads(monkeypatch, -1)
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
+        pending = [Pending(engine, request(x=row(n))) for n in range(5)]
+        late_one = Pending(engine, request(x=row(9)), timeout_ns=1)
+        assert (await late_one.answer()).status == DEADLINE
+        await engine.unload("m")
+        for number, each in enumerate(pending):
+            assert (await each.answer()).array().item() == number
+    assert sorted(engine._loader.puppets.closed) == ["m", "m_0_0", "m_0_1"]
 
 
 # -- the number of instances --

@@ -1,13 +1,20 @@
-"""The instances of one version: each on a thread of its own, with its host policy and its resources."""
+"""The instances of one version: each on a thread of its own, with its host policy and its resources.
+
+Where it does not matter to a model which threads its instances are on (`Model.any_thread`), these are made by the
+thread that loads it, and get their own with the first request. Until then requests wait in the lane. If the system
+refuses a thread, it is asked again each second; they wait on, and whoever closes the version executes them himself.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from _native.execution.instance import InstanceLoop
 from _native.gpu.instance import GpuLoop
@@ -15,12 +22,16 @@ from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
+from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.gpu import Gpus
 from server.engine.instances.hosts import HostPolicy, HostPolicyError
 from server.engine.instances.resources import Resources
 from server.engine.instances.warmup import Halt, warm_up
 
 log = logging.getLogger("inferd.engine")
+
+RETRY_SECONDS: Final = 1.0
+"""After which the system is asked again for the threads that it has refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +60,27 @@ class Use:
 
 @dataclass(slots=True)
 class _Runner:
-    """One instance and its thread."""
+    """One instance and its thread.
+
+    Attributes:
+        is_late: it is made, and has no thread yet.
+        is_over: it has been told to end.
+        over: ends a passive instance.
+    """
 
     spec: InstanceSpec
     thread: threading.Thread | None = None
     instance: Instance | None = None
     loop: InstanceLoop | GpuLoop | None = None
-    over: threading.Event = field(default_factory=threading.Event)  # ends a passive instance
+    is_late: bool = False
+    is_over: bool = False
+    over: threading.Event | None = None
+
+    def end(self) -> None:
+        """Tell it to end."""
+        self.is_over = True
+        if self.over is not None:
+            self.over.set()
 
 
 class Instances:
@@ -78,8 +103,10 @@ class Instances:
         self._lane = lane
         self._hardware = hardware
         self._runners: list[_Runner] = []
-        self._guard = threading.Lock()  # guards the list, which is replaced and never changed in place
+        self._guard = threading.Lock()  # guards the list, which is replaced and never changed in place, and `is_late`
         self._made = 0
+        self._is_awaiting = False  # the first request, and the lane tells when it comes
+        self._is_asked = False  # it has come
         self._watchers: list[Callable[[], object]] = []
 
     @property
@@ -112,34 +139,128 @@ class Instances:
             BackendError: an instance cannot be made. Then all new ones are gone; if the scheduler ties requests to
                 instances, the caller must close the lane.
         """
+        late = self._may_be_late(specs)
+        runners, failures = (self._make_late if late else self._start_threads)(specs)
+        if not failures:
+            failures = list(self._excesses(specs))
+        if late and not failures:
+            failures = self._await_first()
+        if failures:
+            if isinstance(self._lane, QueueLane):
+                self._dismiss(runners)
+                self._see_off(runners)
+            raise failures[0]  # instances with tied requests end when the caller closes the lane
+        for runner in runners:
+            for changed in self._watchers:
+                assert runner.instance is not None
+                runner.instance.watch(changed)
+
+    def _start_threads(self, specs: Sequence[InstanceSpec]) -> tuple[list[_Runner], list[BaseException]]:
+        """Instances that are made on threads of their own, all at a time, and why others are not."""
         started = []
         failures: list[BaseException] = []
         for spec in specs:
-            runner, ready = _Runner(spec), Future[None]()
+            runner, ready = _Runner(spec, over=threading.Event() if spec.passive else None), Future[None]()
             thread = threading.Thread(target=self._run, args=(self._made, runner, ready), name=spec.name, daemon=True)
             try:
                 thread.start()
             except RuntimeError as refusal:
-                failures.append(BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}"))
+                failures.append(_no_thread(spec, refusal))
                 break
             runner.thread = thread
             self._made += 1
             started.append((runner, ready))
-        with self._guard:
-            self._runners = [*self._runners, *(runner for runner, _ in started)]
+        runners = [runner for runner, _ in started]
+        self._add(runners)
         failures += [error for _, ready in started if (error := ready.exception()) is not None]
-        if not failures:
-            failures = list(self._excesses(specs))
-        if failures:
-            if isinstance(self._lane, QueueLane):
-                failed = [runner for runner, _ in started]
-                self._dismiss(failed)
-                self._see_off(failed)
-            raise failures[0]  # instances with tied requests end when the caller closes the lane
-        for runner, _ in started:
-            for changed in self._watchers:
-                assert runner.instance is not None
-                runner.instance.watch(changed)
+        return runners, failures
+
+    def _add(self, runners: Sequence[_Runner]) -> None:
+        with self._guard:
+            self._runners = [*self._runners, *runners]
+
+    # -- those that get their threads with the first request --
+
+    def _may_be_late(self, specs: Sequence[InstanceSpec]) -> bool:
+        """Whether instances may be made here, and get their threads later."""
+        return (
+            self._model is not None
+            and self._model.any_thread
+            and isinstance(self._lane, QueueLane)
+            and (self._is_awaiting if self._made else True)
+            and self._hardware.resources is None
+            and not self._spec.warmup  # which takes its time, on all instances at once
+            and all(spec.kind == "CPU" and not spec.passive and not self._is_bound(spec) for spec in specs)
+        )
+
+    def _make_late(self, specs: Sequence[InstanceSpec]) -> tuple[list[_Runner], list[BaseException]]:
+        """Instances without threads, and why one is not made."""
+        runners: list[_Runner] = []
+        failures: list[BaseException] = []
+        for spec in specs:
+            runner = _Runner(spec, is_late=True)
+            try:
+                self._make(self._made, runner, None)
+            except BaseException as error:
+                failures.append(error)
+                break
+            self._made += 1
+            runners.append(runner)
+        self._add(runners)
+        return runners, failures
+
+    def _await_first(self) -> list[BaseException]:
+        """Have instances without threads get them when it is time; why they cannot, where that is now."""
+        assert isinstance(self._lane, QueueLane)
+        if self._is_asked:  # while these were made
+            try:
+                self._give_threads()
+            except BackendError as error:
+                return [error]
+        elif not self._is_awaiting:
+            self._is_awaiting = True
+            self._lane.await_first(self._begin)
+        return []
+
+    def _begin(self) -> None:
+        """Have instances get their threads; on the loop."""
+        self._is_asked, self._is_awaiting = True, False
+        loop = asyncio.get_running_loop()
+
+        async def begin() -> None:
+            try:
+                await on_thread(self._give_threads)
+            except (BackendError, RuntimeError) as refusal:
+                log.error("requests for model '%s' wait: %s", self._spec.name, str(refusal))
+                loop.call_later(RETRY_SECONDS, self._begin)
+
+        self._beginning = loop.create_task(begin())  # kept while it runs
+
+    def _give_threads(self) -> None:
+        """Have all instances work.
+
+        Raises:
+            BackendError: the system has no thread for one of them.
+        """
+        with self._guard:
+            for runner in self._runners:
+                if not runner.is_late:
+                    continue
+                thread = threading.Thread(target=self._work, args=(runner,), name=runner.spec.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as refusal:
+                    raise _no_thread(runner.spec, refusal) from None
+                runner.thread, runner.is_late = thread, False
+
+    def _work(self, runner: _Runner) -> None:
+        """Serve, on a thread of its own, and close the instance."""
+        assert runner.loop is not None
+        runner.loop.prepare()
+        self._serve(runner)
+        self._close(runner)
+
+    # -- changes --
 
     def _excesses(self, specs: Sequence[InstanceSpec]) -> Iterator[BackendError]:
         """An error for each GPU of these instances that is too full for them."""
@@ -165,9 +286,9 @@ class Instances:
             raise BackendError("the number of instances can change only for models whose requests are independent")
         self._halt = halt or Halt()
         wanted = {spec.name for spec in specs}
-        present = {runner.spec.name for runner in self._runners if not runner.over.is_set()}
+        present = {runner.spec.name for runner in self._runners if not runner.is_over}
         self.start([spec for spec in specs if spec.name not in present])
-        ending = [runner for runner in self._runners if runner.spec.name not in wanted and not runner.over.is_set()]
+        ending = [runner for runner in self._runners if runner.spec.name not in wanted and not runner.is_over]
         self._dismiss(ending)
         return lambda: self._see_off(ending)
 
@@ -179,19 +300,30 @@ class Instances:
 
     def join(self) -> None:
         """Return when all instances have ended; the lane must be closed."""
+        if isinstance(self._lane, QueueLane):
+            self._lane.await_first(None)
         for runner in self._runners:
-            runner.over.set()
+            runner.end()
             if runner.instance is not None:
                 runner.instance.drain()
         for runner in self._runners:
-            if runner.thread is not None:
-                runner.thread.join()
+            self._await_end(runner)
         self._trim(self._runners)
+
+    def _await_end(self, runner: _Runner) -> None:
+        """Return when an instance that has been told to end has done so; one without a thread ends here."""
+        with self._guard:
+            is_late, runner.is_late = runner.is_late, False
+        if is_late:
+            self._serve(runner)
+            self._close(runner)
+        elif runner.thread is not None:
+            runner.thread.join()
 
     def _dismiss(self, runners: Sequence[_Runner]) -> None:
         """Have instances end after their current batches."""
         for runner in runners:
-            runner.over.set()
+            runner.end()
             if runner.loop is not None:
                 runner.loop.retire()
             if runner.instance is not None:
@@ -200,8 +332,7 @@ class Instances:
     def _see_off(self, runners: Sequence[_Runner]) -> None:
         """Return when these instances have ended."""
         for runner in runners:
-            if runner.thread is not None:
-                runner.thread.join()
+            self._await_end(runner)
         self._trim(runners)
         with self._guard:
             self._runners = [runner for runner in self._runners if runner not in runners]
@@ -220,28 +351,34 @@ class Instances:
             self._bind(runner.spec)
             if resources is not None and runner.spec.resources:
                 claim = resources.claim(runner.spec)
-            instance = self._make(index, runner, claim)
+            self._make(index, runner, claim)
         except BaseException as error:
             ready.set_exception(error)
         else:
             ready.set_result(None)
             self._serve(runner)
-            try:
-                instance.close()
-            except Exception:
-                log.exception("instance %s did not close", runner.spec.name)
+            self._close(runner)
         finally:
             if claim is not None and resources is not None:
                 resources.forget(claim)
 
-    def _make(self, index: int, runner: _Runner, claim: ClaimHandle | None) -> Instance:
+    @staticmethod
+    def _close(runner: _Runner) -> None:
+        assert runner.instance is not None
+        try:
+            runner.instance.close()
+        except Exception:
+            log.exception("instance %s did not close", runner.spec.name)
+
+    def _make(self, index: int, runner: _Runner, claim: ClaimHandle | None) -> None:
         assert self._model is not None  # an ensemble has no instances
         if runner.spec.kind == "GPU":
             self._hardware.gpus.device(runner.spec.device).use()
         instance = self._model.create_instance(runner.spec)
         try:
             loop = self._loop(index, runner.spec, instance, claim)
-            loop.prepare()
+            if not runner.is_late:
+                loop.prepare()
             if isinstance(loop, GpuLoop) and self._spec.gpu.graphs:
                 self._capture(loop, runner.spec)
             warm_up(loop, self._spec, runner.spec.name, self._halt)
@@ -249,7 +386,6 @@ class Instances:
             instance.close()
             raise
         runner.instance, runner.loop = instance, loop
-        return instance
 
     def _loop(
         self, index: int, spec: InstanceSpec, instance: Instance, claim: ClaimHandle | None
@@ -268,10 +404,14 @@ class Instances:
 
     @staticmethod
     def _serve(runner: _Runner) -> None:
-        if runner.spec.passive:
+        if runner.over is not None:
             runner.over.wait()
         elif runner.loop is not None:
             runner.loop.run()
+
+    def _is_bound(self, spec: InstanceSpec) -> bool:
+        """Whether a host policy has a say about its thread."""
+        return bool(spec.host_policy) or usual_policy(spec) in self._hardware.hosts
 
     def _bind(self, spec: InstanceSpec) -> None:
         policy = self._hardware.hosts.get(spec.host_policy or usual_policy(spec))
@@ -283,6 +423,10 @@ class Instances:
             policy.bind()
         except HostPolicyError as error:
             raise BackendError(str(error)) from error
+
+
+def _no_thread(spec: InstanceSpec, refusal: RuntimeError) -> BackendError:
+    return BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}")
 
 
 def usual_policy(spec: InstanceSpec) -> str:

@@ -27,9 +27,11 @@ class Halt:
     warm-up.
     """
 
+    __slots__ = ("_set", "_why")
+
     def __init__(self) -> None:
         self._why = ""
-        self._set = asyncio.Event()
+        self._set: asyncio.Event | None = None  # for those who wait
 
     @property
     def is_set(self) -> bool:
@@ -39,11 +41,15 @@ class Halt:
     def set(self, why: str) -> None:
         """Have the load fail at its next check, for this reason."""
         self._why = why
-        self._set.set()
+        if self._set is not None:
+            self._set.set()
 
     async def wait(self) -> None:
         """Return when the load is to end."""
-        await self._set.wait()
+        if self._set is None:
+            self._set = asyncio.Event()
+        if not self._why:
+            await self._set.wait()
 
     def check(self) -> None:
         """Raise BackendError if the load is to end."""
