@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,48 +29,78 @@ IDLE_SECONDS: Final = 0.2
 """Seconds for which a thread waits for work."""
 
 
+class Errand(Generic[T]):
+    """Work for a thread.
+
+    Args:
+        work: a thread calls it once.
+        done: the caller waits for it. It does not hold an error: the error's traceback has frames that hold the future,
+            so both would stay.
+    """
+
+    __slots__ = ("_raised", "_returned", "_todo", "done", "is_over")
+
+    def __init__(self, work: Callable[[], T], done: asyncio.Future[bool]) -> None:
+        self._todo = [work]
+        self._returned: list[T] = []
+        self._raised: list[BaseException] = []
+        self.done = done
+        self.is_over = False
+
+    def do(self) -> None:
+        """Call the work. This thread may outlast the caller's wait: it does not hold any of the work's objects then."""
+        try:
+            self._returned.append(self._todo.pop()())
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            self._raised.append(error)
+        self.is_over = True
+
+    def fail(self, error: BaseException) -> None:
+        """Have the caller get this error, without a call of the work."""
+        self._raised.append(error)
+        self.is_over = True
+
+    def tell(self) -> None:
+        """Have the caller go on, if it still waits. Call it on the loop."""
+        if not self.done.done():
+            self.done.set_result(True)
+
+    def result(self) -> T:
+        """Return or raise the result, once."""
+        if self._returned:
+            return self._returned.pop()
+        error = self._raised.pop()
+        try:
+            raise error
+        finally:
+            del error
+
+
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return or raise the result of `work` on a thread. The work goes on if the caller is cancelled."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    todo = [partial(work, *args, **kwargs)]
-    # A future must not hold the error: the error's traceback has frames that hold the future, so both would stay.
-    returned: list[T] = []
-    raised: list[BaseException] = []
-
-    def finish() -> None:
-        if not done.cancelled():
-            done.set_result(None)
+    errand = Errand(partial(work, *args, **kwargs), loop.create_future())
 
     def tell() -> None:
         with suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(finish)
+            loop.call_soon_threadsafe(errand.tell)
 
-    def run() -> None:
-        # This thread may outlast the caller's wait: it must not hold any of the work's objects by then.
-        try:
-            returned.append(todo.pop()())
-        except BaseException as error:
-            traceback.clear_frames(error.__traceback__)
-            raised.append(error)
-
-    _start(run, tell)
-    await done
-    if returned:
-        return returned.pop()
-    error = raised.pop()
-    try:
-        raise error
-    finally:
-        del error
+    begin(errand.do, tell)
+    await errand.done
+    return errand.result()
 
 
 _guard = threading.Lock()
 _idle: list[SimpleQueue[Todo]] = []  # queues of waiting threads, the latest last
 
 
-def _start(work: Work, tell: Work) -> None:
-    """Have a waiting thread, or a new one, call `work` and then `tell`."""
+def begin(work: Work, tell: Work) -> None:
+    """Have a waiting thread, or a new one, call `work` and then `tell`.
+
+    Raises:
+        RuntimeError: the system has no thread for it.
+    """
     with _guard:
         waiting = _idle.pop() if _idle else None
     if waiting is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -84,6 +85,7 @@ class Maker:
     ) -> None:
         self._loader = loader
         self._options = options
+        self._alike = configuration.Alike()
         self._service = service
         self._max_queued = max_queued
         self._hardware = hardware
@@ -106,12 +108,17 @@ class Maker:
         each: configuration.Each,
     ) -> configuration.Prepared:
         """See `config.prepare`. Blocks."""
-        return configuration.prepare(folder, self._options, self._loader, override, known=known, each=each)
+        return configuration.prepare(
+            folder, self._options, self._loader, override, known=known, each=each, alike=self._alike
+        )
 
-    async def make(
-        self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt
+    def make(
+        self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt, *, identify: bool
     ) -> LoadedVersion:
-        """Make a version that no request can find yet.
+        """Make a version that no request can find yet. Blocks.
+
+        Args:
+            identify: whether the version gets its fingerprint.
 
         Raises:
             BackendError: the model does not load, or `halt` was set.
@@ -119,7 +126,13 @@ class Maker:
         own = prepared.of(version)
         if own.spec.caches and not self._has_cache:
             log.warning("model '%s' has response_cache enabled, but there is no --cache-config", own.spec.name)
-        return await on_thread(self._load, own, folder, version, halt)
+        log.info("loading '%s' version %d", own.spec.name, version)
+        begin = time.monotonic()
+        mark = _fingerprint(own.config, folder, version) if identify else b""
+        loaded = self._load(own, folder, version, halt)
+        loaded.fingerprint = mark
+        loaded.seconds = time.monotonic() - begin
+        return loaded
 
     def _load(self, own: configuration.VersionConfig, folder: ModelFolder, version: int, halt: Halt) -> LoadedVersion:
         spec, config = own.spec, own.config
@@ -143,7 +156,7 @@ class Maker:
 
     async def fingerprint(self, config: pb.ModelConfig, folder: ModelFolder, version: int) -> bytes:
         """See `fingerprint`."""
-        return await on_thread(lambda: fingerprint(folder.version_path(version), configuration.config_to_json(config)))
+        return await on_thread(_fingerprint, config, folder, version)
 
     async def warm_up(self, loaded: LoadedVersion, halt: Halt) -> None:
         """Warm up an ensemble whose steps are served.
@@ -152,6 +165,10 @@ class Maker:
             BackendError: a sample fails, or `halt` was set.
         """
         await warm_up_ensemble(self._service, loaded.lane, loaded.spec, halt)
+
+
+def _fingerprint(config: pb.ModelConfig, folder: ModelFolder, version: int) -> bytes:
+    return fingerprint(folder.version_path(version), configuration.config_to_json(config))
 
 
 @dataclass(eq=False, slots=True)

@@ -44,6 +44,8 @@ from server.errors import Denied, Status, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
+PACE = 0.002
+"""Seconds in which no load has begun, after which another one begins beside them, up to the number of threads."""
 UNLOADED = "it is unloaded before its load has ended"
 """The reason of a load that an unload has halted."""
 Allowed = Callable[[str], bool]
@@ -84,7 +86,7 @@ class Lifecycle:
         self._maker = maker
         self._reader = Reader(repositories, models, maker, threads)
         self._threads = threads
-        self._room = Room(threads, patience)
+        self._room = Room(threads, patience, PACE)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._halts: dict[str, Halt] = {}  # of models whose configurations are being read
@@ -195,7 +197,7 @@ class Lifecycle:
             return await self._load_in(self._room, wanted, override, explicit, asked_by, allowed)
         # Earlier loads of the same models may wait for a place, while the model that asks has one and waits for them.
         with self._room.urge(self._locks.ahead(wanted | self._users_of(wanted))):
-            return await self._load_in(Room(self._threads), wanted, override, explicit, asked_by, allowed)
+            return await self._load_in(Room(self._threads, pace=PACE), wanted, override, explicit, asked_by, allowed)
 
     async def _load_in(
         self, room: Room, wanted: frozenset[str], override: Override, explicit: bool, asked_by: str, allowed: Allowed

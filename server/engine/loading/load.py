@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from backends.api import BackendError, InstanceSpec
 from server.engine import config as configuration
@@ -199,9 +199,12 @@ class Loading:
     async def _run_part(self, names: list[str], endings: Endings) -> None:
         part = [self.candidates[name] for name in names]
         makings: dict[str, asyncio.Task[None]] = {}
-        for candidate in part:
-            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, endings))
-        await asyncio.gather(*makings.values())
+        if len(part) == 1:
+            await self._make(part[0], makings, endings)
+        else:
+            for candidate in part:
+                makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, endings))
+            await asyncio.gather(*makings.values())
         for candidate in part:  # no await: all take over in one step of the loop
             if not candidate.warms_steps:
                 self._take_over(candidate, endings)
@@ -247,7 +250,10 @@ class Loading:
             self._models.note(candidate.name)
         elif candidate.reasons:  # the candidate changes nothing
             missing = []
-        await asyncio.gather(*(self._make_version(candidate, prepared, version, endings) for version in missing))
+        if len(missing) == 1:
+            await self._make_version(candidate, prepared, missing[0], endings)
+        else:
+            await asyncio.gather(*(self._make_version(candidate, prepared, version, endings) for version in missing))
         await self._identify(candidate, prepared)
         if not candidate.reasons:
             await self._scale(candidate, prepared)
@@ -278,18 +284,14 @@ class Loading:
     ) -> None:
         try:
             await endings.room_for(candidate.name, candidate.halt, waits=self._waits)
-            async with self.room.place(candidate.name):
-                log.info("loading '%s' version %d", candidate.name, version)
-                begin = time.monotonic()
-                fingerprint = await self._fingerprint(candidate, prepared, version)
-                candidate.made[version] = await self._maker.make(prepared, candidate.folder, version, candidate.halt)
-                candidate.made[version].fingerprint = fingerprint
+            make = partial(self._maker.make, identify=candidate.name in self._identified)
+            candidate.made[version] = await self.room.work(
+                candidate.name, partial(make, prepared, candidate.folder, version, candidate.halt)
+            )
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)) and self._maker.is_news(candidate.name, error):
                 log.exception("model %s version %d did not load", candidate.name, version)
             candidate.reasons[version] = str(error) or type(error).__name__
-            return
-        candidate.made[version].seconds = time.monotonic() - begin
 
     async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
         if candidate.name not in self._identified:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 
@@ -38,11 +39,10 @@ class Reader:
 
     async def candidate(self, name: str, override: Override, room: Room) -> Candidate | None:
         """Read one model, in a place of `room`; None if no repository has it."""
-        async with room.place(name):
-            state = self._models[name] if name in self._models else ModelState()
-            may_stay = override is NOTHING and state.is_own and state.is_complete
-            known = (state.own, state.marks) if may_stay else (None, {})
-            return await on_thread(self._read, name, override, *known, self._each(room, name))
+        state = self._models[name] if name in self._models else ModelState()
+        may_stay = override is NOTHING and state.is_own and state.is_complete
+        known = (state.own, state.marks) if may_stay else (None, {})
+        return await room.work(name, partial(self._read, name, override, *known, self._each(room, name)))
 
     def _each(self, room: Room, name: str) -> configuration.Each:
         """Divides work between the thread that has a place for this model, and others as they get places."""

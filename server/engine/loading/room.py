@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+
+from server.engine.housekeeping.threads import Errand, begin
+
+T = TypeVar("T")
 
 
 class Room:
@@ -15,17 +23,29 @@ class Room:
     A load with a place may wait for a load without one. A caller that knows this tells it by `urge`. If no caller does,
     and no load has got a place for a time, one waiting load goes on beside the others, and the next when it has left.
 
+    With a `pace`, work begins beside other work only when none has begun for that time, and a thread whose work ends
+    sooner goes on with work that waits, before it gives its place back. So work that takes long has all places soon.
+    One thread does the work that takes little, such as to read the configurations of thousands of models: the
+    interpreter executes one thread at a time anyway, and threads that contend for it take several times as long.
+
     Args:
         places: how many.
         patience: that time, in seconds.
+        pace: seconds in which no work has begun, after which more begins beside the work that goes on.
     """
 
-    def __init__(self, places: int, patience: float = math.inf) -> None:
+    def __init__(self, places: int, patience: float = math.inf, pace: float = 0.0) -> None:
+        self._places = places
         self._free = places  # negative while loads run beside the places
         self._patience = patience
-        self._waiting: dict[asyncio.Future[bool], str] = {}  # in order; the result: whether it runs beside the places
+        self._pace = pace
+        # In order. A dict would search for its first entry behind all those that were removed.
+        self._waiting: OrderedDict[asyncio.Future[bool], _Waiting] = OrderedDict()
+        self._guard = Lock()  # guards `_waiting`, from which threads take entries
         self._urgent: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
+        self._begun = -math.inf  # when work last began; threads set it, too
+        self._next: asyncio.TimerHandle | None = None  # looks for a free place
 
     @asynccontextmanager
     async def place(self, name: str = "") -> AsyncIterator[None]:
@@ -36,11 +56,32 @@ class Room:
         finally:
             self._leave(beside)
 
+    async def work(self, name: str, work: Callable[[], T]) -> T:
+        """Return or raise the result of `work` on a thread with a place for this model.
+
+        The work goes on if the caller is cancelled. It does not begin if the caller is cancelled before.
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        errand = Errand(work, done)
+        if self._may_come(name):
+            self._take()
+            self._begin(errand, beside=False)
+        else:
+            self._wait(done, _Waiting(name, errand))
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._forget(done)
+            raise
+        return errand.result()
+
     @contextmanager
     def urge(self, names: Collection[str]) -> Iterator[None]:
         """Inside of the block, a load with a place waits for these models, which get places at once."""
         self._urgent.update(names)
-        for place in [place for place, name in self._waiting.items() if name in names]:
+        with self._guard:
+            urgent = [place for place, each in self._waiting.items() if each.name in names]
+        for place in urgent:
             self._give(place, beside=False)
         try:
             yield
@@ -48,52 +89,160 @@ class Room:
             self._urgent.subtract(names)
             self._urgent = +self._urgent
 
+    # -- places --
+
+    def _may_come(self, name: str) -> bool:
+        return name in self._urgent or (not self._waiting and self._is_open())
+
     async def _enter(self, name: str) -> bool:
-        if self._free > 0 or name in self._urgent:  # while a place is free, no load waits
-            self._free -= 1
+        if self._may_come(name):
+            self._take()
             return False
         place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[place] = name
-        self._watch()
+        self._wait(place, _Waiting(name))
         try:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 self._leave(place.result())  # the cancelled load had got a place
-            self._waiting.pop(place, None)
+            self._forget(place)
             raise
+
+    def _wait(self, place: asyncio.Future[bool], who: _Waiting) -> None:
+        with self._guard:
+            self._waiting[place] = who
+        self._watch()
+
+    def _forget(self, place: asyncio.Future[bool]) -> None:
+        with self._guard:
+            self._waiting.pop(place, None)
+
+    def _take(self) -> None:
+        self._free -= 1
+        self._begun = time.monotonic()
+
+    def _is_open(self) -> bool:
+        """Whether one more load may begin now."""
+        if self._free <= 0 or self._free == self._places or not self._pace:
+            return self._free > 0
+        return time.monotonic() >= self._begun + self._pace
 
     def _leave(self, beside: bool) -> None:
         self._free += 1
-        if self._free > 0 or beside:
+        if beside or self._is_open():
             self._let_in(beside)
+        else:
+            self._watch()
 
     def _let_in(self, beside: bool) -> None:
         """Give the first waiting load a place; cancelled loads may still be in the list."""
-        while self._waiting:
-            if self._give(next(iter(self._waiting)), beside):
+        while (place := self._first()) is not None:
+            if self._give(place, beside):
                 break
         self._unwatch()
         self._watch()
 
+    def _first(self) -> asyncio.Future[bool] | None:
+        with self._guard:
+            return next(iter(self._waiting), None)
+
     def _give(self, place: asyncio.Future[bool], beside: bool) -> bool:
         """Whether the load takes the place."""
-        del self._waiting[place]
-        if place.done():
+        with self._guard:
+            who = self._waiting.pop(place, None)
+        if who is None or place.done():  # a thread has taken it along, or it is cancelled
             return False
-        self._free -= 1
-        place.set_result(beside)
+        self._take()
+        if who.errand is not None:
+            self._begin(who.errand, beside)
+        else:
+            place.set_result(beside)
         return True
 
+    # -- timers --
+
     def _watch(self) -> None:
-        if self._waiting and self._timer is None and not math.isinf(self._patience):
+        if not self._waiting:
+            return
+        if self._timer is None and not math.isinf(self._patience):
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._out_of_patience)
+        if self._next is None and self._free > 0:
+            left = self._begun + self._pace - time.monotonic()
+            self._next = asyncio.get_running_loop().call_later(max(left, self._pace / 2), self._look)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _look(self) -> None:
+        """Give the first waiting load a free place, or look again later."""
+        self._next = None
+        if self._is_open():
+            self._let_in(beside=False)
+        else:
+            self._watch()
+
     def _out_of_patience(self) -> None:
         self._timer = None
         self._let_in(beside=True)
+
+    # -- work on threads --
+
+    def _begin(self, errand: Errand[Any], beside: bool) -> None:
+        """Have a thread do this errand, and then others that wait."""
+        loop = asyncio.get_running_loop()
+        errands = [errand]
+        end = time.monotonic() + self._pace
+        # The last errand may wait for what follows from an earlier one. All earlier ones are over at the end of the pace.
+        late = loop.call_later(2 * self._pace, self._tell, errands) if self._pace else None
+
+        def over() -> None:
+            if late is not None:
+                late.cancel()
+            self._tell(errands)
+            loop.call_soon(self._leave, beside)  # after the callers, with which the next thread would contend
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(over)
+            except RuntimeError:  # the loop is closed: no caller waits any more
+                return
+
+        try:
+            begin(lambda: self._do(errands, end), tell)
+        except RuntimeError as error:  # the system has no thread for it
+            errand.fail(error)
+            loop.call_soon(over)
+
+    def _do(self, errands: list[Errand[Any]], end: float) -> None:
+        """On a thread: do the errand in the list, then others that wait, which join the list; none after `end`."""
+        errands[0].do()
+        while time.monotonic() < end and self._take_along(errands):
+            errands[-1].do()
+
+    def _take_along(self, errands: list[Errand[Any]]) -> bool:
+        with self._guard:
+            place = next(iter(self._waiting), None) if self._free >= 0 else None  # else more run than there are places
+            if place is None or self._waiting[place].errand is None:
+                return False
+            errand = self._waiting.pop(place).errand
+        assert errand is not None
+        errands.append(errand)
+        self._begun = time.monotonic()
+        return True
+
+    @staticmethod
+    def _tell(errands: list[Errand[Any]]) -> None:
+        """Have the callers go on whose work is over."""
+        for errand in errands:
+            if errand.is_over:
+                errand.tell()
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A load of this model that waits for a place, itself or with an errand for the thread that gets the place."""
+
+    name: str
+    errand: Errand[Any] | None = None
