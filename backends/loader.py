@@ -6,11 +6,13 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -91,6 +93,7 @@ def backend_of_platform(platform: str) -> str | None:
     return PLATFORMS.get(platform)
 
 
+@cache
 def model_files(backend: str) -> Mapping[str, str]:
     """The platforms of a backend that comes with the server, and the model file of each; "" where there is none."""
     usual = BUILTIN[backend].model_filename
@@ -144,9 +147,9 @@ class BackendLoader:
         """
         if NAME.fullmatch(name):
             for folder in folders:
-                library = folder / LIBRARY.format(name)
-                if library.is_file():
-                    made = _compiled(self._config(name), name, library)
+                library = f"{folder}/{LIBRARY.format(name)}"
+                if os.path.isfile(library):  # noqa: PTH113 (a start looks for four of each of all models)
+                    made = _compiled(self._config(name), name, Path(library))
                     made.services = self._services
                     return made
         return self.backend(name)

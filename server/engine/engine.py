@@ -23,7 +23,7 @@ from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
 from server.engine.caching.redis_store import RedisStore
 from server.engine.deliveries import Deliveries
-from server.engine.housekeeping.collecting import bring_back, collect_if_left
+from server.engine.housekeeping.collecting import bring_back, collect_if_left, rarely
 from server.engine.housekeeping.slices import slices
 from server.engine.housekeeping.temporary import remove_left_folders
 from server.engine.housekeeping.threads import on_thread
@@ -160,7 +160,8 @@ class Engine:
                 budget=self._control.budget,
                 pinned=wanted,
             )
-        failures = await self._lifecycle.load(wanted)
+        with rarely():
+            failures = await self._lifecycle.load(wanted)
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()

@@ -5,8 +5,12 @@ What is counted are looks at models, not time.
 
 import asyncio
 import gc
+import statistics
+import sys
 import threading
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from _native.protobuf.listing import encode_index
@@ -17,13 +21,16 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.housekeeping.collecting import set_aside
 from server.engine.housekeeping.slices import SLICE
+from server.engine.loading.candidates import Maker
 from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.engine.loading.lifecycle import Lifecycle
 from server.engine.models.registry import ModelState
 from server.engine.models.version import LoadedVersion
 from server.engine.repository import folders
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
+from tests.engine.serving import infer, request
 
 CONFIG = """
 backend: "identity"
@@ -97,8 +104,8 @@ async def test_start_looks_at_each_model_a_few_times_whatever_their_number(tmp_p
     assert many["ready"] <= 10 * 40
 
 
-async def test_start_makes_a_thread_for_each_instance_and_few_more(tmp_path, monkeypatch):
-    """Threads that were made for each step of each load, all at a time, cost more than what they did."""
+async def test_start_makes_few_threads_and_an_instance_gets_its_own_with_the_first_request(tmp_path, monkeypatch):
+    """Threads for each step of each load cost more than what they did, and those of idle instances are memory."""
     monkeypatch.setattr("server.engine.housekeeping.threads.IDLE_SECONDS", 2.0)  # on a busy machine, too
     monkeypatch.setattr("server.engine.housekeeping.threads.MOST_IDLE", 40)
     made: list[str] = []
@@ -110,9 +117,65 @@ async def test_start_makes_a_thread_for_each_instance_and_few_more(tmp_path, mon
 
     monkeypatch.setattr(threading.Thread, "start", count)
     engine = await started(repository(tmp_path, 40))
+    assert not [name for name in made if not name.startswith("engine")]
+    for _ in range(3):
+        answer = await infer(engine, request("m7", x=np.array([1, 2])))
+        assert answer.array("y").tolist() == [1, 2]
+    assert [name for name in made if not name.startswith("engine")] == ["m7_0"]
     await engine.close()
-    assert sum(name.startswith("m") for name in made) == 40, "one for each instance"
-    assert sum(name.startswith("engine") for name in made) < 40
+    assert len(made) < 40
+
+
+def calls_of(function, counts):
+    """The same function, which notes how many functions are called for each of its calls."""
+
+    def counted(*args, **kwargs):
+        count = 0
+
+        def note(_, event, __):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+            counts.append(count)
+
+    return counted
+
+
+async def test_one_more_model_of_a_kind_takes_few_calls(tmp_path, monkeypatch):
+    """To read a configuration with protobuf's text_format and to check it took 2,000 of them."""
+    read: list[int] = []
+    made: list[int] = []
+    monkeypatch.setattr(Lifecycle, "_read", calls_of(Lifecycle._read, read))
+    monkeypatch.setattr(Maker, "make", calls_of(Maker.make, made))
+    engine = await started(repository(tmp_path, 40))
+    await engine.close()
+    assert len(read) == len(made) == 40
+    assert statistics.median(read) < 700
+    assert statistics.median(made) < 150
+
+
+async def test_one_more_model_takes_little_memory_of_the_interpreter(tmp_path):
+    """Models of a kind share their specification, and an idle instance has no thread."""
+
+    async def held(count):
+        root = repository(tmp_path / str(count), count)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            engine = await started(root)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+            await engine.close()
+
+    few, many = await held(20), await held(60)
+    assert (many - few) / 40 < 8000
 
 
 async def test_a_load_looks_at_what_its_ensembles_are_made_of_and_at_no_other_model(tmp_path, monkeypatch):

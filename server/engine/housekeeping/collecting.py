@@ -11,9 +11,26 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+RARE: Final = (10_000, 10, 100)
+"""Thresholds of the collector while models are loaded at the start."""
 
 _is_aside = False
+
+
+@contextmanager
+def rarely() -> Iterator[None]:
+    """Inside of the block, look rarely at what is made: it is much, and nearly all of it stays."""
+    usual = gc.get_threshold()
+    gc.set_threshold(*RARE)
+    try:
+        yield
+    finally:
+        if usual != RARE:  # else another engine starts, too, and has them as they were
+            gc.set_threshold(*usual)
 
 
 def set_aside() -> None:

@@ -162,7 +162,10 @@ class Models:
 
     def __getitem__(self, name: str) -> ModelState:
         """The model's state, a new one if there was none."""
-        return self._states.setdefault(name, ModelState())
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = ModelState()
+        return state
 
     def __contains__(self, name: str) -> bool:
         return name in self._states
@@ -210,7 +213,8 @@ class Models:
                 known.ensembles.setdefault(step, []).append(version)
         for step, ensembles in known.ensembles.items():
             self._users.setdefault(step, {})[name] = ensembles
-        self._known[name] = known
+        if known.ensembles:
+            self._known[name] = known
         if asked := tuple(version for version in loaded if version.is_asked):
             self._asked[name] = asked
         served = {*loaded, *(each.loaded for each in state.departing)}

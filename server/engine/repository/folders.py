@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from server.errors import ConfigError, InvalidArgument, system_says
@@ -32,6 +33,9 @@ Marks = Mapping[str, frozenset[tuple[str, int, int]]]
 by the part of the model that it belongs to: a version's number, CONFIGURATION (versions' ones too), or the REST."""
 
 
+_NO_FILES: frozenset[tuple[str, int, int]] = frozenset()  # one for all models, of which there may be thousands
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
     """A folder of a repository that holds a model."""
@@ -43,6 +47,8 @@ class ModelFolder:
     problem: str = ""  # why no configuration could make it servable
     renamed: bool = False  # the operator has named the model; its configuration's name does not count
     is_bare: bool = False  # the given folder has no version's folder: its configuration is the model's
+    misnamed: tuple[str, ...] | None = None  # folders in it whose names are no version's; None: not known
+    is_empty: bool = False  # the folder is empty
     seen: Marks | None = None  # the marks of its files, if something else than the files tells them
     origin: str = ""  # the original of a copy; copies of one original have equal files where their marks are equal
     stands_for: tuple[tuple[str, str], ...] = ()  # paths of a temporary folder, each with the path that was given
@@ -110,9 +116,19 @@ def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
         check_name(name)
     except InvalidArgument:
         return None
-    folders = [path.resolve() / name for path in dict.fromkeys(paths)]
-    found = [_model_folder(folder, folder.parent) for folder in dict.fromkeys(folders) if folder.is_dir()]
+    repositories = dict.fromkeys(os.path.realpath(path) for path in paths)
+    found = [
+        _model_folder(Path(f"{repository}/{name}"), _repository(repository))
+        for repository in repositories
+        if os.path.isdir(f"{repository}/{name}")  # noqa: PTH112 (a start looks for each of all models)
+    ]
     return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
+
+
+@lru_cache(16)
+def _repository(path: str) -> Path:
+    """One for all its models, of which there may be thousands."""
+    return Path(path)
 
 
 def marks(folder: ModelFolder) -> Marks:
@@ -124,7 +140,7 @@ def marks(folder: ModelFolder) -> Marks:
         found.setdefault(part_of(path), set()).add((path, modified, size))
     for version in folder.versions:
         found.setdefault(str(version), set())
-    return {part: frozenset(files) for part, files in found.items()}
+    return {part: frozenset(files) if files else _NO_FILES for part, files in found.items()}
 
 
 def part_of(path: str) -> str:
@@ -199,32 +215,36 @@ def _scan_one(repository: Path, but: Set[str]) -> list[ModelFolder]:
     except OSError as error:
         text = system_says(error).lower()
         raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None
-    return [_model_folder(path, repository) for path in entries if _has_something(path)]
+    found = []
+    for path in entries:
+        folder = _model_folder(path, repository)
+        if folder.is_empty:
+            log.warning("%s: ignored: the folder is empty", path)
+        else:
+            found.append(folder)
+    return found
 
 
 def _is_no_model(name: str) -> bool:
     return name.startswith(".") or name in NOT_MODELS
 
 
-def _has_something(path: Path) -> bool:
-    """Whether a folder has anything in it; True if it cannot be read, which becomes its model's problem."""
-    try:
-        with os.scandir(path) as entries:
-            if any(not entry.name.startswith(".") for entry in entries):
-                return True
-    except OSError:
-        return True
-    log.warning("%s: ignored: the folder is empty", path)
-    return False
-
-
 def _model_folder(path: Path, repository: Path) -> ModelFolder:
     name = path.name.encode(errors="surrogateescape").decode(errors="replace")
+    versions: list[str] = []
+    others: list[str] = []
+    is_empty = True
     try:
+        with os.scandir(path) as entries:  # once: a start does this twice for each of all models
+            for entry in entries:
+                is_empty = is_empty and entry.name.startswith(".")
+                if entry.is_dir():
+                    (others if _why_none(entry.name) else versions).append(entry.name)
         check_name(name)
-        return ModelFolder(name, path, repository, versions_of(path))
+        numbers = tuple(sorted(map(int, versions)))
+        return ModelFolder(name, path, repository, numbers, misnamed=tuple(sorted(others)), is_empty=is_empty)
     except InvalidArgument as error:
-        return ModelFolder(name, path, repository, problem=str(error))
+        return ModelFolder(name, path, repository, problem=str(error), is_empty=is_empty)
     except OSError as error:
         return ModelFolder(name, path, repository, problem=f"{path}: {system_says(error).lower()}")
 
@@ -251,10 +271,16 @@ def is_model_folder(path: Path) -> bool:
     return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
 
 
-def warn_misnamed_versions(path: Path) -> None:
-    """Log a line for each folder in a model's folder that looks like a version but is none."""
-    with os.scandir(path) as entries:
-        misnamed = sorted(entry.name for entry in entries if _why_none(entry.name) and entry.is_dir())
+def warn_misnamed_versions(path: Path, misnamed: Iterable[str] | None = None) -> None:
+    """Log a line for each folder in a model's folder that looks like a version but is none.
+
+    Args:
+        path: the model's folder.
+        misnamed: the names of its folders that are no versions; None: look for them.
+    """
+    if misnamed is None:
+        with os.scandir(path) as entries:
+            misnamed = sorted(entry.name for entry in entries if _why_none(entry.name) and entry.is_dir())
     for name in misnamed:
         if name not in NOT_VERSIONS | NOT_MODELS and not name.startswith("."):
             log.warning("%s: ignored: %s", path / name, _why_none(name))
