@@ -1,6 +1,6 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models|ready|statistics|index|tensors|parameters|split|responses|
+    python -m bench.growth [--only pool|models|kinds|ready|statistics|index|tensors|parameters|split|responses|
                             reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent / "results" / "growth.json"
 PAGE = RESULTS.with_suffix(".md")
 MIB = 1 << 20
 SIZES = (1 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-MODELS = (100, 400, 1600, 6400)
+MODELS = (100, 400, 1600, 6400, 10_000)
 POLLED = (50, 200, 800, 1600)
 TENSORS = (16, 128, 1024, 4096)
 PARAMETERS = (16, 256, 4096, 16384)
@@ -93,12 +93,16 @@ def _use(size: int) -> None:
 
 @asynccontextmanager
 async def _served(text: str, count: int = 1, cache: LocalCache | None = None) -> AsyncIterator[Engine]:
-    """An engine with so many models of this configuration, m0 and so on, that has not been started."""
+    """An engine with so many models of this configuration, m0 and so on, that has not been started.
+
+    Args:
+        text: the configuration; "%d" in it is the number of the model.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
             path = Path(folder, f"m{number}")
             (path / "1").mkdir(parents=True)
-            (path / "config.pbtxt").write_text(text)
+            (path / "config.pbtxt").write_text(text.replace("%d", str(number)))
         engine = Engine([Path(folder)], BackendLoader(), Options(), cache=cache)
         try:
             yield engine
@@ -111,17 +115,27 @@ def _resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024
 
 
-def models() -> Curve:
-    """Identity models loaded at the start of an engine."""
+def _starts(name: str, title: str, text: str) -> Curve:
+    """Models of this configuration loaded at the start of an engine."""
 
     async def start(count: int) -> Point:
-        async with _served(MODEL, count) as engine:
+        async with _served(text, count) as engine:
             memory, before = _resident(), time.process_time()
             await engine.start()
             return Point(count, 1000 * (time.process_time() - before) / count, (_resident() - memory) / count)
 
     points = tuple(asyncio.run(start(count)) for count in MODELS)
-    return Curve("models", "start of an engine", "ms of CPU a model", points, "KiB a model")
+    return Curve(name, title, "ms of CPU a model", points, "KiB a model")
+
+
+def models() -> Curve:
+    """Identity models that differ in nothing but their names."""
+    return _starts("models", "start of an engine", MODEL)
+
+
+def kinds() -> Curve:
+    """Identity models of which no two are alike."""
+    return _starts("kinds", "start of an engine, no two models alike", MODEL.replace('"x"', '"x%d"'))
 
 
 def ready() -> Curve:
@@ -409,6 +423,7 @@ def cache() -> Curve:
 CURVES: dict[str, Callable[[], Curve]] = {
     "pool": pool,
     "models": models,
+    "kinds": kinds,
     "ready": ready,
     "statistics": statistics,
     "index": index,

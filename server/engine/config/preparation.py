@@ -170,6 +170,8 @@ class _Preparation:
 
     def _checked_once(self, completed: _Completed) -> VersionConfig:
         """A checked configuration; versions with equal configurations share one."""
+        if len(self._folder.versions) == 1:
+            return self._checked(*completed)
         key = (completed.config.SerializeToString(deterministic=True), completed.scalars, id(completed.backend))
         if key not in self._known:
             self._known[key] = self._checked(*completed), completed.backend

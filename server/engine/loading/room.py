@@ -194,7 +194,7 @@ class Room:
         loop = asyncio.get_running_loop()
         errands = [errand]
         end = time.monotonic() + self._pace
-        # The last errand may wait for what follows from an earlier one. All earlier ones are over at the end of the pace.
+        # The last errand may wait for what follows from an earlier one; all earlier ones are over at `end`.
         late = loop.call_later(2 * self._pace, self._tell, errands) if self._pace else None
 
         def over() -> None:
