@@ -23,7 +23,7 @@ from server.engine.housekeeping.collecting import set_aside
 from server.engine.housekeeping.slices import SLICE
 from server.engine.loading.candidates import Maker
 from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.engine.loading.lifecycle import Lifecycle
+from server.engine.loading.reading import Reader
 from server.engine.models.registry import ModelState
 from server.engine.models.version import LoadedVersion
 from server.engine.repository import folders
@@ -150,7 +150,7 @@ async def test_one_more_model_of_a_kind_takes_few_calls(tmp_path, monkeypatch):
     """To read a configuration with protobuf's text_format and to check it took 2,000 of them."""
     read: list[int] = []
     made: list[int] = []
-    monkeypatch.setattr(Lifecycle, "_read", calls_of(Lifecycle._read, read))
+    monkeypatch.setattr(Reader, "_read", calls_of(Reader._read, read))
     monkeypatch.setattr(Maker, "make", calls_of(Maker.make, made))
     engine = await started(repository(tmp_path, 40))
     await engine.close()
