@@ -287,11 +287,14 @@ cdef Request *cut_direct(Slots *slots, InstanceSlots *slot_set, int64_t now, Bat
 
 cdef bint is_held(const Slots *slots, InstanceSlots *slot_set) noexcept nogil:
     # for outside tests, which want requests to meet: see TRITONSERVER_DELAY_SCHEDULER
-    cdef uint32_t waiting
+    cdef uint32_t waiting, i
     if slot_set.released or slots.closed or (slots.hold == 0 and slots.hold_backlog == 0):
         return False
     waiting = slots.waiting - slots.backlog_waiting if slots.direct else slot_set.ready.count
     slot_set.released = waiting >= slots.hold and slots.backlog_waiting >= slots.hold_backlog
+    if slot_set.released and slots.direct:
+        for i in range(slots.slot_set_count):  # the requests that this instance takes now, the others will not count
+            slots.slot_sets[i].released = True
     return not slot_set.released
 
 

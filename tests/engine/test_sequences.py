@@ -548,9 +548,11 @@ async def test_closing_finishes_what_was_accepted(tmp_path):
         await closing
 
 
-async def test_the_scheduler_can_be_held_for_tests_from_outside(tmp_path, monkeypatch):
-    """TRITONSERVER_DELAY_SCHEDULER: no batch before so many requests wait; and so many in the backlog."""
-    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "4")
+@pytest.mark.parametrize("instances", [1, 2])
+async def test_the_scheduler_can_be_held_for_tests_from_outside(tmp_path, monkeypatch, instances):
+    """TRITONSERVER_DELAY_SCHEDULER: no batch before so many requests wait for all instances; and so in the backlog."""
+    slots = 4 * instances
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", str(slots))
     monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "2")
     seen = []
 
@@ -558,14 +560,16 @@ async def test_the_scheduler_can_be_held_for_tests_from_outside(tmp_path, monkey
         seen.append(batch.rows)
         batch.set_output("y", batch.input("x").numpy().copy())
 
-    async with serving(tmp_path, look, m=config("direct { }")) as engine:
-        pending = [Pending(engine, step(1, name, start=True, end=True)) for name in range(1, 6)]
+    text = config("direct { }").replace("count: 1", f"count: {instances}")
+    async with serving(tmp_path, look, m=text) as engine:
+        pending = [Pending(engine, step(1, name, start=True, end=True)) for name in range(1, slots + 2)]
         await asyncio.sleep(0)
         assert not seen
-        pending.append(Pending(engine, step(1, 6, start=True, end=True)))
+        pending.append(Pending(engine, step(1, slots + 2, start=True, end=True)))
         for each in pending:
             assert (await each.answer()).status == OK
-    assert seen == [4, 2]
+    assert seen[0] == 4
+    assert sum(seen) == slots + 2
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
