@@ -23,6 +23,7 @@ from _native.service.infer import InferService
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
 from server.engine.loading.lifecycle import Lifecycle
+from server.engine.loading.model_locks import ModelLock
 from server.engine.models.registry import Models
 from server.engine.repository.folders import ModelFolder, marks
 from server.engine.repository.sources import Repositories
@@ -73,7 +74,8 @@ class Demand:
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._urged: dict[str, contextlib.ExitStack] = {}  # loads that a model, which may be loading itself, waits for
-        self._waiters: dict[str, dict[str, contextlib.ExitStack]] = {}  # for each model, those whose loads wait for it
+        # for each model, the loads that wait for it, each with the model that asks
+        self._waiters: dict[str, dict[tuple[ModelLock, str], contextlib.ExitStack]] = {}
         self._joins: set[asyncio.Task[None]] = set()
         self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
         self._asked: dict[str, int] = {}  # when each model was last asked for, in time.monotonic_ns
@@ -102,10 +104,11 @@ class Demand:
         Returns:
             Why the request must not wait; empty: it may.
         """
-        joins = bool(asked_by) and self._lifecycle.is_loaded_with(name, asked_by)
-        if asked_by and asked_by not in self._waiters.get(name, ()):
+        joins = self._lifecycle.is_loaded_with(name, asked_by)
+        load = self._lifecycle.lock_of_load(asked_by)
+        if load is not None and (load, asked_by) not in self._waiters.get(name, ()):
             try:
-                self._note_waiter(name, asked_by)
+                self._note_waiter(name, load, asked_by)
             except Unavailable as circle:
                 return str(circle)
             if joins:
@@ -115,15 +118,15 @@ class Demand:
             asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the request has been submitted
         return ""
 
-    def _note_waiter(self, name: str, asked_by: str) -> None:
-        """Note that the load of `asked_by` waits for a load of this model, until that one ends.
+    def _note_waiter(self, name: str, load: ModelLock, asked_by: str) -> None:
+        """Note that this load of `asked_by` waits for a load of this model, until that one ends.
 
         Raises:
             Unavailable: the load of this model waits for that of `asked_by`.
         """
         wait = contextlib.ExitStack()
         wait.enter_context(self._lifecycle.waiting(name, asked_by))
-        self._waiters.setdefault(name, {})[asked_by] = wait
+        self._waiters.setdefault(name, {})[load, asked_by] = wait
 
     def _forget_waiters(self, name: str) -> None:
         for wait in self._waiters.pop(name, {}).values():

@@ -167,6 +167,10 @@ class Lifecycle:
         """Whether a running load is of both models."""
         return other in self._made_in and name in self._made_in[other].candidates
 
+    def lock_of_load(self, name: str) -> ModelLock | None:
+        """The lock of the running load of this model; None without one."""
+        return self._made_in[name].lock if name in self._made_in else None
+
     @contextmanager
     def waiting(self, name: str, asked_by: str) -> Iterator[None]:
         """Inside of the block, `asked_by`, which may be loading, waits for all loads of this model.

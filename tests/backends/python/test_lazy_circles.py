@@ -1,11 +1,13 @@
 """Models on demand that ask each other while they are loaded: a circle is an error at once, anything else works."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from server.engine.loading.control import ControlMode, ModelControl
-from tests.backends.python.served import CONFIG, add_model, ask, serving
+from server.errors import ServerError
+from tests.backends.python.served import CONFIG, add_model, ask, serving, wait_for
 from tests.engine.serving import infer_all, request, row
 
 WARM = (
@@ -18,12 +20,28 @@ LAZY = ModelControl(ControlMode.LAZY)
 
 
 def asking(other: str) -> str:
-    """Answers a zero, as in a warm-up, with what another model answers to it, and other numbers with themselves."""
+    """Answers a zero, as in a warm-up, with what another model answers to it, and other numbers with themselves.
+
+    `before` is called before that.
+    """
     return f"""
+    import pathlib, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
+        def initialize(self, args):
+            self.folder = pathlib.Path(args["model_repository"])
+
+        def before(self, call):
+            pass
+
+        def wait_for(self, file):
+            ends = time.monotonic() + 60
+            while not file.exists():
+                assert time.monotonic() < ends
+                time.sleep(0.001)
+
         def execute(self, requests):
             return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
 
@@ -31,6 +49,7 @@ def asking(other: str) -> str:
             if {other!r} and x.flat[0] <= 0:
                 call = pb_utils.InferenceRequest(
                     model_name={other!r}, requested_output_names=["y"], inputs=[pb_utils.Tensor("x", x)])
+                self.before(call)
                 answer = call.exec()
                 if answer.has_error():
                     return pb_utils.InferenceResponse(error=answer.error())
@@ -80,3 +99,39 @@ async def test_models_that_are_loaded_together_and_ask_each_other_are_told(tmp_p
     add_warm(tmp_path, a="b", b="a")
     async with serving(tmp_path, problems=2, control=ModelControl(ControlMode.LAZY, ("a", "b"))) as engine:
         assert any("while it is loaded itself" in entry.reason for entry in engine.index())
+
+
+HASTY = (
+    asking("slow")
+    + """
+        def before(self, call):
+            loads = len(list(self.folder.glob("load*")))
+            (self.folder / f"load{loads}").touch()
+            if loads == 0:
+                threading.Thread(target=call.exec, daemon=True).start()
+                self.wait_for(self.folder.parent / "slow" / "begun")
+                raise ValueError("it does not wait for the answer")
+    """
+)
+SLOW = (
+    asking("hasty")
+    + """
+        def before(self, call):
+            (self.folder / "begun").touch()
+            self.wait_for(self.folder / "go")
+    """
+)
+
+
+async def test_the_circle_is_found_by_a_second_load_that_asks_for_the_same(tmp_path):
+    """The first load has failed, and the load that it has asked for goes on."""
+    add_model(tmp_path, "hasty", HASTY, WARM)
+    add_model(tmp_path, "slow", SLOW, WARM)
+    async with serving(tmp_path, control=LAZY) as engine:
+        with pytest.raises(ServerError, match="does not wait"):
+            await engine.load("hasty")
+        load = asyncio.create_task(engine.load("hasty"))
+        await asyncio.to_thread(wait_for, tmp_path / "hasty" / "load1")
+        (tmp_path / "slow" / "go").touch()
+        with pytest.raises(ServerError, match="while it is loaded itself"):
+            await asyncio.wait_for(load, 60)
