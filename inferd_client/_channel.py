@@ -46,55 +46,66 @@ class Told(Protocol):
         """The call has ended, with the bytes of the answer or with an error."""
 
 
-Entry = tuple[float, int, Callable[[], None]]
-
-
 class Later:
     """Calls functions at given times, in a thread that exists while there are functions to call."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[Entry] = []
+        self._functions: dict[int, Callable[[], None]] = {}  # by number
+        self._times: list[tuple[float, int]] = []  # a heap of times and numbers, some of them of forgotten functions
         self._count = 0
         self._hurries = False
         self._thread: threading.Thread | None = None
 
-    def at(self, when: float, what: Callable[[], None]) -> Entry:
-        """Call a function at a time of time.monotonic(); 0: at once; infinity: when `hurry` is called."""
+    def at(self, when: float, what: Callable[[], None]) -> int:
+        """Call a function at a time of time.monotonic(); 0: at once; infinity: when `hurry` is called.
+
+        Returns:
+            A number, for `forget`.
+        """
         with self._changed:
             self._count += 1
-            entry = (0.0 if self._hurries else when, self._count, what)
-            heappush(self._due, entry)
+            number = self._count
+            self._functions[number] = what
+            heappush(self._times, (0.0 if self._hurries else when, number))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return entry
+        return number
 
-    def forget(self, entry: Entry) -> None:
-        """Do not call an entry, unless its call has begun."""
+    def forget(self, number: int) -> None:
+        """Do not call this function, unless its call has begun."""
         with self._changed:
-            if entry in self._due:
-                self._due.remove(entry)
-                heapify(self._due)
-                self._changed.notify()
+            if self._functions.pop(number, None) is not None and len(self._times) > 2 * len(self._functions):
+                self._drop_forgotten()
+
+    def _drop_forgotten(self) -> None:
+        times, count = self._times, self._count
+        kept = [each for each in times if each[1] in self._functions]
+        heapify(kept)
+        if times is self._times and count == self._count:  # else a signal handler has changed them meanwhile
+            self._times = kept
+            self._changed.notify()
 
     def hurry(self) -> None:
-        """Call every entry at once, also those that `at` adds from now on."""
+        """Call every function at once, also those that `at` adds from now on."""
         with self._changed:
             self._hurries = True
-            self._due = [(0.0, number, what) for _, number, what in sorted(self._due)]
+            self._times = [(0.0, number) for number in sorted(self._functions)]
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._due and (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(min(left, LONGEST_WAIT))
-                if not self._due:
-                    self._thread = None
-                    return
-                what = heappop(self._due)[2]
+                what = None
+                while what is None:
+                    while self._times and (left := self._times[0][0] - time.monotonic()) > 0:
+                        self._changed.wait(min(left, LONGEST_WAIT))
+                    if not self._times:
+                        self._thread = None
+                        return
+                    what = self._functions.pop(heappop(self._times)[1], None)
             try:
                 what()
             except BaseException:  # other calls need this thread, whatever a callback raises
@@ -299,8 +310,8 @@ class Pending:
         self._over = False
         self._call: Call | None = None
         self._link: Link | None = None
-        self._alarm: Entry | None = None  # ends the call if its deadline passes between attempts
-        self._next: Entry | None = None
+        self._alarm: int | None = None  # ends the call if its deadline passes between attempts
+        self._next: int | None = None
         self._begun: list[Callable[[], None]] = []  # what is told when the first attempt was made by another thread
 
     def begin(self, *, connect: bool = True) -> bool:
