@@ -361,7 +361,7 @@ def test_sequences(inferd, tmp_path, load):
 
 
 def test_several_models_at_once(inferd, tmp_path):
-    """Guards that each has the load, and a row, a place in the file and a colour of its own."""
+    """Guards that each has the load, and a row and a place in the file of its own."""
     out = tmp_path / "run.json"
     told = inferd("perf", "fp32", "fp16", "repeat", "--shape", "INPUT0:4", "--shape", "IN:2", *SHORT, "--out", out)
     assert [line.split()[:2] for line in told.splitlines()[:4]] == [
@@ -370,8 +370,6 @@ def test_several_models_at_once(inferd, tmp_path):
     run = json.loads(out.read_text())
     assert run["model"] == "fp32, fp16, repeat"
     assert all(each["requests"] and not each["errors"] for each in run["levels"])
-    inferd("plot", out, "--out", tmp_path / "run.html", url=False)
-    assert "run repeat p99" in (tmp_path / "run.html").read_text()
     assert "different ones" in inferd("perf", "fp32", "fp32", status=2)
 
 
@@ -443,17 +441,18 @@ def test_calls_that_fail_are_counted(inferd):
 
 
 def test_runs_are_drawn(inferd, tmp_path):
-    """Guards `plot`: pictures and the page, which stands alone; and what is no run."""
+    """Guards `plot`: pictures and the page, which stands alone; models of one run by name; and what is no run."""
     pytest.importorskip("matplotlib")
     runs = [tmp_path / "one.json", tmp_path / "two.json"]
-    for path in runs:
-        inferd("perf", "fp32", "--shape", "INPUT0:4", "--concurrency", "1:2", *SHORT, "--out", path)
+    inferd("perf", "fp32", "--shape", "INPUT0:4", "--concurrency", "1:2", *SHORT, "--out", runs[0])
+    inferd("perf", "fp32", "fp16", "--shape", "INPUT0:4", *SHORT, "--out", runs[1])
     inferd("plot", *runs, "--out", tmp_path / "x.html", url=False)
     page = (tmp_path / "x.html").read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
     assert "<script" not in page
     assert not re.search(r"(src|href)=\"https?:", page)
-    assert "two p99" in page
+    assert "one p99" in page
+    assert "two fp16 p99" in page
     inferd("plot", runs[0], "--out", tmp_path / "x.png", url=False)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "other.json").write_text("{}")
@@ -521,10 +520,10 @@ def test_a_model_is_tuned(tmp_path, capsys):
     slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "20000"})
     write(tmp_path / "models", [slow])
     command = ["tune", "slow", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
-    command += ["--concurrency", "32", "--max-runs", "6", "--most-instances", "2", "--measurement-interval", "200"]
+    command += ["--concurrency", "32", "--max-runs", "4", "--most-instances", "2", "--measurement-interval", "100"]
     assert cli.main([*command, "--write", "--out", str(tmp_path / "tried.json")]) == 0
-    assert re.search(r"best of \d: .*batch (4|8|16|32|64)", capsys.readouterr().out)
-    assert len(json.loads((tmp_path / "tried.json").read_text())["tried"]) <= 6
+    assert re.search(r"best of \d: .*batch (4|8)", capsys.readouterr().out)
+    assert len(json.loads((tmp_path / "tried.json").read_text())["tried"]) <= 4
     text = (tmp_path / "models" / "slow" / "config.pbtxt").read_text()
     assert int(re.search(r"max_batch_size: (\d+)", text)[1]) > 1
     assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
