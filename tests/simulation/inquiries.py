@@ -166,7 +166,7 @@ class Inquiry:
     def _check_failure(self, flags: int, code: int, text: str) -> None:
         self._simulation.tell(self.process.name, f"has error {code} for {self}: {text}")
         kind, simulation = self._kind, self._simulation
-        if simulation.is_faulty or (self._cancelled and code == p.CODE_CANCELLED) or self._is_late():
+        if simulation.is_faulty or (code == p.CODE_CANCELLED and self._may_be_cancelled()) or self._is_late():
             return
         if kind is None:
             if code != p.CODE_NOT_FOUND or not flags & p.EMPTY:
@@ -176,6 +176,10 @@ class Inquiry:
             return
         if not (simulation.oracle.was_away(kind.name, self._begun_ns) or self._may_be_refused(kind)):
             raise Violation(f"{self}: code {code} '{text}'")
+
+    def _may_be_cancelled(self) -> bool:
+        """Whether nobody waits for it any more; a client may still have to hear that it holds too much."""
+        return self._cancelled or (self.parent is not None and bool(self._simulation.held_limit))
 
     def _is_late(self) -> bool:
         """Whether its time is over, or that of the request that it is made for."""

@@ -302,6 +302,7 @@ KINDS = {
         Kind(
             "history",
             remembers="history",
+            sequence_rows=3,
             sequence=SequenceSpec(
                 direct=False,
                 max_candidates=3,

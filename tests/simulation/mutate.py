@@ -370,6 +370,7 @@ FAULTS = (
         "sequences/slots",
         "(sequence.begun or sequence.queue.first != NULL) and not ends_itself(sequence):",
         "(sequence.begun or sequence.queue.first != NULL):",
+        "a sequence whose client has sent END is not in the table any more, and what ends others finds them there",
     ),
     fault(
         "no model is told that a sequence has become idle",

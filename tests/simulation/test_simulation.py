@@ -34,6 +34,12 @@ def test_a_seed_says_everything_that_happens():
     print(run("--first", "14", "--seeds", "6", "--twice"))
 
 
+def test_another_process_tells_the_same_story():
+    """Nothing may depend on where a process has its memory: a seed that fails is looked at in another one."""
+    alone = ("--seed", "100", "--scale", '{"models": ["plain"]}')
+    assert run(*alone) == run(*alone)
+
+
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
 CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
 REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}  # some, by the queue
