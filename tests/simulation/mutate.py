@@ -459,7 +459,7 @@ FAULTS = (
         "a number of a worker is taken for another sort of number",
         "backends/python/_responses.pyx",
         "        if record.kind == PARAMETER_DOUBLE:",
-        "        if record.kind == PARAMETER_INT64:",
+        "        if record.kind != PARAMETER_DOUBLE:",
     ),
     Fault(
         "what a worker had promised to answer later is forgotten when it ends",
