@@ -450,7 +450,8 @@ static void *sim_realloc(void *old, size_t size) {
 
 /* Tensors whose memory happens to lie side by side are a batch as they are: the seed says where a mapping lies. */
 static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
-    if (flags & MAP_ANONYMOUS && fails()) return errno = ENOMEM, MAP_FAILED;
+    /* what takes the place of pages that a client has taken away is not refused: it needs no more room */
+    if (flags & MAP_ANONYMOUS && at == NULL && fails()) return errno = ENOMEM, MAP_FAILED;
     if (at == NULL && (self != NULL || is_main())) {
         at = (void *)next_mapping;
         next_mapping += ((size + PAGE - 1) & ~(uintptr_t)(PAGE - 1)) + (chance(500) ? PAGE : 0);
