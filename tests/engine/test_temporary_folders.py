@@ -1,5 +1,7 @@
 """Folders of what a server needs while it runs: removed by it, or after it, and never while it runs."""
 
+import errno
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +45,18 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path):
     remove_left_folders(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted((mine.path, foreign))
     mine.cleanup()
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
+    """Guards that the server starts with such a folder for copies; only its owner removes what is in it."""
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", flock)
+        folder = TemporaryFolder("test", str(tmp_path))
+    remove_left_folders(str(tmp_path))
+    assert folder.path.is_dir()
+    folder.cleanup()
+    assert not any(tmp_path.iterdir())

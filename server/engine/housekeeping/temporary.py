@@ -64,12 +64,20 @@ def remove_left_folders(parent: str = "") -> None:
             _remove(folder, held)
 
 
-def _hold(folder: Path) -> int:
-    """Have the file with its lock in the folder, in one step; the descriptor that holds the lock."""
+def _hold(folder: Path) -> int | None:
+    """Have the file with its lock in the folder, in one step; the descriptor that holds the lock.
+
+    None if the file system has no locks: then the folder lacks the file, and no other server removes it.
+    """
     incoming = folder / f"{HELD}.new"
     held = os.open(incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # ENOLCK of NFS, ENOSYS of Lustre
+        os.close(held)
+        incoming.unlink()
+        return None
+    try:
         incoming.rename(folder / HELD)
     except BaseException:
         os.close(held)
@@ -94,6 +102,7 @@ def _take_over(folder: Path) -> int | None:
     return held
 
 
-def _remove(folder: Path, held: int) -> None:
+def _remove(folder: Path, held: int | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(held)
+    if held is not None:
+        os.close(held)
