@@ -168,7 +168,12 @@ class BackendLoader:
                 raise wanted.error(PRELOAD, f"expected with a backend's name: BACKEND,{PRELOAD}=true")
             self.backend(name)
             if name in BUILTIN and BUILTIN[name].requires:
-                import_framework(BUILTIN[name].requires)
+                try:
+                    import_framework(BUILTIN[name].requires)
+                except (ImportError, OSError) as error:
+                    raise BackendError(
+                        f"backend '{name}': {BUILTIN[name].requires} does not import: {type(error).__name__}: {error}"
+                    ) from error
 
     def unknown(self) -> list[str]:
         """Names in the configuration that no backend has."""

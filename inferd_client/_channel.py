@@ -24,7 +24,7 @@ from inferd_client._calling import (
     too_late,
     unreachable,
 )
-from inferd_client._connecting import Options, Target, connect
+from inferd_client._connecting import CONNECT_SECONDS, Options, Target, connect
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import Content
 from inferd_client.utils import InferenceServerException
@@ -132,6 +132,7 @@ class Channel:
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
         self._waiting: list[None] = []  # an entry for each call whose first attempt another thread makes
+        self._failed: tuple[float, OSError] | None = None  # when the last attempt to connect began, if it failed; why
         self._closed = False
         _channels.add(self)
 
@@ -142,11 +143,15 @@ class Channel:
             best = min(self._links, key=_busy)
         return best if best is not None and best.usable else None
 
-    def link(self, ends: float | None = None) -> Link:
+    def link(self, ends: float | None = None, since: float | None = None) -> Link:
         """A link that takes calls; makes one if needed.
+
+        Those who wait for a connection while an attempt to make one fails share that failure: it would take the last of
+        many calls hours to be told that a host swallows packets, if each of them tried it again.
 
         Args:
             ends: the deadline, in time.monotonic(); None: no deadline.
+            since: when the call began to wait, likewise; None: now.
 
         Raises:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
@@ -156,27 +161,34 @@ class Channel:
             return best
         if self._closed:
             raise error_of(1, CLOSED)
+        since = time.monotonic() if since is None else since
         left = left_of(ends)
         if not self._connecting.acquire(timeout=-1 if left is None else min(left, LONGEST_WAIT)):
             if left_of(ends) == 0.0:
                 raise too_late()
-            return self.link(ends)
+            return self.link(ends, since)
         try:
             if self._closed:
                 raise error_of(1, CLOSED)
             for i, each in enumerate(self._links):
                 if each is None or not each.usable:
+                    if self._failed is not None and self._failed[0] >= since:
+                        raise unreachable(self.target, self._failed[1], None)
                     return self._connected(i, left_of(ends))
         finally:
             self._connecting.release()
-        return self.link(ends)
+        return self.link(ends, since)
 
     def _connected(self, place: int, timeout: float | None) -> Link:
+        began = time.monotonic()
         try:
             link = connect(self.target, self.options, timeout)
         except OSError as error:
+            if not isinstance(error, TimeoutError) or timeout is None or timeout > CONNECT_SECONDS:
+                self._failed = began, error  # its own deadline would be no reason for others
             raise unreachable(self.target, error, timeout) from None
         self._links[place] = link
+        self._failed = None
         if self._closed:  # `close` came meanwhile, and may not have seen this link
             link.close()
             raise error_of(1, CLOSED)
@@ -241,10 +253,10 @@ class Channel:
             pending.begin_later(0.0, self._waiting.pop)
         return pending
 
-    def announced(self, call: Call, ends: float | None) -> Link:
+    def announced(self, call: Call, ends: float | None, since: float | None = None) -> Link:
         """Begin a call with a callback; returns its link, see `link`."""
         while True:
-            link = self.link(ends)
+            link = self.link(ends, since)
             self._attend(link)
             if link.start(call):
                 return link
@@ -312,6 +324,7 @@ class Pending:
         self._link: Link | None = None
         self._alarm: int | None = None  # ends the call if its deadline passes between attempts
         self._next: int | None = None
+        self._since = 0.0  # when the attempt of another thread was due, in time.monotonic()
         self._begun: list[Callable[[], None]] = []  # what is told when the first attempt was made by another thread
 
     def begin(self, *, connect: bool = True) -> bool:
@@ -324,7 +337,7 @@ class Pending:
         with self._changing:
             self._call, self._link = call, None  # only the call's own link can cancel it
         if connect:
-            link = self._channel.announced(call, self._ends)
+            link = self._channel.announced(call, self._ends, self._since)
         elif (there := self._channel.announced_if_connected(call)) is not None:
             link = there
         else:
@@ -349,7 +362,8 @@ class Pending:
             self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
         if begun is not None:
             self._begun = [begun]
-        self._next = self._channel.anew.at(time.monotonic() + pause if pause else 0.0, self._again)
+        self._since = time.monotonic() + pause
+        self._next = self._channel.anew.at(self._since if pause else 0.0, self._again)
         if self._cancelled:  # `cancel` may have come before it could see the alarm
             self._due()
         if self._over:

@@ -57,3 +57,13 @@ def test_a_framework_is_imported_before_the_server_serves(tmp_path):
 def test_what_cannot_be_imported_beforehand_is_told(name, value, said):
     with pytest.raises(BackendError, match=said):
         BackendLoader({name: {"preload": value}}).preload()
+
+
+def test_a_framework_that_does_not_import_is_told(monkeypatch):
+    def import_framework(package):
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("backends.loader.import_framework", import_framework)
+    with pytest.raises(BackendError, match=r"backend 'onnxruntime': onnxruntime does not import: OSError: libgomp"):
+        BackendLoader({"onnxruntime": {"preload": "true"}}).preload()

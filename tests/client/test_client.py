@@ -242,6 +242,29 @@ def test_nobody_is_there():
         grpcclient.InferenceServerClient("nobody")
 
 
+def test_calls_that_wait_for_a_connection_share_its_failure(monkeypatch):
+    """Guards that a host which takes connections and says nothing is not tried again for each call that waits for it.
+
+    The first call begins an attempt. The others come while it is under way, so that they share the second one.
+    """
+    monkeypatch.setattr("inferd_client._connecting.CONNECT_SECONDS", 0.5)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=64) as silent,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{silent.getsockname()[1]}", ssl=True) as client,
+    ):
+        calls = [begun(client, "x", [])[1] for _ in range(10)]
+        with futures.ThreadPoolExecutor(10) as pool:
+            assert set(pool.map(status, [client.is_server_live] * 10)) == {"StatusCode.UNAVAILABLE"}
+        assert {each.result(60)[1].status() for each in calls} == {"StatusCode.UNAVAILABLE"}
+        silent.settimeout(0)
+        attempts = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                attempts += 1
+    assert attempts < 10
+
+
 def test_the_client_comes_back(models, tmp_path):
     """Guards that a client outlives its server."""
     port = str(free_port())

@@ -151,5 +151,5 @@ class Channel(abc.ABC):
         """Report one change of a metric, as in `protocol`, METRIC."""
 
     @abc.abstractmethod
-    def log(self, level: int, text: str) -> None:
-        """Write to the server's log, at one of the LOG levels of `protocol`."""
+    def log(self, level: int, text: str, *, always: bool = False) -> None:
+        """Write to the server's log, at one of the LOG levels of `protocol`; `always`: however much is written."""

@@ -300,8 +300,8 @@ class Connection(Channel):
     def metric(self, change: Mapping[str, Any]) -> None:
         self._send(p.METRIC, json.dumps(change).encode())
 
-    def log(self, level: int, text: str) -> None:
-        if (level != p.LOG_VERBOSE or self._verbose) and self._logs.admits():
+    def log(self, level: int, text: str, *, always: bool = False) -> None:
+        if always or ((level != p.LOG_VERBOSE or self._verbose) and self._logs.admits()):
             self._send_log(level, text)
 
     def _send_log(self, level: int, text: str) -> None:

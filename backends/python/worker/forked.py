@@ -184,5 +184,5 @@ class Parent(Channel):
         if not change["op"].startswith("delete"):  # the parent's objects own its metrics
             self._do("metric", PARENT.get(), dict(change))
 
-    def log(self, level: int, text: str) -> None:
+    def log(self, level: int, text: str, *, always: bool = False) -> None:  # noqa: ARG002 (the parent's own text)
         self._do("log", PARENT.get(), level, text)
