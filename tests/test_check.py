@@ -186,7 +186,7 @@ def test_an_unreadable_model_is_one_line_and_the_next_is_looked_at(tmp_path: Pat
     (tmp_path / "first" / "config.pbtxt").mkdir()
     status, lines = check(capsys, tmp_path)
     assert status == 1
-    assert re.match(r".*first/config.pbtxt: is a directory", lines[0])
+    assert re.match(r".*first/config.pbtxt: expected a regular file", lines[0])
     assert lines[1:] == ["second: ok"]
 
 

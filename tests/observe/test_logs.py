@@ -133,7 +133,7 @@ def test_a_line_that_was_cut_short_is_ended_before_the_next(tmp_path):
 def test_a_pipe_that_nobody_reads_and_a_folder_are_no_log_files(tmp_path):
     """Opening the former waits for a reader, and so the server would."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="a pipe that nobody reads"):
+    with pytest.raises(OSError, match="a pipe without a reader"):
         LogWriter(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError):
         LogWriter(tmp_path)

@@ -138,7 +138,7 @@ def execute(self, requests):
             try:
                 os._exit(ask())
             except pb_utils.TritonModelException as error:
-                os._exit(7 if "had no descriptors left" in str(error) else 1)
+                os._exit(7 if "had no file descriptors left" in str(error) else 1)
         return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
