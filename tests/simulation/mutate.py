@@ -510,7 +510,7 @@ class Copy:
         """
         for arguments in (
             ("--seeds", str(seeds), "--no-shrink", "--jobs", str(jobs)),
-            ("--takes", "--first", "1", "--scale", TAKES),
+            ("--takes", "--first", "4", "--scale", TAKES),
         ):
             command = [sys.executable, "-m", "tests.simulation", *arguments]
             done = subprocess.run(
