@@ -29,7 +29,7 @@ IDLE_SECONDS: Final = 0.2
 """Seconds for which a thread waits for work."""
 
 
-class Errand(Generic[T]):
+class WorkItem(Generic[T]):
     """Work for a thread.
 
     Args:
@@ -80,15 +80,15 @@ class Errand(Generic[T]):
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return or raise the result of `work` on a thread. The work goes on if the caller is cancelled."""
     loop = asyncio.get_running_loop()
-    errand = Errand(partial(work, *args, **kwargs), loop.create_future())
+    item = WorkItem(partial(work, *args, **kwargs), loop.create_future())
 
     def tell() -> None:
         with suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(errand.tell)
+            loop.call_soon_threadsafe(item.tell)
 
-    begin(errand.do, tell)
-    await errand.done
-    return errand.result()
+    begin(item.do, tell)
+    await item.done
+    return item.result()
 
 
 _guard = threading.Lock()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
-from server.engine.housekeeping.threads import Errand, begin
+from server.engine.housekeeping.threads import WorkItem, begin
 
 T = TypeVar("T")
 
@@ -62,18 +62,18 @@ class Room:
         The work goes on if the caller is cancelled. It does not begin if the caller is cancelled before.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        errand = Errand(work, done)
+        item = WorkItem(work, done)
         if self._may_come(name):
             self._take()
-            self._begin(errand, beside=False)
+            self._begin(item, beside=False)
         else:
-            self._wait(done, _Waiting(name, errand))
+            self._wait(done, _Waiting(name, item))
         try:
             await done
         except asyncio.CancelledError:
             self._forget(done)
             raise
-        return errand.result()
+        return item.result()
 
     @contextmanager
     def urge(self, names: Collection[str]) -> Iterator[None]:
@@ -153,8 +153,8 @@ class Room:
         if who is None or place.done():  # a thread has taken it along, or it is cancelled
             return False
         self._take()
-        if who.errand is not None:
-            self._begin(who.errand, beside)
+        if who.item is not None:
+            self._begin(who.item, beside)
         else:
             place.set_result(beside)
         return True
@@ -189,18 +189,18 @@ class Room:
 
     # -- work on threads --
 
-    def _begin(self, errand: Errand[Any], beside: bool) -> None:
-        """Have a thread do this errand, and then others that wait."""
+    def _begin(self, item: WorkItem[Any], beside: bool) -> None:
+        """Have a thread do this work, and then other work that waits."""
         loop = asyncio.get_running_loop()
-        errands = [errand]
+        items = [item]
         end = time.monotonic() + self._pace
-        # The last errand may wait for what follows from an earlier one; all earlier ones are over at `end`.
-        late = loop.call_later(2 * self._pace, self._tell, errands) if self._pace else None
+        # The last one may wait for what follows from an earlier one; all earlier ones are over at `end`.
+        late = loop.call_later(2 * self._pace, self._tell, items) if self._pace else None
 
         def over() -> None:
             if late is not None:
                 late.cancel()
-            self._tell(errands)
+            self._tell(items)
             loop.call_soon(self._leave, beside)  # after the callers, with which the next thread would contend
 
         def tell() -> None:
@@ -210,39 +210,39 @@ class Room:
                 return
 
         try:
-            begin(lambda: self._do(errands, end), tell)
+            begin(lambda: self._do(items, end), tell)
         except RuntimeError as error:  # the system has no thread for it
-            errand.fail(error)
+            item.fail(error)
             loop.call_soon(over)
 
-    def _do(self, errands: list[Errand[Any]], end: float) -> None:
-        """On a thread: do the errand in the list, then others that wait, which join the list; none after `end`."""
-        errands[0].do()
-        while time.monotonic() < end and self._take_along(errands):
-            errands[-1].do()
+    def _do(self, items: list[WorkItem[Any]], end: float) -> None:
+        """On a thread: do the work in the list, then other work that waits, which joins the list; none after `end`."""
+        items[0].do()
+        while time.monotonic() < end and self._take_along(items):
+            items[-1].do()
 
-    def _take_along(self, errands: list[Errand[Any]]) -> bool:
+    def _take_along(self, items: list[WorkItem[Any]]) -> bool:
         with self._guard:
             place = next(iter(self._waiting), None) if self._free >= 0 else None  # else more run than there are places
-            if place is None or self._waiting[place].errand is None:
+            if place is None or self._waiting[place].item is None:
                 return False
-            errand = self._waiting.pop(place).errand
-        assert errand is not None
-        errands.append(errand)
+            item = self._waiting.pop(place).item
+        assert item is not None
+        items.append(item)
         self._begun = time.monotonic()
         return True
 
     @staticmethod
-    def _tell(errands: list[Errand[Any]]) -> None:
+    def _tell(items: list[WorkItem[Any]]) -> None:
         """Have the callers go on whose work is over."""
-        for errand in errands:
-            if errand.is_over:
-                errand.tell()
+        for item in items:
+            if item.is_over:
+                item.tell()
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A load of this model that waits for a place, itself or with an errand for the thread that gets the place."""
+    """A load of this model that waits for a place, itself or with work for the thread that gets the place."""
 
     name: str
-    errand: Errand[Any] | None = None
+    item: WorkItem[Any] | None = None
