@@ -47,11 +47,47 @@ def too_late() -> InferenceServerException:
     return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
-def unreachable(target: Target, error: OSError, timeout: float | None) -> InferenceServerException:
-    """The exception when no connection was made within `timeout` seconds, or within the default."""
-    if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
-        return too_late()
-    return error_of(UNAVAILABLE, f"failed to connect to {target.text}: {error.strerror or str(error) or 'timed out'}")
+class Failed:
+    """The last attempt to connect to a server, if it failed.
+
+    Calls that wait for a connection while an attempt to make one fails share that failure. If each of many calls tried
+    again, the last one would learn after hours that a host swallows packets.
+    """
+
+    __slots__ = ("_began", "_error", "_target")
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._began = 0.0
+        self._error: OSError | None = None
+
+    def note(self, began: float, error: OSError, timeout: float | None) -> InferenceServerException:
+        """Note a failed attempt that began then, in time.monotonic(), for a call with `timeout` seconds left.
+
+        Returns:
+            The exception for this call.
+        """
+        if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
+            return too_late()  # that says nothing about the server
+        self._began, self._error = began, error
+        return self._unreachable(error)
+
+    def forget(self) -> None:
+        """A connection was made."""
+        self._error = None
+
+    def check(self, since: float) -> None:
+        """For a call that has waited since then, in time.monotonic().
+
+        Raises:
+            InferenceServerException: an attempt has begun and failed meanwhile.
+        """
+        if self._error is not None and self._began >= since:
+            raise self._unreachable(self._error)
+
+    def _unreachable(self, error: OSError) -> InferenceServerException:
+        text = error.strerror or str(error) or "timed out"
+        return error_of(UNAVAILABLE, f"failed to connect to {self._target.text}: {text}")
 
 
 def end_of(timeout: float | None) -> float | None:

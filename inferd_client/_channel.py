@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from inferd_client._calling import (
     INTERNAL,
     Attempts,
+    Failed,
     RetryOptions,
     end_of,
     error_of,
@@ -22,9 +23,8 @@ from inferd_client._calling import (
     left_of,
     plain,
     too_late,
-    unreachable,
 )
-from inferd_client._connecting import CONNECT_SECONDS, Options, Target, connect
+from inferd_client._connecting import Options, Target, connect
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import Content
 from inferd_client.utils import InferenceServerException
@@ -132,7 +132,7 @@ class Channel:
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
         self._waiting: list[None] = []  # an entry for each call whose first attempt another thread makes
-        self._failed: tuple[float, OSError] | None = None  # when the last attempt to connect began, if it failed; why
+        self._failed = Failed(target)
         self._closed = False
         _channels.add(self)
 
@@ -145,9 +145,6 @@ class Channel:
 
     def link(self, ends: float | None = None, since: float | None = None) -> Link:
         """A link that takes calls; makes one if needed.
-
-        Those who wait for a connection while an attempt to make one fails share that failure: it would take the last of
-        many calls hours to be told that a host swallows packets, if each of them tried it again.
 
         Args:
             ends: the deadline, in time.monotonic(); None: no deadline.
@@ -172,8 +169,7 @@ class Channel:
                 raise error_of(1, CLOSED)
             for i, each in enumerate(self._links):
                 if each is None or not each.usable:
-                    if self._failed is not None and self._failed[0] >= since:
-                        raise unreachable(self.target, self._failed[1], None)
+                    self._failed.check(since)
                     return self._connected(i, left_of(ends))
         finally:
             self._connecting.release()
@@ -184,11 +180,9 @@ class Channel:
         try:
             link = connect(self.target, self.options, timeout)
         except OSError as error:
-            if not isinstance(error, TimeoutError) or timeout is None or timeout > CONNECT_SECONDS:
-                self._failed = began, error  # its own deadline would be no reason for others
-            raise unreachable(self.target, error, timeout) from None
+            raise self._failed.note(began, error, timeout) from None
         self._links[place] = link
-        self._failed = None
+        self._failed.forget()
         if self._closed:  # `close` came meanwhile, and may not have seen this link
             link.close()
             raise error_of(1, CLOSED)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 from inferd_client._calling import (
     INTERNAL,
     Attempts,
+    Failed,
     RetryOptions,
     end_of,
     error_of,
@@ -16,7 +18,6 @@ from inferd_client._calling import (
     left_of,
     plain,
     too_late,
-    unreachable,
 )
 from inferd_client._channel import CLOSED, HeaderList, Pieces
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
@@ -146,6 +147,7 @@ class LoopChannel:
         self._links: list[Polled | None] = [None] * connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting: asyncio.Lock | None = None
+        self._failed = Failed(target)
         self._closed = False
 
     def usable(self) -> Polled | None:
@@ -155,11 +157,8 @@ class LoopChannel:
             best = min(self._links, key=lambda each: each.link.count if each and each.link.usable else -1)
         return best if best is not None and best.link.usable else None
 
-    async def link(self, ends: float | None = None) -> Polled:
-        """A link that takes calls; makes one if needed.
-
-        Args:
-            ends: the deadline, in time.monotonic(); None: no deadline.
+    async def link(self, ends: float | None = None, since: float | None = None) -> Polled:
+        """A link that takes calls; makes one if needed. The arguments are those of Channel.link.
 
         Raises:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
@@ -174,6 +173,7 @@ class LoopChannel:
             self._loop, self._connecting, self._links = loop, asyncio.Lock(), [None] * len(self._links)
         assert self._connecting is not None
         connecting = self._connecting
+        since = time.monotonic() if since is None else since
         try:
             async with asyncio.timeout(left_of(ends)):
                 await connecting.acquire()
@@ -182,16 +182,19 @@ class LoopChannel:
         try:
             for i, each in enumerate(self._links):
                 if each is None or not each.link.usable:
+                    self._failed.check(since)
                     return await self._connected(i, left_of(ends))
         finally:
             connecting.release()
-        return self.usable() or await self.link(ends)
+        return self.usable() or await self.link(ends, since)
 
     async def _connected(self, place: int, timeout: float | None) -> Polled:
+        began = time.monotonic()
         try:
             link = await connect_in_loop(self.target, self.options, timeout)
         except OSError as error:
-            raise unreachable(self.target, error, timeout) from None
+            raise self._failed.note(began, error, timeout) from None
+        self._failed.forget()
         made = Polled(link, asyncio.get_running_loop())
         if self._closed:
             made.close()

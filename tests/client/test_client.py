@@ -242,6 +242,17 @@ def test_nobody_is_there():
         grpcclient.InferenceServerClient("nobody")
 
 
+def made_to(silent) -> int:
+    """How many connections were made to a socket that accepts none."""
+    silent.settimeout(0)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            silent.accept()[0].close()
+            count += 1
+    return count
+
+
 def test_calls_that_wait_for_a_connection_share_its_failure(monkeypatch):
     """Guards that a host which takes connections and says nothing is not tried again for each call that waits for it.
 
@@ -256,13 +267,25 @@ def test_calls_that_wait_for_a_connection_share_its_failure(monkeypatch):
         with futures.ThreadPoolExecutor(10) as pool:
             assert set(pool.map(status, [client.is_server_live] * 10)) == {"StatusCode.UNAVAILABLE"}
         assert {each.result(60)[1].status() for each in calls} == {"StatusCode.UNAVAILABLE"}
-        silent.settimeout(0)
-        attempts = 0
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                silent.accept()[0].close()
-                attempts += 1
-    assert attempts < 10
+        assert made_to(silent) < 10
+
+
+def test_coroutines_that_wait_for_a_connection_share_its_failure(monkeypatch):
+    """Guards the same for the asynchronous client, whose calls all wait before the first attempt begins."""
+    monkeypatch.setattr("inferd_client._loops.CONNECT_SECONDS", 0.5)
+
+    async def attempt(client):
+        with pytest.raises(InferenceServerException) as raised:
+            await client.is_server_live()
+        return raised.value.status()
+
+    async def loop(port):
+        async with aioclient.InferenceServerClient(f"127.0.0.1:{port}", ssl=True) as client:
+            return await asyncio.gather(*(attempt(client) for _ in range(10)))
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        assert set(asyncio.run(loop(silent.getsockname()[1]))) == {"StatusCode.UNAVAILABLE"}
+        assert made_to(silent) < 10
 
 
 def test_the_client_comes_back(models, tmp_path):
