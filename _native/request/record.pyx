@@ -240,7 +240,7 @@ cdef void record_response(Request *request, const Response *response) noexcept n
     cdef Record *record = <Record *>request.record
     cdef uint32_t i
     if response.final:
-        record.ended_ns = now_ns()  # now, so that what follows from the response does not count
+        record.ended_ns = now_ns()  # now: the work that follows from the response does not count
     if request.sink == NULL or response.empty or response.status != STATUS_OK:
         return
     record.responses += 1

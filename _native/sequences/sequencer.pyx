@@ -188,7 +188,7 @@ cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
-    # return requests that fail meanwhile, and let other instances take what is free now
+    # Also returns requests that fail meanwhile, and lets other instances take slots that are free now.
     cdef Sequencer *self = <Sequencer *>line.owner
     cdef Request *batch = slots_cut(&self.slots, line.index, now, plan)
     if self.slots.fallen != NULL:

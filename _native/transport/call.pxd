@@ -9,7 +9,7 @@ cdef Service PYTHON          # of all paths that are not a native method's
 
 cdef class CallOwner:
     # what calls and the endpoint need of a connection; Conn.owner is one
-    cdef readonly object peer    # who is at the other end, for handlers and logs
+    cdef readonly object peer    # the other end, for handlers and logs
     cdef object events           # deque of (Call, kind) for the handlers
     cdef public object flush     # called without arguments when there is output to send
     # Some stream has got output outside of a read of the connection.

@@ -38,7 +38,7 @@ def pause_after(failures: int) -> float:
 
 
 def _limit_of(error: OSError) -> str:
-    """What is to be done, where the process may have no more open files."""
+    """The advice for a process that has reached its limit of open files; empty for other errors."""
     if error.errno != errno.EMFILE:
         return ""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -241,7 +241,7 @@ cdef class Link:
 
     Args:
         fd: a connected socket that does not block; the link's from now on.
-        peer: who is at the other end, for texts.
+        peer: names the other end in texts.
         tls: a Tls whose handshake is done, or None.
         window: of flow control, bytes of each stream.
         limit: bytes of a received message.

@@ -169,7 +169,7 @@ class Host:
             self.runtime.channel.log(protocol.LOG_ERROR, text)
             return text
         mark = os.urandom(4).hex()
-        self.runtime.channel.log(protocol.LOG_ERROR, f"error {mark}: {text}", always=True)  # clients are told of it
+        self.runtime.channel.log(protocol.LOG_ERROR, f"error {mark}: {text}", always=True)  # clients get the mark
         return (
             f"Failed to process the request(s) for model '{self.name}', message: a batch of {count} requests failed; "
             f"the server's log says why, as error {mark}"

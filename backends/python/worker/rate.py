@@ -10,10 +10,12 @@ SECOND = 1.0
 
 
 class Rate:
-    """So many in a second, counted from the first one; what is left out is counted, and told at its end.
+    """Admits a number of messages in a second, which begins with the first message.
+
+    It counts the messages that it leaves out, and tells their number when the second is over.
 
     Args:
-        most: in a second.
+        most: that number.
         tell: called with the number of those that were left out, on any thread.
     """
 
