@@ -78,7 +78,7 @@ class OnnxRuntimeBackend(Backend):
         if on_cpu and spec.cpu_accelerators and accelerated.is_needed():
             model.accelerated = accelerated.accelerate(source, self._openvino_runtime(), MODEL_FILE)
         elif on_cpu:
-            assert model.session is not None  # `load` has told what is wrong with it
+            _ = model.session  # opened now, so that an error fails the load
         return model
 
     def _openvino_runtime(self) -> openvino.Core:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import ssl
-import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.engine.housekeeping.regular_files import check_regular, read_regular
 from server.front.connection_log import ConnectionLog
-from server.front.files import read_regular
 from server.front.sessions import keep_none
 
 log = logging.getLogger("inferd.front")
@@ -115,8 +113,7 @@ class Credentials:
         for option, path in self._files():
             try:
                 status = path.stat()
-                if not stat.S_ISREG(status.st_mode):  # OpenSSL opens the file, too, and would wait for a FIFO
-                    raise OSError(errno.EINVAL, "expected a regular file")
+                check_regular(status)  # OpenSSL opens the file, too, and would wait for a FIFO
             except OSError as error:
                 raise CredentialsError(f"--{option}: cannot read {path}: {error.strerror}") from error
             found.append((status.st_ino, status.st_mtime_ns, status.st_size))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _native.service.tokens import GROUPS, TokenTable
-from server.front.files import read_regular
+from server.engine.housekeeping.regular_files import read_regular
 
 log = logging.getLogger("inferd.access")
 

@@ -72,7 +72,7 @@ def test_what_is_no_version_is_ignored_aloud(tmp_path: Path, caplog) -> None:
     (path / "5").touch()
     assert versions_of(path) == (0, 1)
     with caplog.at_level(logging.WARNING):
-        warn_misnamed_versions(path)
+        warn_misnamed_versions(*scan([path.parent]))
     assert sorted(Path(record.args[0]).name for record in caplog.records) == sorted(["007", "v2", "-1", "٣", "9" * 30])
     assert "leading zeros" in caplog.text
 

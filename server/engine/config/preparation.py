@@ -78,7 +78,7 @@ def prepare(
     raise_any(excessive(config), config.name, source)
     run_agents(config, folder.path, source)
     versions = select_versions(config, folder)
-    warn_misnamed_versions(folder.path, folder.misnamed)
+    warn_misnamed_versions(folder)
     preparation = _Preparation(folder, options, loader, alike or Alike(), config, source)
     return preparation.of_versions(versions, known or {}, each)
 

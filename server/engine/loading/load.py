@@ -293,17 +293,15 @@ class Loading:
                 log.exception("model %s version %d did not load", candidate.name, version)
             candidate.reasons[version] = str(error) or type(error).__name__
 
-    async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
-        if candidate.name not in self._identified:
-            return b""
-        return await self._maker.fingerprint(prepared.of(version).config, candidate.folder, version)
-
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Give versions that stay fingerprints if they need them now."""
+        if candidate.name not in self._identified:
+            return
         for version, entry in candidate.kept.items():
             assert entry.loaded is not None
             if not entry.loaded.fingerprint:
-                entry.loaded.fingerprint = await self._fingerprint(candidate, prepared, version)
+                config = prepared.of(version).config
+                entry.loaded.fingerprint = await self._maker.fingerprint(config, candidate.folder, version)
 
     async def _scale(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Give the versions that stay their configured instances; if one fails, all keep their former ones."""

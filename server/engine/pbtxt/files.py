@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from codecs import BOM_UTF8
 from pathlib import Path
 
 from backends import paths
+from server.engine.housekeeping.regular_files import open_regular
 from server.errors import ConfigError
 
 
@@ -31,13 +31,9 @@ def read_bytes(base: Path, name: str, model_dir: Path, limit: int) -> bytes:
     """
     path = inside(base, name, model_dir)
     try:
-        # A FIFO would block an ordinary open. The open file tells its type, so that the type cannot change meanwhile.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_regular(path)
         try:
-            about = os.fstat(file)
-            if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(f"{path}: expected a regular file")
-            data = _read(file, min(limit, about.st_size) + 1)
+            data = _read(file, min(limit, os.fstat(file).st_size) + 1)
         finally:
             os.close(file)
     except OSError as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from server.errors import ConfigError, InvalidArgument, system_says
 from server.pb import model_config_pb2 as pb
@@ -231,28 +232,43 @@ def _is_no_model(name: str) -> bool:
 
 def _model_folder(path: Path, repository: Path) -> ModelFolder:
     name = path.name.encode(errors="surrogateescape").decode(errors="replace")
-    versions: list[str] = []
-    others: list[str] = []
-    is_empty = True
     try:
-        with os.scandir(path) as entries:  # once: a start does this twice for each of all models
-            for entry in entries:
-                is_empty = is_empty and entry.name.startswith(".")
-                if entry.is_dir():
-                    (others if _why_none(entry.name) else versions).append(entry.name)
-        check_name(name)
-        numbers = tuple(sorted(map(int, versions)))
-        return ModelFolder(name, path, repository, numbers, misnamed=tuple(sorted(others)), is_empty=is_empty)
-    except InvalidArgument as error:
-        return ModelFolder(name, path, repository, problem=str(error), is_empty=is_empty)
+        listed = _list(path)  # once: a start does this twice for each of all models
     except OSError as error:
         return ModelFolder(name, path, repository, problem=f"{path}: {system_says(error).lower()}")
+    try:
+        check_name(name)
+    except InvalidArgument as error:
+        return ModelFolder(name, path, repository, problem=str(error), is_empty=listed.is_empty)
+    return ModelFolder(name, path, repository, listed.versions, misnamed=listed.misnamed, is_empty=listed.is_empty)
+
+
+class _Listed(NamedTuple):
+    """A model's folder: its versions in ascending order, the other folders in it, whether it is empty."""
+
+    versions: tuple[int, ...]
+    misnamed: tuple[str, ...]
+    is_empty: bool
+
+
+def _list(path: Path) -> _Listed:
+    versions: list[int] = []
+    others: list[str] = []
+    is_empty = True
+    with os.scandir(path) as entries:
+        for entry in entries:
+            is_empty = is_empty and entry.name.startswith(".")
+            if entry.is_dir():
+                if _why_none(entry.name):
+                    others.append(entry.name)
+                else:
+                    versions.append(int(entry.name))
+    return _Listed(tuple(sorted(versions)), tuple(sorted(others)), is_empty)
 
 
 def versions_of(path: Path) -> tuple[int, ...]:
     """The versions of a model folder, ascending."""
-    with os.scandir(path) as entries:
-        return tuple(sorted(int(entry.name) for entry in entries if not _why_none(entry.name) and entry.is_dir()))
+    return _list(path).versions
 
 
 def is_version(name: str) -> bool:
@@ -271,19 +287,12 @@ def is_model_folder(path: Path) -> bool:
     return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
 
 
-def warn_misnamed_versions(path: Path, misnamed: Iterable[str] | None = None) -> None:
-    """Log a line for each folder in a model's folder that looks like a version but is none.
-
-    Args:
-        path: the model's folder.
-        misnamed: the names of its folders that are no versions; None: look for them.
-    """
-    if misnamed is None:
-        with os.scandir(path) as entries:
-            misnamed = sorted(entry.name for entry in entries if _why_none(entry.name) and entry.is_dir())
+def warn_misnamed_versions(folder: ModelFolder) -> None:
+    """Log a line for each folder in a model's folder that looks like a version but is none."""
+    misnamed = _list(folder.path).misnamed if folder.misnamed is None else folder.misnamed
     for name in misnamed:
         if name not in NOT_VERSIONS | NOT_MODELS and not name.startswith("."):
-            log.warning("%s: ignored: %s", path / name, _why_none(name))
+            log.warning("%s: ignored: %s", folder.path / name, _why_none(name))
 
 
 def _why_none(name: str) -> str:
