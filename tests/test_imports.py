@@ -37,6 +37,7 @@ RULES = (
     # It is installed without the server.
     Rule("inferd_client", may_not=("grpc", *(name for name in FRAMEWORKS if name != "torch"))),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.temporary", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.installing", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.specs", may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -81,6 +82,7 @@ RULES = (
             "backends.opening",
             "backends.parameters",
             "backends.python",
+            "backends.temporary",
         ),
         may_not=TRANSPORT,
     ),
@@ -113,7 +115,7 @@ RULES = (
     Rule("server.pb", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.engine",
-        may=("_native", "backends.api", "backends.loader", "backends.paths", "server.pb", *CORE),
+        may=("_native", "backends.api", "backends.loader", "backends.paths", "backends.temporary", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(

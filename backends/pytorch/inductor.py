@@ -8,7 +8,6 @@ ABI gives.
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from backends.pytorch.datatypes import torch_type
 from backends.pytorch.gpu import TorchStream, check_capability, check_cuda, check_no_text
 from backends.pytorch.options import Options
 from backends.pytorch.package import Package, read_package
+from backends.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class InductorModel(Model):
         self.options = options
         self.package = package
         self.order = CallOrder(source.spec, package)
-        self._folder = tempfile.TemporaryDirectory(prefix="inferd-aoti-")  # outlives what was loaded from it
+        self._folder = TemporaryFolder("aoti")  # outlives what was loaded from it
         self._path: Path | None = None
         self._shared: dict[str, Library] = {}  # by device
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
@@ -116,7 +116,7 @@ class InductorModel(Model):
         ahead = BATCHES_ON_GPU if device != "cpu" else 1
         with self._lock:
             if self._path is None:
-                self._path = self.package.unpack(Path(self._folder.name))
+                self._path = self.package.unpack(self._folder.path)
             if shared and device in self._shared:
                 return self._shared[device]
             copies = ahead * (max(1, len(self.spec.instances)) if shared else 1)

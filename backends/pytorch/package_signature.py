@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from backends.api import Signature, TensorSpec
 from backends.pytorch.inductor import load_library
 from backends.pytorch.package import Package
 from backends.pytorch.wrapper import SMALLEST_VARIABLE, Dimension, ExpectedInput
+from backends.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     from backends.pytorch._aoti import Library
@@ -40,9 +39,9 @@ def inspect_package(package: Package) -> Signature | None:
 
     if package.inputs is None or package.obstacle or package.device != "cpu":
         return None
-    with tempfile.TemporaryDirectory(prefix="inferd-aoti-") as folder:
+    with TemporaryFolder("aoti") as folder:
         try:
-            library = load_library(package.unpack(Path(folder)), "cpu", 1)
+            library = load_library(package.unpack(folder), "cpu", 1)
             small, large = (_trial(library, package.inputs, step) for step in (0, 1))
         except AotiError:
             return None

@@ -19,13 +19,13 @@ from _native.scheduling.report import encode_statistics
 from _native.service.infer import InferService
 from _native.service.ticket import Ticket
 from backends.loader import BackendLoader
+from backends.temporary import remove_left_folders
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
 from server.engine.caching.redis_store import RedisStore
 from server.engine.deliveries import Deliveries
 from server.engine.housekeeping.collecting import bring_back, collect_if_left, rarely
 from server.engine.housekeeping.slices import slices
-from server.engine.housekeeping.temporary import remove_left_folders
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.instances import Hardware
 from server.engine.loading.candidates import Failure, Maker

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from _native.service.infer import InferService
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
+from backends.temporary import TemporaryFolder
 from server.caching import CacheConfig, RedisCache
 from server.engine import config as configuration
-from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.instances import Hardware
 from server.engine.instances.warmup import Halt, warm_up_ensemble

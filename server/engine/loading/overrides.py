@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
+from backends.temporary import TemporaryFolder
 from server.engine.config import config_from_json
-from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.repository.folders import ModelFolder, versions_of
 from server.errors import Internal, InvalidArgument
 from server.pb import model_config_pb2 as pb

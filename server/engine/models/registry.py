@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from _native.request.lane import LaneHandle
 from _native.service.table import ModelTable
+from backends.temporary import TemporaryFolder
 from server.engine import config as configuration
-from server.engine.housekeeping.temporary import TemporaryFolder
 from server.engine.models.version import LoadedVersion
 from server.engine.repository.folders import Marks, ModelFolder
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 from google.protobuf import text_format
 
 from backends.loader import BUILTIN, model_files
+from backends.temporary import TemporaryFolder
 from server.engine.pbtxt.parse import parse_file
 from server.engine.repository import folders
 from server.engine.repository.folders import (
@@ -117,8 +117,8 @@ class SingleModelSource:
         self._name = name or _name_of(path, usual)
         folders.check_name(self._name)
         self._is_renamed = bool(name)
-        self._held = tempfile.TemporaryDirectory(prefix="inferd-model-")
-        self._root = Path(self._held.name)
+        self._held = TemporaryFolder("model")
+        self._root = self._held.path
 
     def __str__(self) -> str:
         return str(self._path)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from server.engine.housekeeping.temporary import TemporaryFolder, remove_left_folders
+from backends.temporary import TemporaryFolder, remove_left_folders
 from server.engine.repository import folders
 from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, part_of
 from server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-log = logging.getLogger("inferd.engine")
+log = logging.getLogger("inferd.backends")
 
 PREFIX = "inferd-"
 HELD = ".held"
@@ -44,6 +44,12 @@ class TemporaryFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
         self._end = weakref.finalize(self, _remove, self.path, held)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
 
     def cleanup(self) -> None:
         """Remove it with all that is in it."""
