@@ -177,15 +177,21 @@ cdef class Warmup:
         done(text)
 
 
-cdef char *model_missed(void *context, Str name, bint by_model, const char *asked_by) noexcept nogil:
+cdef bint model_missed(void *context, Str name, bint by_model, const char *asked_by, char **reason) noexcept nogil:
     with gil:
-        return ask_to_load(<InferService>context, name, by_model, asked_by)
+        return ask_to_load(<InferService>context, name, by_model, asked_by, reason)
 
 
-cdef char *ask_to_load(InferService service, Str name, bint by_model, const char *asked_by) noexcept:
-    asker = asked_by.decode() if asked_by != NULL else ""
-    cdef bytes refusal = service.load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model), asker).encode()
-    return format_text("%s", <const char *>refusal) if refusal else NULL
+cdef bint ask_to_load(InferService service, Str name, bint by_model, const char *asked_by, char **reason) noexcept:
+    cdef bytes refusal
+    try:
+        asker = asked_by.decode() if asked_by != NULL else ""
+        refusal = service.load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model), asker).encode()
+    except MemoryError:
+        return False  # a request that nobody loads a model for would wait for ever
+    if refusal:
+        reason[0] = format_text("%s", <const char *>refusal)
+    return not refusal
 
 
 cdef class InferService:

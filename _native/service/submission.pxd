@@ -20,8 +20,9 @@ cdef enum:
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
 
 # Called on the loop: a request of a model, or of a client, is to wait for this model, which is not loaded; the load of
-# the model `asked_by` waits for the answer (NULL: no load does). Why it must not wait, from malloc; NULL: it may.
-ctypedef char *(*missed_fn)(void *context, Str name, bint by_model, const char *asked_by) noexcept nogil
+# the model `asked_by` waits for the answer (NULL: no load does). Whether it may wait; if not, the reason is set, from
+# malloc, or stays NULL for want of memory.
+ctypedef bint (*missed_fn)(void *context, Str name, bint by_model, const char *asked_by, char **reason) noexcept nogil
 
 cdef struct Awaiting:
     # requests for models that are not loaded: until submission_resume, their deadline, or the end of their client

@@ -278,14 +278,14 @@ cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
 
 
 cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
-    cdef char *refusal
+    cdef char *reason = NULL
     if request.deadline_ns and not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
-    refusal = self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER, self.asked_by)
-    if refusal != NULL:
-        request_fail(request, STATUS_UNAVAILABLE, refusal)
+    if not self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER, self.asked_by,
+                       &reason):
+        request_fail(request, STATUS_UNAVAILABLE if reason != NULL else STATUS_RESOURCE_EXHAUSTED, reason)
         give_back(request)
         return
     request.state = REQUEST_WAITING

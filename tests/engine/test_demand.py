@@ -112,6 +112,21 @@ async def test_requests_wait_within_their_deadlines(tmp_path, native_counters) -
         assert shelf.loads == {"a": 1}
 
 
+async def test_without_memory_to_ask_for_a_load_a_request_is_refused(tmp_path, monkeypatch, native_counters) -> None:
+    """Guards that it does not wait for a load that nobody began. The next one is served."""
+
+    def no_memory(*_: object) -> str:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(demand.Demand, "_missed", no_memory)
+        async with lazy(tmp_path / "poor") as (engine, _):
+            refused = await ask(engine, "a")
+            assert refused.status == Status.RESOURCE_EXHAUSTED
+    async with lazy(tmp_path / "well") as (engine, _):
+        assert (await ask(engine, "a")).status == Status.OK
+
+
 async def test_a_failed_load_is_answered_to_all_and_tried_again_later(tmp_path, monkeypatch, native_counters) -> None:
     async with lazy(tmp_path) as (engine, shelf):
         shelf.broken = {"a"}
