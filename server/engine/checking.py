@@ -48,7 +48,7 @@ def check(repositories: Repositories, options: configuration.Options, loader: Ba
         brought = folder
         with collected_warnings() as said:
             try:
-                brought = repositories.find(folder.name) or folder
+                brought = repositories.brought(folder) or folder
                 prepared[folder.name], problem = _look_at(brought, options, loader)
             except ConfigError as error:
                 prepared[folder.name], problem = None, str(error)
@@ -69,10 +69,9 @@ def _look_at(
     try:
         prepared = configuration.prepare(folder, options, loader)
         for version, own in prepared.by_version.items():
-            if own.spec.ensemble is None:
-                backend = loader.backend_of_model(own.spec.backend, (folder.version_path(version), folder.path))
+            if own.backend is not None:
                 text = partial(configuration.config_to_json, own.config)
-                backend.check(ModelSource(own.spec, version, folder.version_path(version), text))
+                own.backend.check(ModelSource(own.spec, version, folder.version_path(version), text))
     except ServerError as error:
         return prepared, str(error)
     except BackendError as error:

@@ -161,7 +161,7 @@ class Engine:
                 pinned=wanted,
             )
         with rarely():
-            failures = await self._lifecycle.load(wanted)
+            failures = await self._lifecycle.load(wanted, listed={folder.name: folder for folder in folders})
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()

@@ -155,8 +155,24 @@ async def test_one_more_model_of_a_kind_takes_few_calls(tmp_path, monkeypatch):
     engine = await started(repository(tmp_path, 40))
     await engine.close()
     assert len(read) == len(made) == 40
-    assert statistics.median(read) < 700
-    assert statistics.median(made) < 150
+    assert statistics.median(read) < 550
+    assert statistics.median(made) < 125
+
+
+async def test_start_lists_the_folder_of_each_model_once_and_opens_its_backend_once(tmp_path, monkeypatch):
+    """The load took neither from the scan or the preparation before it."""
+    listed: list[str] = []
+    opened: list[str] = []
+    list_folder, open_backend = folders._list, BackendLoader.backend_of_model
+    monkeypatch.setattr(folders, "_list", lambda path: listed.append(path.name) or list_folder(path))
+    monkeypatch.setattr(
+        BackendLoader,
+        "backend_of_model",
+        lambda self, name, paths: opened.append(paths[-1].name) or open_backend(self, name, paths),
+    )
+    engine = await started(repository(tmp_path, 10))
+    await engine.close()
+    assert sorted(listed) == sorted(opened) == [f"m{number}" for number in range(10)]
 
 
 async def test_one_more_model_takes_little_memory_of_the_interpreter(tmp_path):

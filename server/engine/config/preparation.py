@@ -71,7 +71,8 @@ def prepare(
     if folder.problem:
         raise ConfigError(folder.problem)
     config, source = read_written(folder.path, options, override)
-    source.path = Path(folder.shown(str(source.path)))
+    if folder.stands_for:
+        source.path = Path(folder.shown(str(source.path)))
     if folder.renamed and override is None:
         config.name = folder.path.name
     identify_name(config, folder.path, source)
@@ -250,7 +251,7 @@ class _Preparation:
         kind = self._alike.kind(config, scalars, backend)
         spec = self._alike.find(kind, config) if kind is not None else None
         if spec is not None:
-            return VersionConfig(config, spec, source)
+            return VersionConfig(config, spec, source, backend)
         validate(config, source, scalars, self._options.gpus, backend is None or backend.needs_tensors)
         raise_any(_broken_backend_rules(config, backend), config.name, source)
         warned = warn_carried(config, source)
@@ -259,7 +260,7 @@ class _Preparation:
         spec = to_spec(config, self._folder.path, source)
         if kind is not None and not warned:
             self._alike.keep(kind, spec, backend)
-        return VersionConfig(config, spec, source)
+        return VersionConfig(config, spec, source, backend)
 
     def _inspects(self, config: pb.ModelConfig, source: Source, path: Path) -> bool:
         """Whether the backend looks into model files at all."""

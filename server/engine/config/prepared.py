@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from backends.api import ModelSpec
+from backends.api import Backend, ModelSpec
 from server.engine.pbtxt.source import Source
 from server.pb import model_config_pb2 as pb
 
@@ -18,6 +18,7 @@ class VersionConfig:
     config: pb.ModelConfig  # what ModelConfig answers
     spec: ModelSpec
     source: Source  # of the configuration, for later errors
+    backend: Backend | None  # of the model; None for an ensemble
 
 
 @dataclass(frozen=True, slots=True)

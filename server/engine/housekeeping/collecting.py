@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-RARE: Final = (10_000, 10, 100)
+RARE: Final = (50_000, 50, 100)
 """Thresholds of the collector while models are loaded at the start."""
 
 _is_aside = False

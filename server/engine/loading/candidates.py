@@ -143,11 +143,10 @@ class Maker:
             lambda: configuration.config_to_json(config),
             from_client=own.source.from_client,
         )
-        backend = None if spec.ensemble else self._loader.backend_of_model(spec.backend, (source.path, folder.path))
         for left in reversed(range(self._retries + 1)):
             halt.check()
             try:
-                return LoadedVersion(config, backend, source, self._service, self._max_queued, self._hardware, halt)
+                return LoadedVersion(config, own.backend, source, self._service, self._max_queued, self._hardware, halt)
             except BackendError as error:
                 if not left or halt.is_set:
                     raise

@@ -25,6 +25,8 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from server.engine import config as configuration
@@ -35,7 +37,7 @@ from server.engine.loading.endings import End, Endings
 from server.engine.loading.load import Loading
 from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
 from server.engine.loading.overrides import NOTHING, Override
-from server.engine.loading.reading import Reader
+from server.engine.loading.reading import Listed, Reader
 from server.engine.loading.room import Room
 from server.engine.models.registry import Models
 from server.engine.repository.sources import Repositories
@@ -44,8 +46,11 @@ from server.errors import Denied, Status, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
-PACE = 0.002
-"""Seconds in which no load has begun, after which another one begins beside them, up to the number of threads."""
+PACE = 0.005
+"""Seconds in which no load has begun, after which another one begins beside them, up to the number of threads.
+
+The loop is woken this often while many models are loaded, which costs more than the load of a small model.
+"""
 UNLOADED = "it is unloaded before its load has ended"
 """The reason of a load that an unload has halted."""
 Allowed = Callable[[str], bool]
@@ -55,6 +60,18 @@ Allowed = Callable[[str], bool]
 def anything(_: str) -> bool:
     """`Allowed` for the server itself, and for models."""
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The arguments of `Lifecycle.load`."""
+
+    wanted: frozenset[str]
+    override: Override
+    listed: Listed
+    explicit: bool
+    asked_by: str
+    allowed: Allowed
 
 
 class Lifecycle:
@@ -132,6 +149,7 @@ class Lifecycle:
         explicit: bool = True,
         asked_by: str = "",
         allowed: Allowed = anything,
+        listed: Listed = MappingProxyType({}),
     ) -> dict[str, Failure]:
         """Load these models, or load those anew that have changed.
 
@@ -141,6 +159,7 @@ class Lifecycle:
             explicit: a client or option has named the models.
             asked_by: the model that waits for it; empty for nobody.
             allowed: whether who asks may load the model of a step.
+            listed: models that a scan has just found; others are looked for.
 
         Returns:
             The failures, by model, also of models that had to be loaded with them.
@@ -150,9 +169,8 @@ class Lifecycle:
             Denied: the caller may not load the model of an ensemble's step.
             InvalidArgument, Internal: the override's files cannot be written.
         """
-        return await self._to_its_end(
-            self._load(names, override, explicit=explicit, asked_by=asked_by, allowed=allowed)
-        )
+        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed)
+        return await self._to_its_end(self._load(request))
 
     @contextmanager
     def awaited(self, name: str) -> Iterator[None]:
@@ -189,32 +207,29 @@ class Lifecycle:
         except Deadlock as circle:
             raise _circle((name,), asked_by, circle) from None
 
-    async def _load(
-        self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
-    ) -> dict[str, Failure]:
-        wanted = frozenset(names)
+    async def _load(self, request: _Request) -> dict[str, Failure]:
+        wanted, asked_by = request.wanted, request.asked_by
         outer = self._made_in.get(asked_by)
         if outer is not None and wanted <= set(outer.candidates):
             with outer.room.urge(outer.needed_by(wanted)):
                 return await _join(outer, wanted, asked_by)
         if outer is None:
-            return await self._load_in(self._room, wanted, override, explicit, asked_by, allowed)
+            return await self._load_in(self._room, request)
         # Earlier loads of the same models may wait for a place, while the model that asks has one and waits for them.
         with self._room.urge(self._locks.ahead(wanted | self._users_of(wanted))):
-            return await self._load_in(Room(self._threads, pace=PACE), wanted, override, explicit, asked_by, allowed)
+            return await self._load_in(Room(self._threads, pace=PACE), request)
 
-    async def _load_in(
-        self, room: Room, wanted: frozenset[str], override: Override, explicit: bool, asked_by: str, allowed: Allowed
-    ) -> dict[str, Failure]:
+    async def _load_in(self, room: Room, request: _Request) -> dict[str, Failure]:
+        wanted, asked_by = request.wanted, request.asked_by
         needed = wanted | self._users_of(wanted)
         while True:
             self._refuse_when_stopping()
             async with self.lock(needed, asked_by) as lock:
-                candidates = await self._look_under(lock, wanted, override, room, allowed)
+                candidates = await self._look_under(lock, request, room)
                 needed = frozenset(candidates) | wanted
                 if needed <= lock.names:
                     for name in wanted & set(candidates):
-                        candidates[name].explicit = explicit
+                        candidates[name].explicit = request.explicit
                     loading = Loading(self._models, self._maker, lock, candidates, room, waits=not asked_by)
                     failures = await self._run(loading, wanted)
                     break
@@ -238,14 +253,12 @@ class Lifecycle:
             self.loaded += sum(len(candidate.made) for candidate in loading.candidates.values())
         return {**loading.failures, **{name: Failure(name) for name in wanted - names}}
 
-    async def _look_under(
-        self, lock: ModelLock, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
-    ) -> dict[str, Candidate]:
+    async def _look_under(self, lock: ModelLock, request: _Request, room: Room) -> dict[str, Candidate]:
         """See `_look`; an unload can halt these loads meanwhile."""
         halts = {name: Halt() for name in lock.names}
         self._halts.update(halts)
         try:
-            candidates = await self._look(wanted, override, room, allowed)
+            candidates = await self._look(request, room)
         finally:
             for name in halts:
                 del self._halts[name]
@@ -253,23 +266,20 @@ class Lifecycle:
             candidates[name].halt = halts[name]
         return candidates
 
-    async def _look(
-        self, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
-    ) -> dict[str, Candidate]:
+    async def _look(self, request: _Request, room: Room) -> dict[str, Candidate]:
         """The candidates: these models, the models of their steps, and loaded ensembles that use them."""
         found: dict[str, Candidate] = {}
-        names, looked_for = wanted, set[str]()
+        names, looked_for = request.wanted, set[str]()
+        overrides = {} if request.override is NOTHING else dict.fromkeys(request.wanted, request.override)
         while names:
             looked_for |= names
-            candidates = await asyncio.gather(
-                *(self._reader.candidate(name, override if name in wanted else NOTHING, room) for name in sorted(names))
-            )
-            found.update((candidate.name, candidate) for candidate in candidates if candidate is not None)
+            candidates = await self._reader.candidates(sorted(names), overrides, request.listed, room)
+            found.update((candidate.name, candidate) for candidate in candidates)
             names = frozenset(step for candidate in found.values() for step in candidate.steps) - looked_for
-            if not all(map(allowed, names)):  # checked before their files are read or run
+            if not all(map(request.allowed, names)):  # checked before their files are read or run
                 for candidate in found.values():
                     await candidate.discard()
-                raise _not_allowed(wanted)
+                raise _not_allowed(request.wanted)
         for name in self._users_of(frozenset(found)) - set(found):
             state = self._models[name]
             assert state.folder is not None

@@ -223,8 +223,9 @@ class Loading:
     def _is_unfit(self, candidate: Candidate) -> bool:
         """Whether a serving ensemble does not fit the new models of its steps."""
         failure = self.failures.get(candidate.name)
-        changed = any(step in self.candidates and step not in self.failures for step in candidate.steps)
-        return failure is not None and bool(failure.problem) and changed and bool(candidate.own)
+        if failure is None or not failure.problem or candidate.own is None:
+            return False
+        return any(step in self.candidates and step not in self.failures for step in candidate.steps)
 
     async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]], endings: Endings) -> None:
         """Make the new versions of a candidate, and change the instances of those that stay."""

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Semaphore
+from types import MappingProxyType
+from typing import Final
 
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
 from server.engine.loading.candidates import Candidate, Maker
 from server.engine.loading.overrides import NOTHING, Override, write_files
 from server.engine.loading.room import Room
-from server.engine.models.registry import Models, ModelState
+from server.engine.models.registry import Models
 from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
 from server.engine.repository.sources import Repositories
 from server.errors import ConfigError
+
+Listed = Mapping[str, ModelFolder]
+"""Models that a scan has just found, by name."""
+
+_NO_MARKS: Final[Marks] = MappingProxyType({})
 
 
 class Reader:
@@ -37,18 +44,39 @@ class Reader:
         self._maker = maker
         self._threads = threads
 
-    async def candidate(self, name: str, override: Override, room: Room) -> Candidate | None:
-        """Read one model, in a place of `room`; None if no repository has it."""
-        state = self._models[name] if name in self._models else ModelState()
-        may_stay = override is NOTHING and state.is_own and state.is_complete
-        known = (state.own, state.marks) if may_stay else (None, {})
-        return await room.work(name, partial(self._read, name, override, *known, self._each(room, name)))
+    async def candidates(
+        self, names: Iterable[str], overrides: Mapping[str, Override], listed: Listed, room: Room
+    ) -> list[Candidate]:
+        """Read these models, each in a place of `room`; those that no repository has are left out.
+
+        Args:
+            names: of the models.
+            overrides: of some of them, in place of the repository's content.
+            listed: those that a scan has just found; others are looked for.
+            room: has the places.
+        """
+        found = await room.work_all({name: self._reading(name, overrides, listed, room) for name in names})
+        return [candidate for candidate in found if candidate is not None]
+
+    def _reading(
+        self, name: str, overrides: Mapping[str, Override], listed: Listed, room: Room
+    ) -> Callable[[], Candidate | None]:
+        override = overrides.get(name, NOTHING)
+        known: tuple[configuration.Prepared | None, Marks] = None, _NO_MARKS
+        if override is NOTHING and name in self._models:
+            state = self._models[name]
+            if state.is_own and state.is_complete:
+                known = state.own, state.marks
+        return partial(self._read, name, override, listed.get(name), *known, self._each(room, name))
 
     def _each(self, room: Room, name: str) -> configuration.Each:
         """Divides work between the thread that has a place for this model, and others as they get places."""
         loop = asyncio.get_running_loop()
 
         def each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+            if len(numbers) == 1:
+                work(numbers[0])
+                return
             left, done = deque(numbers), Semaphore(0)
             waiting: set[asyncio.Task[None] | None] = set()
 
@@ -88,6 +116,7 @@ class Reader:
         self,
         name: str,
         override: Override,
+        listed: ModelFolder | None,
         own: configuration.Prepared | None,
         seen: Marks,
         each: configuration.Each,
@@ -96,7 +125,7 @@ class Reader:
         `seen`."""
         holder = None
         try:
-            folder = self._repositories.find(name)
+            folder = self._repositories.find(name) if listed is None else self._repositories.brought(listed)
         except ConfigError as error:
             return Candidate(name, ModelFolder(name, Path(name), Path()), {}, problem=str(error))
         if override.files:

@@ -299,6 +299,14 @@ class Repositories:
             self.unreached.discard(name)
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
 
+    def brought(self, listed: ModelFolder) -> ModelFolder | None:
+        """A model that a scan has just listed, on this machine; it is looked for again only if it has to be fetched.
+
+        Raises:
+            ConfigError: the model cannot be fetched now.
+        """
+        return self.find(listed.name) if listed.origin else listed
+
     def has(self, name: str) -> bool:
         """Whether a source has a model of this name; False also if that cannot be found out now."""
         try:
