@@ -121,6 +121,8 @@ class Headers:
             (b"user-agent", user_agent.encode()),
             (b"grpc-accept-encoding", b"identity, deflate, gzip"),
         ]
+        self.infer = [*self._before, (b":path", f"{SERVICE}ModelInfer".encode()), *self._after]
+        """Of a plain call of ModelInfer."""
         self._made: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def of(self, method: str, metadata: Mapping[str, Any] | None, encoding: str = "") -> list[tuple[bytes, bytes]]:
@@ -189,6 +191,18 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
     if len(found) > limit:
         raise error_of(RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, vs. {limit})")
     return found
+
+
+def answer_of(call: Call, limit: int) -> Any:
+    """The bytes of the only message of a call that ended with OK: a buffer.
+
+    Raises:
+        InferenceServerException: there is not one message, or see `plain`.
+    """
+    found = call.message()
+    if found is None:
+        raise error_of(INTERNAL, "the answer is not one message")
+    return plain(*found, limit)
 
 
 # ---- retries --------------------------------------------------------------------------------------------------------

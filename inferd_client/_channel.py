@@ -13,15 +13,14 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from inferd_client._calling import (
-    INTERNAL,
     Attempts,
     Failed,
     RetryOptions,
+    answer_of,
     end_of,
     error_of,
     failure,
     left_of,
-    plain,
     too_late,
 )
 from inferd_client._connecting import Options, Target, connect
@@ -202,20 +201,22 @@ class Channel:
         Raises:
             InferenceServerException: the call failed.
         """
-        ends = end_of(timeout)
+        ends = end_of(timeout) if timeout is not None else None
         attempts = None
         while True:
             safe, answered = False, None
             try:
-                link = self.link(ends)
+                link = self.usable() or self.link(ends)
             except InferenceServerException as found:
                 error = found
             else:
-                call = Call(headers, pieces, left_of(ends))
+                call = Call(headers, pieces, left_of(ends) if ends is not None else None)
                 if not link.run(call):
                     continue
+                if (answer := call.answer()) is not None:
+                    return answer
                 if call.status()[0] == 0:
-                    return self.answer(call)
+                    return answer_of(call, self.options.limit)
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self.retries, ends, once)
@@ -223,13 +224,6 @@ class Channel:
             if pause is None:
                 raise error
             time.sleep(pause)
-
-    def answer(self, call: Call) -> Any:
-        """The bytes of the only message of a call that ended with OK."""
-        found = call.message()
-        if found is None:
-            raise error_of(INTERNAL, "the answer is not one message")
-        return plain(*found, self.options.limit)
 
     # ---- calls that end in a callback
 
@@ -368,12 +362,12 @@ class Pending:
         """See Owner of link.pyi."""
         if not done:
             return
-        if call.status()[0] != 0:
+        message, error = call.answer(), None
+        if message is None and call.status()[0] != 0:
             self.failed(failure(call), call.safe_to_repeat, call.answered)
             return
-        message = error = None
         try:
-            message = self._channel.answer(call)
+            message = answer_of(call, self._channel.options.limit) if message is None else message
         except InferenceServerException as found:
             error = found
         self._end(message, error)

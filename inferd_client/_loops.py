@@ -8,15 +8,14 @@ import time
 from typing import Any
 
 from inferd_client._calling import (
-    INTERNAL,
     Attempts,
     Failed,
     RetryOptions,
+    answer_of,
     end_of,
     error_of,
     failure,
     left_of,
-    plain,
     too_late,
 )
 from inferd_client._channel import CLOSED, HeaderList, Pieces
@@ -116,20 +115,6 @@ class Polled:
         self.link.close()
 
 
-class Waiting:
-    """A coroutine that waits for the end of a call."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self.future = future
-
-    def told(self, call: Call, done: bool) -> None:  # noqa: ARG002 - see Owner of link.pyi
-        """See Owner of link.pyi."""
-        if done and not self.future.done():
-            self.future.set_result(None)
-
-
 class LoopChannel:
     """Links to a server in the event loop of the first call; made when they are needed.
 
@@ -208,7 +193,7 @@ class LoopChannel:
         Raises:
             InferenceServerException: the call failed.
         """
-        ends = end_of(timeout)
+        ends = end_of(timeout) if timeout is not None else None
         attempts = None
         while True:
             loop = asyncio.get_running_loop()
@@ -219,17 +204,27 @@ class LoopChannel:
             except InferenceServerException as found:
                 error = found
             else:
-                left = left_of(ends)
-                waiting = Waiting(loop.create_future())
-                call = Call(headers, pieces, left, owner=waiting)
+                left = left_of(ends) if ends is not None else None
+                future = loop.create_future()
+                call = Call(headers, pieces, left, future=future)
                 if not polled.link.start(call, flush=False):
                     continue
-                await self._ended(polled, call, waiting, left)
+                polled.flush_soon()
+                if self.options.keepalive is not None:
+                    polled.keep_alive()
+                alarm = loop.call_later(left, give_up, polled, call, True) if left is not None else None
+                try:
+                    await future
+                except asyncio.CancelledError:
+                    give_up(polled, call, False)
+                    raise
+                finally:
+                    if alarm is not None:
+                        alarm.cancel()
+                if (answer := call.answer()) is not None:
+                    return answer
                 if call.status()[0] == 0:
-                    answer = call.message()
-                    if answer is None:
-                        raise error_of(INTERNAL, "the answer is not one message")
-                    return plain(*answer, self.options.limit)
+                    return answer_of(call, self.options.limit)
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self._retries, ends, once)
@@ -237,22 +232,6 @@ class LoopChannel:
             if pause is None:
                 raise error
             await asyncio.sleep(pause)
-
-    async def _ended(self, polled: Polled, call: Call, waiting: Waiting, timeout: float | None) -> None:
-        alarm = None
-        polled.flush_soon()
-        if self.options.keepalive is not None:
-            polled.keep_alive()
-        if timeout is not None:
-            alarm = asyncio.get_running_loop().call_later(timeout, give_up, polled, call, True)
-        try:
-            await waiting.future
-        except asyncio.CancelledError:
-            give_up(polled, call, False)
-            raise
-        finally:
-            if alarm is not None:
-                alarm.cancel()
 
     def close(self) -> None:
         """End all calls and links."""

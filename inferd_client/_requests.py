@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferd_client._native.messages import (
     Content,
-    framed_request,
+    infer_request,
     input_tensor,
     packed_strings,
     parameter,
@@ -224,16 +224,8 @@ def request_pieces(
         said = _said(sequence_id, sequence_start, sequence_end, priority, timeout, parameters)
         if final_response:
             said.append(parameter(4, "triton_enable_empty_final_response", "bool", True))
-    fields = [request_head(model_name, model_version, request_id, said)]
-    contents = []
-    for each in inputs:
-        fields.append(each._written())
-        if each._content is not None:
-            contents.append(each._content)
-    if outputs is not None:
-        fields += [wanted._written() for wanted in outputs]
     try:
-        return framed_request(fields, contents)
+        return infer_request(request_head(model_name, model_version, request_id, said), inputs, outputs)
     except ValueError as error:
         return raise_error(str(error))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from inferd_client._native.messages import read_response, unpacked_strings
-from inferd_client.utils import InferenceServerException, raise_error, triton_to_np_dtype
+from inferd_client._native.messages import Message, array_of, read_response, unpacked_strings
+from inferd_client.utils import NUMBERS, InferenceServerException, raise_error, triton_to_np_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ class InferResult:
 
     def __init__(self, result: Any, start: int = 0, end: int = 0) -> None:
         self._proto = None
-        if hasattr(result, "SerializeToString"):
+        if type(result) is not Message and hasattr(result, "SerializeToString"):
             self._proto = result
             result = result.SerializeToString()
         self._message = result
@@ -70,6 +71,13 @@ class InferResult:
         Raises:
             InferenceServerException: the output is in shared memory, or its size contradicts its datatype and shape.
         """
+        try:
+            array: np.ndarray | None = array_of(self._message, self._start, self._end, name, *_arrays())
+        except ValueError as error:
+            raise unreadable(error) from None
+        return self._any_output(name) if array is None else array
+
+    def _any_output(self, name: str) -> np.ndarray | None:
         import numpy as np
 
         found = self._found()[3].get(name)
@@ -155,6 +163,15 @@ class InferResult:
             end = self._end or len(self._message)
             self._proto = parsed(pb.ModelInferResponse, memoryview(self._message)[self._start : end])
         return message_as_json(self._proto) if as_json else self._proto
+
+
+@cache
+def _arrays() -> tuple[Any, dict[str, tuple[Any, int]]]:
+    """numpy's array type, and by datatypes of raw elements its types and their bytes."""
+    import numpy as np
+
+    types = [(datatype, np.dtype(triton_to_np_dtype(datatype))) for datatype in (*NUMBERS, "BF16")]
+    return np.ndarray, {datatype: (kind, kind.itemsize) for datatype, kind in types}
 
 
 def unreadable(what: object) -> InferenceServerException:

@@ -67,9 +67,9 @@ cdef void wire_free(Wire *wire) noexcept nogil:
     while wire.first != NULL:
         arrived = wire.first
         wire.first = arrived.next
-        pool_give(arrived.data, arrived.capacity)
+        pool_give(arrived.data, arrived.size, arrived.capacity)
         free(arrived)
-    pool_give(wire.message, wire.capacity)
+    pool_give(wire.message, wire.message_size, wire.capacity)
     free(wire.text)
     free(wire.details)
     pthread_cond_destroy(&wire.woken)

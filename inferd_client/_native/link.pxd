@@ -22,6 +22,7 @@ cdef class Call:
     cdef size_t sealed
     cdef uint64_t emptied
     cdef public object owner
+    cdef object future
 
     cdef iovec *parts_of(self, list pieces, iovec *room) except NULL
     cdef list taken(self, Arrived *arrived)

@@ -66,18 +66,21 @@ cdef class Call:
         many: its answer is a stream.
         goes_on: further messages follow.
         owner: `told(call, done)` of it is called when there is news; None: somebody waits for it.
+        future: of asyncio, in place of an owner; its result is set when the call has ended.
     """
 
-    def __cinit__(self, list headers, list pieces, timeout=None, *, bint many=False, bint goes_on=False, owner=None):
+    def __cinit__(self, list headers, list pieces, timeout=None, *, bint many=False, bint goes_on=False, owner=None,
+                  future=None):
         cdef size_t i = 0
         cdef bytes name, value
         wire_open(&self.wire)
         self.wire.call = <void *> self
         self.wire.many = many
-        self.wire.announces = owner is not None
+        self.wire.announces = owner is not None or future is not None
         self.wire.exchange.goes_on = goes_on
         self.wire.exchange.stays = True
         self.owner = owner
+        self.future = future
         self.texts = headers
         if timeout is not None:
             self.wire.deadline_ns = now_ns() + <uint64_t> (min(max(<double> timeout, 0.0), 1e9) * 1e9) + 1
@@ -151,6 +154,18 @@ cdef class Call:
             return None
         self.wire.first = self.wire.last = NULL
         return self.taken(arrived)[0]
+
+    def answer(self):
+        """Of a call that has ended: its message, if there is one only, it is not compressed, and the status is OK; else
+        None."""
+        cdef Arrived *arrived = self.wire.first
+        if (self.wire.given_up != NOT_GIVEN_UP or self.wire.exchange.grpc_status != 0 or arrived == NULL
+                or arrived.next != NULL or arrived.compressed):
+            return None
+        self.wire.first = self.wire.last = NULL
+        message = message_of(arrived.data, arrived.size, arrived.capacity)
+        free(arrived)
+        return message
 
     cdef list taken(self, Arrived *arrived):
         cdef Arrived *following
@@ -461,13 +476,16 @@ cdef class Link:
                 pthread_mutex_unlock(&self.line.lock)
             for i in range(count):
                 call = <Call> found[i].call
-                owner = call.owner
+                owner, future = call.owner, call.future
                 if done[i]:
                     self.keep(call)
-                    call.owner = None  # they hold each other
+                    call.owner = call.future = None  # they hold each other
                     Py_DECREF(call)
                 try:
-                    owner.told(call, done[i])
+                    if future is None:
+                        owner.told(call, done[i])
+                    elif done[i] and not future.done():
+                        future.set_result(None)
                 except Exception:
                     sys.excepthook(*sys.exc_info())
 

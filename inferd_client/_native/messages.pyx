@@ -7,9 +7,12 @@ are sent from where they are. Answers are read where they lie, and so are their 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from inferd_client._native.pool cimport pool_give
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
 cdef enum:
     PREFIX = 5               # bytes before a gRPC message: compressed or not, length
@@ -40,7 +43,7 @@ cdef class Message:
     """The bytes of one received message; a buffer that can be written to, as nobody else has it."""
 
     def __dealloc__(self):
-        pool_give(self.data, self.capacity)
+        pool_give(self.data, self.size, self.capacity)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, self.size, 0, flags)
@@ -164,16 +167,33 @@ cdef inline uint8_t *put_prefix(uint8_t *out, size_t size) noexcept:
     return out + PREFIX
 
 
-def framed_request(list fields, list contents):
+def infer_request(bytes head, inputs, outputs):
     """A ModelInferRequest as gRPC sends it, in pieces: buffers whose bytes follow each other.
 
     Args:
-        fields: bytes, its fields without raw_input_contents.
-        contents: Content of each input that has its bytes in the request.
+        head: see `request_head`.
+        inputs: each with `_written()`, a field; `_encoded`, what that returned last, or None; and `_content`, None or
+            the Content that is in the request.
+        outputs: likewise, but for `_content`; or None.
 
     Raises:
         ValueError: it is longer than a gRPC message can be.
     """
+    cdef list fields = [head], contents = []
+    for each in inputs:
+        encoded = each._encoded
+        fields.append(each._written() if encoded is None else encoded)
+        content = each._content
+        if content is not None:
+            contents.append(content)
+    if outputs is not None:
+        for each in outputs:
+            fields.append(each._written())
+    return framed_request(fields, contents)
+
+
+cdef list framed_request(list fields, list contents):
+    """The fields without raw_input_contents, which are bytes, and those."""
     cdef size_t size = 0, raw = 0, tags = 0
     cdef bytes each, head
     cdef Content content
@@ -381,6 +401,123 @@ def read_response(message, size_t start=0, size_t end=0):
         place = raw[i] if i < len(raw) and not has_contents else (-1, 0)
         found.setdefault(name, (datatype, shape, place[0], place[1]))
     return model, version, identifier, found
+
+
+cdef enum:
+    MOST_DIMS = 16           # of an array that `array_of` makes
+
+# An output whose bytes are raw.
+cdef struct RawOutput:
+    Reader name
+    Reader datatype
+    int64_t dims[MOST_DIMS]
+    int rank                 # -1: it has more than MOST_DIMS, or contents of its own
+
+
+cdef int read_raw_output(Reader reader, RawOutput *output) except -1:
+    cdef uint32_t number = 0, wire = 0
+    cdef Reader content
+    cdef uint64_t value
+    output.name.at = output.name.end = output.datatype.at = output.datatype.end = reader.at
+    output.rank = 0
+    while read_field(&reader, &number, &wire, &content):
+        if number == 1 and wire == 2:
+            output.name = content
+        elif number == 2 and wire == 2:
+            output.datatype = content
+        elif number == 3 and (wire == 2 or wire == 0):
+            while content.at < content.end and 0 <= output.rank < MOST_DIMS:
+                read_varint(&content, &value)
+                output.dims[output.rank] = <int64_t> value
+                output.rank += 1
+            if content.at < content.end:
+                output.rank = -1
+        elif number == 5 and wire == 2 and content.end > content.at:
+            output.rank = -1
+            return 0
+    return 0
+
+
+cdef bint find_raw_output(Reader reader, str name, RawOutput *output, Reader *raw) except -1:
+    """The first output of this name, and its bytes. False: it is not found in this way."""
+    cdef uint32_t number = 0, wire = 0
+    cdef Reader content
+    cdef Py_ssize_t size = 0
+    cdef const char *wanted = PyUnicode_AsUTF8AndSize(name, &size)
+    cdef int before = 0, place = -1  # outputs seen; raw contents before those of the wanted one, once that is seen
+    cdef bint found = False
+    while read_field(&reader, &number, &wire, &content):
+        if wire != 2:
+            continue
+        if number == 5 and place < 0 and not found:
+            read_raw_output(content, output)
+            if output.name.end - output.name.at == size and memcmp(output.name.at, wanted, size) == 0:
+                if output.rank < 0:
+                    return False
+                place = before
+            before += 1
+        elif number == 6:
+            if place < 0 and not found:
+                return False
+            if place == 0:
+                raw[0] = content
+                found = True
+            place -= 1
+    return found
+
+
+cdef bint dims_say(const RawOutput *output, size_t element, size_t size):
+    """Whether datatype and shape say so many bytes, and at least one."""
+    cdef size_t said = element
+    cdef int i
+    for i in range(output.rank):
+        if output.dims[i] <= 0 or <size_t> output.dims[i] > size:
+            return False
+        said *= <size_t> output.dims[i]  # of two numbers of 32 bits
+        if said > size:
+            return False
+    return said == size
+
+
+def array_of(message, size_t start, size_t end, name, make, dict types):
+    """The tensor of an output over the memory of a ModelInferResponse.
+
+    Args:
+        message, start, end: as for `read_response`.
+        name: of the output.
+        make: numpy.ndarray.
+        types: by datatypes, pairs (numpy.dtype, bytes of an element).
+
+    Returns:
+        None where a look at the whole message must tell what is the matter: there is no such output, its bytes are not
+        raw or not as its shape says, its datatype is none of `types`, or its memory is not aligned for that.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    cdef Py_buffer view
+    cdef Reader reader, raw
+    cdef RawOutput output
+    cdef size_t element, size
+    if type(name) is not str:
+        return None
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        reader.at = <const uint8_t *> view.buf + start
+        reader.end = <const uint8_t *> view.buf + (end or <size_t> view.len)
+        if not find_raw_output(reader, <str> name, &output, &raw):
+            return None
+        kind = types.get(read_text(&output.datatype))
+        if kind is None:
+            return None
+        element = (<tuple> kind)[1]
+        size = raw.end - raw.at
+        if <size_t> raw.at % element or size > 0xFFFFFFFF or not dims_say(&output, element, size):
+            return None
+        shape = tuple([output.dims[i] for i in range(output.rank)])
+        return make(shape, (<tuple> kind)[0], message, raw.at - <const uint8_t *> view.buf)
+    finally:
+        PyBuffer_Release(&view)
 
 
 def read_stream_response(message):

@@ -3,6 +3,7 @@
 
 from libc.stdint cimport uint8_t
 
-# At least `size` bytes; NULL if there is no memory. Pass the capacity when the memory is given back.
+# Room for `size` bytes, which end at a multiple of ALIGNMENT: so the tensor at the end of a message is aligned. NULL if
+# there is no memory. Pass size and capacity when the memory is given back.
 cdef uint8_t *pool_take(size_t size, size_t *capacity) noexcept nogil
-cdef void pool_give(uint8_t *data, size_t capacity) noexcept nogil
+cdef void pool_give(uint8_t *data, size_t size, size_t capacity) noexcept nogil

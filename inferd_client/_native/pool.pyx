@@ -8,6 +8,7 @@ from inferd_client._native.linux cimport pthread_mutex_init, pthread_mutex_lock,
 cdef enum:
     BUFFERS = 16
     LARGE = 1 << 16          # smaller ones are malloc's
+    ALIGNMENT = 16           # malloc's
     MOST = 1 << 26           # bytes that are kept
 
 cdef struct Buffer:
@@ -21,6 +22,11 @@ cdef struct BufferPool:
 
 cdef BufferPool pool
 pthread_mutex_init(&pool.lock, NULL)
+
+
+cdef inline size_t before(size_t size) noexcept nogil:
+    """How many bytes of its memory lie before a message."""
+    return -size % ALIGNMENT
 
 
 cdef uint8_t *pool_take(size_t size, size_t *capacity) noexcept nogil:
@@ -40,19 +46,21 @@ cdef uint8_t *pool_take(size_t size, size_t *capacity) noexcept nogil:
                 buffer.data = NULL
                 break
         pthread_mutex_unlock(&pool.lock)
-    return found if found != NULL else <uint8_t *> malloc(capacity[0] + 1)
+    if found == NULL:
+        found = <uint8_t *> malloc(capacity[0] + ALIGNMENT)
+    return found + before(size) if found != NULL else NULL
 
 
-cdef void pool_give(uint8_t *data, size_t capacity) noexcept nogil:
+cdef void pool_give(uint8_t *data, size_t size, size_t capacity) noexcept nogil:
     cdef Buffer *buffer
-    cdef uint8_t *extra = data
+    cdef uint8_t *extra = data - before(size) if data != NULL else NULL
     cdef int i
     if data != NULL and LARGE <= capacity <= MOST:
         pthread_mutex_lock(&pool.lock)
         for i in range(BUFFERS):
             buffer = &pool.buffers[i]
             if buffer.data == NULL and pool.kept + capacity <= MOST:
-                buffer.data = data
+                buffer.data = extra
                 buffer.capacity = capacity
                 pool.kept += capacity
                 extra = NULL
