@@ -28,6 +28,10 @@ cdef enum GivenUp:
     TOO_LARGE                # its answer is longer than is allowed
     NO_MEMORY                # for its answer
 
+cdef enum:
+    LOOK = 1                 # something has come of a call
+    ENDED = 2                # its end: other threads touch it no more, or the thread is to take the lock first
+
 # One call, the first member of a Call.
 cdef struct Wire:
     Exchange exchange
@@ -40,9 +44,10 @@ cdef struct Wire:
     bint announces           # no thread waits for it: its end and its messages are news
     bint done
     bint orphaned            # it has ended here, and the session still knows it
-    bint waiting             # a thread waits for `woken`
+    bint waiting             # a thread waits for `word`
+    uint32_t word            # to that thread: 0, LOOK or ENDED
+    bint locks               # that thread takes the lock also after ENDED
     bint many                # the answer is a stream of messages
-    pthread_cond_t woken
     uint64_t deadline_ns     # 0: none
     Ending ending
     uint32_t error           # an HTTP/2 error code
@@ -72,6 +77,7 @@ cdef struct Line:
     bint reading             # a thread is the reader
     bint polling             # the reader is in poll(), and nobody has woken it
     bint blocked             # the socket accepts no more for now
+    int32_t coming           # threads that are about to take the lock and flush
     uint64_t emptied         # how often all serialised output has been written
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
@@ -111,5 +117,8 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil
 # Make another thread the reader, if one waits.
 cdef void line_hand_over(Line *line) noexcept nogil
 cdef void line_wake_reader(Line *line) noexcept nogil
-# Wait for a condition, at most until then.
-cdef void line_wait(Line *line, pthread_cond_t *condition, uint64_t until_ns) noexcept nogil
+# Wait for work for the attendant, at most until then.
+cdef void line_attend(Line *line, uint64_t until_ns) noexcept nogil
+# Wait for the end of the call or for a message, while another thread reads, at most until then. Returns True, and gives
+# back the lock, if it has ended and nothing is left to do; else the lock is held.
+cdef bint line_wait(Line *line, Wire *wire, uint64_t until_ns) noexcept nogil

@@ -7,6 +7,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, timespec
 from posix.unistd cimport close, read, write
 
+from inferd_client._native.atomic cimport atomic_load, atomic_store, futex_wait, futex_wake
 from inferd_client._native.clock cimport now_ns
 from inferd_client._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, POLLOUT, SHUT_RDWR, eventfd, pollfd, ppoll, pthread_cond_destroy,
@@ -58,7 +59,6 @@ cdef void line_free(Line *line) noexcept nogil:
 
 
 cdef void wire_open(Wire *wire) noexcept nogil:
-    condition_open(&wire.woken)
     wire.exchange.stream = -1
 
 
@@ -72,7 +72,6 @@ cdef void wire_free(Wire *wire) noexcept nogil:
     pool_give(wire.message, wire.message_size, wire.capacity)
     free(wire.text)
     free(wire.details)
-    pthread_cond_destroy(&wire.woken)
 
 
 # --- calls in flight
@@ -119,8 +118,14 @@ cdef void announce(Line *line, Wire *wire) noexcept nogil:
     pthread_cond_signal(&line.attendant)
 
 
+cdef void tell(Wire *wire, uint32_t word) noexcept nogil:
+    """Its thread waits. With ENDED, the call may be gone when this returns."""
+    atomic_store(&wire.word, word)
+    futex_wake(&wire.word)
+
+
 cdef void finish(Line *line, Wire *wire, Ending ending, uint32_t error) noexcept nogil:
-    """It has its end, whether or not the session has."""
+    """It has its end, whether or not the session has. If its thread waits for that, the call may be gone then."""
     take_off(line, wire)
     wire.ending = ending
     wire.error = error
@@ -128,20 +133,21 @@ cdef void finish(Line *line, Wire *wire, Ending ending, uint32_t error) noexcept
     if wire.announces:
         announce(line, wire)
     elif wire.waiting:
-        pthread_cond_signal(&wire.woken)
+        tell(wire, ENDED)
 
 
 cdef void wire_ended(Session *session, Exchange *exchange, Ending ending, uint32_t error) noexcept nogil:
     cdef Wire *wire = <Wire *> exchange
+    wire.orphaned = False
     if wire.in_flight:
         finish(<Line *> session, wire, ending, error)
-    wire.orphaned = False
 
 
 cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil:
     if not wire.in_flight:
         return
     wire.given_up = why
+    wire.locks = True  # so that it is still here after its end
     session_reset(&line.session, &wire.exchange)
     line_flush(line)
     if wire.in_flight:
@@ -207,7 +213,7 @@ cdef bint keep_message(Line *line, Wire *wire) noexcept nogil:
         if wire.announces:
             announce(line, wire)
         elif wire.waiting:
-            pthread_cond_signal(&wire.woken)
+            tell(wire, LOOK)
     return True
 
 
@@ -298,14 +304,12 @@ cdef void line_flush(Line *line) noexcept nogil:
 
 cdef void expire(Line *line, uint64_t now) noexcept nogil:
     cdef Wire *wire = line.flight
-    cdef Wire *following
     while wire != NULL:
-        following = wire.next
         if wire.deadline_ns != 0 and wire.deadline_ns <= now:
             line_give_up(line, wire, EXPIRED)
-            if following != NULL and not following.in_flight:
-                following = line.flight  # others ended by it, too
-        wire = following
+            wire = line.flight  # others may have ended by it, too
+        else:
+            wire = wire.next
 
 
 cdef uint64_t line_tick(Line *line) noexcept nogil:
@@ -391,13 +395,27 @@ cdef void line_hand_over(Line *line) noexcept nogil:
         pthread_cond_signal(&line.attendant)
     while wire != NULL:
         if wire.waiting:
-            pthread_cond_signal(&wire.woken)
+            wire.locks = True  # it is to read, or, if it has its end by then, to have another thread read
+            tell(wire, LOOK)
             return
         wire = wire.next
 
 
-cdef void line_wait(Line *line, pthread_cond_t *condition, uint64_t until_ns) noexcept nogil:
+cdef void line_attend(Line *line, uint64_t until_ns) noexcept nogil:
     cdef timespec until
     until.tv_sec = until_ns // 1000000000
     until.tv_nsec = until_ns % 1000000000
-    pthread_cond_timedwait(condition, &line.lock, &until)
+    pthread_cond_timedwait(&line.attendant, &line.lock, &until)
+
+
+cdef bint line_wait(Line *line, Wire *wire, uint64_t until_ns) noexcept nogil:
+    wire.waiting = True
+    wire.locks = False
+    atomic_store(&wire.word, 0)
+    pthread_mutex_unlock(&line.lock)
+    futex_wait(&wire.word, 0, until_ns)
+    if atomic_load(&wire.word) == ENDED and not wire.locks:
+        return True
+    pthread_mutex_lock(&line.lock)
+    wire.waiting = False
+    return False

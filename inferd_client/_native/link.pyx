@@ -15,10 +15,11 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+from inferd_client._native.atomic cimport atomic_add
 from inferd_client._native.clock cimport now_ns
 from inferd_client._native.line cimport (
-    CANCELLED, EXPIRED, NO_MEMORY, NOT_GIVEN_UP, TOO_LARGE, Arrived, GivenUp, line_flush, line_free, line_give_up,
-    line_hand_over, line_kill, line_open, line_receive, line_submit, line_tick, line_turn, line_wait,
+    CANCELLED, EXPIRED, NO_MEMORY, NOT_GIVEN_UP, TOO_LARGE, Arrived, GivenUp, line_attend, line_flush, line_free,
+    line_give_up, line_hand_over, line_kill, line_open, line_receive, line_submit, line_tick, line_turn, line_wait,
     line_wake_reader, wire_free, wire_open,
 )
 from inferd_client._native.linux cimport iovec, pthread_cond_signal, pthread_mutex_lock, pthread_mutex_unlock
@@ -230,7 +231,7 @@ cdef class Call:
 
 
 cdef bint wait_for(Link link, Call call, bint message) noexcept nogil:
-    """Wait for its end, or a message; the lock is held. False: signals are to be looked for."""
+    """Wait for its end, or a message; the lock is held, and given back. False: signals are to be looked for."""
     cdef bint heard
     while not call.wire.done and not (message and call.wire.first != NULL):
         if not link.line.reading:
@@ -239,15 +240,16 @@ cdef bint wait_for(Link link, Call call, bint message) noexcept nogil:
             link.line.reading = False
             if not heard:
                 line_hand_over(&link.line)
+                pthread_mutex_unlock(&link.line.lock)
                 return False
-        else:
-            call.wire.waiting = True
-            line_wait(&link.line, &call.wire.woken, now_ns() + SLICE_NS)
-            call.wire.waiting = False
-            if not call.wire.done and link.line.reading:
-                return False
+        elif line_wait(&link.line, &call.wire, now_ns() + SLICE_NS):
+            return True
+        elif not call.wire.done and link.line.reading:
+            pthread_mutex_unlock(&link.line.lock)
+            return False
     if link.line.count != 0 or link.line.news != NULL:
         line_hand_over(&link.line)
+    pthread_mutex_unlock(&link.line.lock)
     return True
 
 
@@ -344,14 +346,17 @@ cdef class Link:
         self.forget()
         call.link = self
         with nogil:
+            atomic_add(&self.line.coming, 1)
             pthread_mutex_lock(&self.line.lock)
             taken = line_submit(&self.line, &call.wire, call.headers, call.header_count)
+            if atomic_add(&self.line.coming, -1) == 0:
+                line_flush(&self.line)  # else the thread that comes next does: one write for the calls of both
             if taken:
-                line_flush(&self.line)
                 if call.wire.deadline_ns != 0 and call.wire.deadline_ns < self.line.wakes_ns:
                     line_wake_reader(&self.line)
                 ended = wait_for(self, call, False)
-            pthread_mutex_unlock(&self.line.lock)
+            else:
+                pthread_mutex_unlock(&self.line.lock)
         if not taken:
             return False
         if not ended:
@@ -375,7 +380,6 @@ cdef class Link:
             with nogil:
                 pthread_mutex_lock(&self.line.lock)
                 ended = wait_for(self, call, message)
-                pthread_mutex_unlock(&self.line.lock)
 
     def start(self, Call call not None, *, bint flush=True):
         """Begin the call. False: the link takes no calls any more."""
@@ -500,7 +504,7 @@ cdef class Link:
                     if self.line.announcing == 0 and (self.line.closing or self.line.dead):
                         ended = True
                     elif self.line.reading or (self.line.announcing == 0 and not self.line.ping_idle):
-                        line_wait(&self.line, &self.line.attendant, now_ns() + 5 * <uint64_t> SLICE_NS)
+                        line_attend(&self.line, now_ns() + 5 * <uint64_t> SLICE_NS)
                     else:
                         self.line.reading = True
                         line_turn(&self.line, 0)
