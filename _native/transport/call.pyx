@@ -284,9 +284,14 @@ cdef class Call:
         cdef Stream *stream = self.open_stream()
         cdef list pairs = metadata_headers(metadata)
         cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
+        cdef nghttp2_nv *nv
         if not 0 <= status <= 16:
             raise ValueError(f"a gRPC status code is 0 to 16, got {status}")
-        stream_end(stream, status, text, nv_of(pairs), len(pairs))
+        try:
+            nv = nv_of(pairs)
+        except MemoryError:  # the client must not wait for the status because there is no memory for the metadata
+            nv, pairs = NULL, []
+        stream_end(stream, status, text, nv, len(pairs))
         self.connection.has_output()
 
     def reset(self) -> None:
