@@ -10,7 +10,7 @@ import numpy as np
 
 from _native.transport.connection import Connection
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import IDLE_US, SCALE, Kind, with_steps
+from tests.simulation.kinds import IDLE_US, SCALE, STEPS, Kind
 from tests.simulation.regions import SLOT, Region
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
@@ -27,8 +27,10 @@ MS = 1000 * US
 HOUR = 3_600_000 * MS
 QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
+TEXT = 10  # times as long are numbers as strings, about, and to write them takes long
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
+CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -376,7 +378,8 @@ class Client:
             rows = sequence.rows
         width = 4 if random.random() < 0.8 or sequence is not None else random.randint(2, 6)
         if random.random() < self.temper.large and sequence is None:
-            width = random.randint(self.temper.largest // 40, self.temper.largest) // rows + 2
+            largest = self.temper.largest // (TEXT if kind.text else 1)
+            width = random.randint(largest // 40, largest) // rows + 2
         if kind.reuses and random.random() < 0.8:
             number, rows, width = random.randrange(QUESTIONS), 1 + number % 2, 4
         x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + number * SCALE
@@ -459,19 +462,26 @@ class Client:
         pipe.busy = False
         if pipe is not self.pipe or not pipe.data:
             return
-        limit = self.random.randint(1, self.temper.chunk) if self.temper.chunk else len(pipe.data)
-        buffer = self.connection.receive_buffer()
-        with memoryview(buffer) as whole, whole.cast("B") as view:
-            size = min(limit, len(pipe.data), len(view))
-            view[:size] = pipe.data[:size]
-        del pipe.data[:size]
-        self.simulation.world.may_fail(1)
-        self.connection.received(size)
-        self.simulation.world.may_fail(0)
-        self._read_later()
+        chunk, world = self.temper.chunk, self.simulation.world
+        world.may_fail(1)
+        # small chunks arrive a few at a time, with nothing between them
+        for _ in range(self.random.randint(1, CHUNKS) if 0 < chunk < SMALL else 1):
+            limit = self.random.randint(1, chunk) if chunk else len(pipe.data)
+            buffer = self.connection.receive_buffer()
+            with memoryview(buffer) as whole, whole.cast("B") as view:
+                size = min(limit, len(pipe.data), len(view))
+                view[:size] = pipe.data[:size]
+            del pipe.data[:size]
+            self.connection.received(size)
+            if not pipe.data or pipe is not self.pipe:
+                break
+        world.may_fail(0)
         if pipe.data:
             self._carry_later()
+            if self.random.random() < 0.1:
+                self._read_later()
         else:
+            self._read_later()
             now = self.simulation.world.now()
             for call in self.calls.values():
                 if call.stream.sent_end and call.sent_ns > now:
@@ -571,7 +581,7 @@ class Client:
         if one is None:
             return False
         simulation = self.simulation
-        cut_ns = max(simulation.cut_ns.get(name, 0) for name in with_steps(call.kind))
+        cut_ns = max(simulation.cut_ns.get(name, 0) for name in STEPS[call.kind.name])
         idle = simulation.world.now() - one.touched_ns > IDLE_US * US // 2
         if call.kind.mourns:  # which is told of it, and knows when that may be
             idle = IDLE_TEXT in text or one.number in simulation.executions.mourned

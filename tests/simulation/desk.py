@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import events
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,11 @@ WINDOW = 6  # requests of one stream that may be read and not yet answered
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """An event loop without descriptors and timers."""
+    """An event loop without descriptors. `later` does something after so many nanoseconds."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, later: Callable[[int, Callable[[], None]], None]) -> None:
         self.world = world
+        self._later = later
         self.ready: deque[asyncio.Handle] = deque()
         self.problem = ""
 
@@ -58,6 +60,11 @@ class Loop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, arguments, self, context)
         self.ready.append(handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(self.time() + delay, callback, arguments, self, context)
+        self._later(int(delay * 1e9), lambda: self.ready.append(handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -82,7 +89,7 @@ class Desk:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.loop = Loop(simulation.world)
+        self.loop = Loop(simulation.world, simulation.later)
         self.open: set[NativeContext] = set()
         method = Method("ModelStreamInfer", None, None, True, True, Inference(self, WINDOW).stream)  # type: ignore
         self._handler = services._handler(method, services.Policy())

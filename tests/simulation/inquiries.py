@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.python.worker import protocol as p
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import KINDS, SCALE, Kind, with_steps
+from tests.simulation.kinds import KINDS, SCALE, STEPS, Kind
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ class Inquiry:
         self._simulation = simulation = process.town.simulation
         self._random = random = process.random
         kinds = [kind for kind in simulation.kinds.values() if may_ask(kind)]
-        self._kind = None if not kinds or random.random() < 0.05 else random.choice(kinds)
+        self._kind = None if not kinds or random.random() < 0.05 else self._choose(kinds)
         executions = simulation.executions
         executions.inquiries += 1
         self.number = FIRST + executions.inquiries
-        rows = random.randint(1, self._kind.max_rows if self._kind else 1) if random.random() < 0.3 else 1
+        many = 0.7 if self._kind and self._kind.decoupled else 0.3
+        rows = random.randint(1, self._kind.max_rows if self._kind else 1) if random.random() < many else 1
         width = LARGE // rows if random.random() < 0.1 else random.randint(2, 5)
         self._x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + self.number * SCALE
         self._x[:, 0] = self.number * SCALE + np.arange(rows)
@@ -54,11 +55,17 @@ class Inquiry:
         self._begun_ns = simulation.world.now()
         self._cancelled = False
         self._credit, self._owed = p.BLS_WINDOW, 0
+        self._lazy = random.random() < 0.5  # it gives credit when there is none left, and not at once
         self._rows: set[int] = set()  # that have been answered
         self._to = random.choice((process.its_calls, process.its_calls, process.its_side))
 
     def __str__(self) -> str:
         return f"call {self.number} of {self.process.name} to {self._kind.name if self._kind else 'nobody'}"
+
+    def _choose(self, kinds: list[Kind]) -> Kind:
+        """A model to ask: often one whose responses may exceed the credit."""
+        decoupled = [kind for kind in kinds if kind.decoupled]
+        return self._random.choice(decoupled if decoupled and self._random.random() < 0.3 else kinds)
 
     # -- the worker's
 
@@ -126,11 +133,19 @@ class Inquiry:
         if final:
             self._end()
         else:
+            self._owe_credit()
+
+    def _owe_credit(self) -> None:
+        """One more response has been taken; the server hears of it now, or when it has used up what it has."""
+        self._owed += 1
+        if self._lazy:
+            if self._owed >= p.BLS_WINDOW:
+                self.process.later(self._random.randint(0, MS), self._give_credit)
+        elif self._owed >= p.BLS_WINDOW or self._random.random() < 0.5:
             self._give_credit()
 
     def _give_credit(self) -> None:
-        self._owed += 1
-        if self._owed >= p.BLS_WINDOW or self._random.random() < 0.5:
+        if self._owed and self.id in self.process.inquiries:
             self._say(p.BLS_CREDIT, offset=self._owed)
             self._credit += self._owed
             self._owed = 0
@@ -138,7 +153,9 @@ class Inquiry:
     def _end(self) -> None:
         del self.process.inquiries[self.id]
         oracle = self._simulation.oracle
-        for name in with_steps(self._kind) if self._kind else ():
+        if self._kind:
+            oracle.asked(self._kind, at_any_time=self._cancelled)
+        for name in STEPS[self._kind.name] if self._kind else ():
             oracle.over[name] = oracle.over.get(name, 0) + 1
         self._over()
 
@@ -200,4 +217,4 @@ class Inquiry:
 
 def may_ask(kind: Kind) -> bool:
     """Whether a worker may ask this model: one that does not wait for it in turn."""
-    return bool(kind.weight) and not kind.sequential and not any(KINDS[name].asks for name in with_steps(kind))
+    return bool(kind.weight) and not kind.sequential and not any(KINDS[name].asks for name in STEPS[kind.name])

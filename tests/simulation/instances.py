@@ -16,6 +16,7 @@ from tests.simulation.kinds import PADDING, SCALE
 
 if TYPE_CHECKING:
     from tests.simulation.models import SimulatedBackend
+    from tests.simulation.world import World
 
 IDLE = 2  # why a sequence ends: see `_native/execution/supply.pxd`
 Value = bool | int | float | str
@@ -33,9 +34,11 @@ class Executions:
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         said: by number of a request, the parameters that its worker has answered with.
         log: called with what happens.
+        world: stops when a rule is broken.
     """
 
     log: Callable[[str, str], None]
+    world: World
     resources: int  # that there are
     count: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -44,13 +47,12 @@ class Executions:
     mourned: set[int] = field(default_factory=set)
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
-    problem: str = ""
     is_faulty: bool = False  # memory may run out
     resources_used: int = 0
 
     def complain(self, text: str) -> None:
         """A rule is broken; said on the thread of an instance, which would take an exception for the model's."""
-        self.problem = self.problem or text
+        self.world.complain(text)
 
 
 class NativeSimulated(IdentityInstance):

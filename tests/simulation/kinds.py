@@ -118,6 +118,11 @@ class Kind:
         return None if batching.adaptive else batching.max_queue_delay_us
 
     @property
+    def may_be_late(self) -> bool:
+        """Whether its instances may get their threads with the first request."""
+        return not (self.steps or self.needs or self.sequence or self.style in ("worker", "gpu"))
+
+    @property
     def sequential(self) -> bool:
         """Whether its requests belong to sequences of clients."""
         return self.tallies or (self.sequence is not None and not self.sequence.iterative)
@@ -415,6 +420,9 @@ def depth(kind: Kind) -> int:
 def with_steps(kind: Kind) -> set[str]:
     """Names of all models that a request of this one may ask, with its own."""
     return {kind.name}.union(*(with_steps(KINDS[step.model]) for step in kind.steps))
+
+
+STEPS = {name: with_steps(kind) for name, kind in KINDS.items()}
 
 
 def kinds_with_steps(names: Mapping[str, Kind]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 from _native.memory.arena import ArenaHandle
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
@@ -28,7 +29,7 @@ from tests.simulation.instances import (
 )
 from tests.simulation.kinds import Kind
 from tests.simulation.processes import Town, WorkerInstance
-from tests.simulation.world import World
+from tests.simulation.world import World, WorldThread
 
 
 class SimulatedBackend(Backend):
@@ -41,6 +42,7 @@ class SimulatedBackend(Backend):
         self.kind = kind
         self.world = world
         self.salt = random.random()
+        self.late = False  # instances get their threads with the first request
         self.executions = executions
         self.town = town
         self.workers: list[WorkerInstance] = []
@@ -59,6 +61,10 @@ class SimulatedModel(Model):
         if self.backend.kind.style == "worker":
             self.arena = ArenaHandle(f"simulated {self.backend.kind.name}")
             self.team = TeamHandle()
+
+    @property
+    def any_thread(self) -> bool:  # type: ignore[override]
+        return self.backend.late
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
         backend = self.backend
@@ -84,12 +90,25 @@ class InstanceThread(threading.Thread):
     """The thread of an instance: of the world from when the instance is made until it has ended."""
 
     world: World
+    is_refused: Callable[[], bool]
+
+    def __init__(self, *, args: tuple[Any, ...], **arguments: Any) -> None:
+        super().__init__(args=args, **arguments)
+        self.late = len(args) == 1  # its instance was made before, on another thread
 
     def start(self) -> None:
         """Begin, and return when the instance is made: what several take of a device they take in one order."""
-        _, _, ready = self._args  # type: ignore[attr-defined]
-        super().start()
-        ready.exception()
+        if not self.late:
+            _, _, ready = self._args  # type: ignore[attr-defined]
+            super().start()
+            ready.exception()
+        elif self.is_refused():
+            raise RuntimeError("can't start new thread")
+        else:
+            may_fail = self.world.may_fail(0)
+            super().start()
+            self.world.admit(1)
+            self.world.may_fail(may_fail)
 
     def run(self) -> None:
         try:
@@ -98,9 +117,9 @@ class InstanceThread(threading.Thread):
             self.world.leave()
 
 
-def threads_of(world: World) -> SimpleNamespace:
-    """Stands for the module `threading` where instances get their threads."""
-    thread = type("InstanceThread", (InstanceThread,), {"world": world})
+def threads_of(world: World, is_refused: Callable[[], bool]) -> SimpleNamespace:
+    """Stands for the module `threading` where instances get their threads, some of which the system refuses."""
+    thread = type("InstanceThread", (InstanceThread,), {"world": world, "is_refused": staticmethod(is_refused)})
     return SimpleNamespace(Thread=thread, Event=threading.Event, Lock=threading.Lock)
 
 
@@ -115,14 +134,17 @@ class Version:
         self.loaded = loaded
         self.idle_since = 0  # instances are idle beside the same requests
         self.waiting = (0, 0, 0, 0)
-        self.joined = False
+        self.joined = self.closes = False
         self.threads: list[InstanceThread] = []
         self.waits: list[Callable[[], None]] = []  # for instances that have ended
         self.over = 0  # requests, as it has said
+        self.loaded_ns = backend.world.now()
+        self.threadless_ns = 0  # since when requests wait, and no thread has begun
         self._note_threads()
 
     @property
     def ended(self) -> bool:
+        self._note_threads()
         attendants = (worker.thread for worker in self.backend.workers)
         return not any(thread.is_alive() for thread in (*self.threads, *attendants))
 
@@ -133,19 +155,24 @@ class Version:
             return int(self.loaded.statistics().execution_count)
         return self.backend.executed
 
-    def _note_threads(self) -> None:
-        """Those that are new."""
-        for runner in self.loaded._instances._runners:
-            if runner.thread not in self.threads:
-                self.threads.append(runner.thread)  # type: ignore[arg-type]
+    @property
+    def has_threads(self) -> bool:
+        self._note_threads()
+        return bool(self.threads)
+
+    def _note_threads(self) -> int:
+        """Those that are new; how many of them have still to be let into the world."""
+        begun = [runner.thread for runner in self.loaded._instances._runners if runner.thread is not None]
+        new = [thread for thread in begun if thread not in self.threads]
+        self.threads += new  # type: ignore[arg-type]
+        return sum(not thread.late for thread in new)  # type: ignore[attr-defined]
 
     def change(self, count: int, world: World) -> None:
         """Have so many instances instead."""
-        before = len(self.threads)
+        self._note_threads()
         specs = self.kind.spec(self.prefix, count).instances
         self.waits.append(self.loaded.change_instances(self.loaded.config, specs))
-        self._note_threads()
-        made = len(self.threads) - before
+        made = self._note_threads()
         # workers have attendants, and instances on GPUs a thread for what is completed
         world.admit(2 * made if self.kind.style in ("worker", "gpu") else made)
         self.count = count
@@ -157,6 +184,14 @@ class Version:
 
     def close(self) -> None:
         """Its threads have ended."""
+        if not self.backend.late:
+            self._close()
+        elif not self.closes:  # it may execute what no thread has, and wait for clients
+            self.closes = True
+            WorldThread(self.backend.world, self._close, f"close {self.prefix}").start()
+            self.backend.world.admit(1)
+
+    def _close(self) -> None:
         for wait in self.waits:
             wait()
         self.loaded.close()
@@ -178,9 +213,11 @@ def load(
     resources: Resources,
     town: Town,
     graphics: Graphics,
+    late: float,
 ) -> Version:
-    """A version that serves."""
+    """A version that serves; `late` is how often its instances get their threads with the first request."""
     backend = SimulatedBackend(kind, world, random, executions, town)
+    backend.late = kind.may_be_late and random.random() < late
     source = ModelSource(kind.spec(prefix_of(kind, generation), count), 1, Path("/"))
     closers = graphics.closers()
     loaded = LoadedVersion(
@@ -188,13 +225,13 @@ def load(
         None if kind.steps else backend,
         source,
         service,  # type: ignore[arg-type]
-        hardware=Hardware(resources=resources, gpus=graphics.gpus),
+        hardware=Hardware(resources=None if backend.late else resources, gpus=graphics.gpus),
     )
     version = Version(kind, generation, count, backend, loaded)
-    if version.count:
+    if version.threads:
         others = len(backend.workers)  # which have attendants
         if kind.style == "gpu":
-            graphics.used = True
+            graphics.use()
             others = version.count + graphics.closers() - closers  # each has one for what is completed
-        world.admit(version.count + others)
+        world.admit(len(version.threads) + others)
     return version

@@ -33,6 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("_native", "backends", "server", "tests", "inferd_client", "setup.py", "pyproject.toml", "README.md")
 
 
+INSTANCES = "server/engine/instances/instances.py"
+
+
 @dataclass(frozen=True)
 class Fault:
     """A change of one place, where `old` stands once; `why` says why nothing can be seen of it, if so."""
@@ -467,6 +470,38 @@ FAULTS = (
         "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
         "        lock(&channel.guard)\n    unlock",
     ),
+    # threads that come with the first request
+    Fault(
+        "instances without requests have threads",
+        INSTANCES,
+        "        late = self._may_be_late(specs)\n",
+        "        late = False\n",
+    ),
+    Fault(
+        "the first request starts no threads",
+        INSTANCES,
+        "            self._lane.await_first(self._begin)\n",
+        "            self._lane.await_first(lambda: None)\n",
+    ),
+    Fault(
+        "a thread that was refused is not asked for again",
+        INSTANCES,
+        "            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)\n",
+        "",
+    ),
+    Fault(
+        "the first request starts one thread of several",
+        INSTANCES,
+        "                runner.thread, runner.is_late = thread, False\n",
+        "                runner.thread, runner.is_late = thread, False\n                return\n",
+        "requests are executed, only by fewer instances at a time",
+    ),
+    Fault(
+        "requests of a version that closes without threads are forgotten",
+        INSTANCES,
+        "        if is_late:\n            self._serve(runner)\n",
+        "        if is_late:\n",
+    ),
 )
 
 
@@ -544,16 +579,18 @@ def trial(copy: Copy, fault: Fault, seeds: int, jobs: int) -> str:
     sound = path.read_text()
     if sound.count(fault.old) != 1:
         raise RuntimeError(f"there are {sound.count(fault.old)} places for it in {fault.file}")
-    extension = next(path.parent.glob(path.stem + ".cpython*.so"))
-    kept = extension.read_bytes()
+    extension = next(path.parent.glob(path.stem + ".cpython*.so"), None)  # None: Python as it is
+    kept = extension.read_bytes() if extension else b""
     path.write_text(sound.replace(fault.old, fault.new))
     try:
-        copy.build(fault.file)
+        if extension:
+            copy.build(fault.file)
         return copy.simulate(seeds, jobs)
     finally:
         path.write_text(sound)
-        extension.unlink(missing_ok=True)
-        extension.write_bytes(kept)
+        if extension:
+            extension.unlink(missing_ok=True)
+            extension.write_bytes(kept)
 
 
 def main() -> int:

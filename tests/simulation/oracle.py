@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import KINDS, serialize_strings
+from tests.simulation.kinds import KINDS, STEPS, Kind, serialize_strings
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
 from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Sequence
+    from tests.simulation.models import Version
     from tests.simulation.simulation import Simulation
 
 OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
@@ -23,6 +24,7 @@ MS = 1_000_000
 GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers' grain, and what the loop did first
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
+PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
@@ -39,6 +41,7 @@ class Oracle:
         self.ended: dict[int, Sequence] = {}  # without a request that says so, of which their models are told
         self.over: dict[str, int] = {}  # calls, by model, however they ended
         self.since: dict[str, int] = {}  # the version of a model that serves
+        self.asked_ns: dict[str, int] = {}  # when somebody may have asked a model last
 
     # -- models come and go --
 
@@ -55,6 +58,21 @@ class Oracle:
         """Whether this model was not there at some time since then."""
         now = self.simulation.world.now()
         return any(since <= now and until >= since_ns for since, until in self.away.get(name, ()))
+
+    def asked(self, kind: Kind, *, at_any_time: bool = False) -> None:
+        """A request for this model is under way, or it may come at any time: what its client has given up."""
+        since = 1 << 62 if at_any_time else self.simulation.world.now()
+        for name in STEPS[kind.name]:
+            self.asked_ns[name] = max(self.asked_ns.get(name, 0), since)
+
+    def leaves(self, version: Version) -> None:
+        """A version has ended: it has had threads only if somebody has asked it, where these come with the request."""
+        name = version.kind.name
+        if not version.backend.late or self.asked_ns.get(name, 0) >= version.loaded_ns:
+            return
+        under_way = any(name in STEPS[call.kind.name] for call in self.open.values())
+        if version.threads and not under_way:
+            raise Violation(f"{version.prefix}: {len(version.threads)} threads, and nobody has asked it")
 
     # -- calls --
 
@@ -263,18 +281,32 @@ class Oracle:
         if executed and simulation.service.in_house == 0 and not simulation.desk.open:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         for version in (*simulation.versions.values(), *simulation.leaving):
+            if version.backend.late:
+                self._check_threads(version, now)
             delay = version.kind.delay_us
             if delay is None or not version.count:
                 continue
-            pending, idle = version.loaded.lane.pending, simulation.world.idle(version.prefix)
-            waiting = (pending, idle, version.executed, self.over.get(version.kind.name, 0))
-            if pending == 0 or idle == 0:
+            pending = version.loaded.lane.pending
+            idle = simulation.world.idle(version.prefix) if pending else 0
+            if idle == 0:
                 version.idle_since = 0
-            elif delay and (version.idle_since == 0 or waiting != version.waiting):
+                continue
+            waiting = (pending, idle, version.executed, self.over.get(version.kind.name, 0))
+            if delay and (version.idle_since == 0 or waiting != version.waiting):
                 version.idle_since = now
             elif not delay or now - version.idle_since > delay * 1000 + SLACK:
                 raise Violation(f"{version.prefix}: {pending} requests wait beside {idle} idle instances")
             version.waiting = waiting
+
+    @staticmethod
+    def _check_threads(version: Version, now: int) -> None:
+        """Requests wait for the first thread only as long as the system refuses it."""
+        if not version.loaded.lane.pending or version.has_threads or not version.count:
+            version.threadless_ns = 0
+        elif version.threadless_ns == 0:
+            version.threadless_ns = now
+        elif now - version.threadless_ns > PATIENCE:
+            raise Violation(f"{version.prefix}: requests wait, and no instance has a thread")
 
     def end(self) -> None:
         """All is over: nothing is held, nothing was executed for nobody."""

@@ -23,6 +23,7 @@ from backends.python._link import TeamHandle
 from backends.python.attendant import Attendant, Post
 from backends.python.instance import PythonInstance
 from tests.simulation.process import Process
+from tests.simulation.world import UNWATCHED, WORKER_FD
 
 if TYPE_CHECKING:
     from tests.simulation.models import SimulatedBackend
@@ -51,11 +52,11 @@ class Town:
 
     def watch(self, process: Process, end: socket.socket) -> None:
         self.sockets[end.fileno()] = (process, end)
-        self.simulation.poller.register(end.fileno(), 1)
+        self.world.watch(end.fileno(), WORKER_FD)
 
     def forget(self, end: socket.socket) -> None:
         del self.sockets[end.fileno()]
-        self.simulation.poller.unregister(end.fileno())
+        self.world.watch(end.fileno(), UNWATCHED)
 
     def turn(self, fd: int) -> None:
         """A worker reads what it was sent."""

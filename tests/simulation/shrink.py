@@ -15,6 +15,7 @@ FEATURES = (
     "hostile",
     "errors",
     "jumps",
+    "late",
     "regions",
     "streams",
     "operator",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import heapq
-import select
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -22,24 +21,22 @@ from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.desk import Desk
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
-from tests.simulation.kinds import KINDS, Kind, kinds_with_steps, with_steps
+from tests.simulation.kinds import KINDS, STEPS, Kind, kinds_with_steps
 from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.story import Story
 from tests.simulation.wire import Violation
-from tests.simulation.world import NEVER, START_NS, World
+from tests.simulation.world import BRIDGE_FD, NEVER, START_NS, TIMERS_FD, Do, World
 
-STEPS = {name: with_steps(kind) for name, kind in KINDS.items()}
 US = 1000
 MS = 1000 * US
 SECOND = 1000 * MS
-STEP_US = (0, 0, 0, 1, 3, 20)  # that an action of the main thread takes
 DEEDS = 40  # of the operator, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
-JUMPS = 0.001  # how often it does, of one step
+STANDS_PPM = 1000  # how often it does, of a million steps
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,14 @@ class Scale:
         hostile: further connections send wrong frames.
         errors: clients ask what has to be refused.
         jumps: the machine stands still now and then.
-        fails_at: the number of the one take of memory that fails; 0 for as the seed says.
+        late: instances get their threads with the first request, or later, where the system refuses them.
+        fails_at: the number of the first take of memory that fails; 0 for as the seed says.
+        fails: how many fail then, one after the other.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
     """
 
     clients: int = 5
-    calls: int = 250
+    calls: int = 500
     models: tuple[str, ...] = ()
     operator: bool = True
     cancels: bool = True
@@ -77,7 +76,9 @@ class Scale:
     hostile: bool = True
     errors: bool = True
     jumps: bool = True
+    late: bool = True
     fails_at: int = 0
+    fails: int = 1
     forgetful: bool = False
 
 
@@ -122,11 +123,13 @@ class Simulation:
         self.packing = random.choice((0.0, 0.0, 0.5)) if scale.streams else 0.0  # how often a client compresses
         self.errors = random.choice((0.0, 0.0, 0.05)) if scale.errors else 0.0  # how often a request is wrong
         self.hostile_left = random.choice((0, 0, 5)) if scale.hostile else 0
-        self.jumps = random.choice((0.0, 0.0, 0.0, JUMPS)) if scale.jumps else 0.0
+        self.stands_ppm = random.choice((0, 0, 0, STANDS_PPM)) if scale.jumps else 0
         self.jumped_ns = 0
         resources = random.choice((2, 3))
-        engine_instances.threading = threads_of(world)  # type: ignore[assignment]
-        self.executions = Executions(self.tell, resources, is_faulty=self.is_faulty)
+        self.late = random.choice((0.0, 0.5, 1.0)) if scale.late else 0.0  # how often threads come late
+        self.refusing = random.choice((0.0, 0.0, 0.5)) if scale.late else 0.0  # how often one of these is refused
+        engine_instances.threading = threads_of(world, self._refuses_thread)  # type: ignore[assignment]
+        self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
         self.resources = Resources({("R", None): resources})
         self.table = ModelTable()
         self.bridge = BridgeHandle()
@@ -149,9 +152,8 @@ class Simulation:
             timers=self.bridge.timers,
         )
         self.service.install(self.endpoint)
-        self.poller = select.poll()
-        self.poller.register(self.bridge.event_fd, select.POLLIN)
-        self.poller.register(self.bridge.timers.fd, select.POLLIN)
+        world.watch(self.bridge.event_fd, BRIDGE_FD)
+        world.watch(self.bridge.timers.fd, TIMERS_FD)
         self.generations: dict[str, int] = {}
         self.versions: dict[str, Version] = {}
         self.departing: dict[str, list[Version]] = {}  # on which only sequences go on, the last one first
@@ -175,7 +177,10 @@ class Simulation:
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
         chosen = {name for name in sorted(KINDS) if KINDS[name].weight and self.random.random() < share} or {"plain"}
-        return tuple(sorted(set().union(*(with_steps(KINDS[name]) for name in chosen))))
+        return tuple(sorted(set().union(*(STEPS[name] for name in chosen))))
+
+    def _refuses_thread(self) -> bool:
+        return self.refusing > 0 and self.random.random() < self.refusing
 
     def tell(self, who: str, what: str) -> None:
         if self.story.on:
@@ -185,7 +190,7 @@ class Simulation:
     def later(self, ns: int, what: Callable[[], None]) -> None:
         """Have the main thread do it so many nanoseconds from now, or after."""
         self.numbers += 1
-        heapq.heappush(self.events, (self.world.now() + int(ns), self.numbers, what))
+        heapq.heappush(self.events, (self.world.now() + ns, self.numbers, what))
 
     # -- models --
 
@@ -205,6 +210,7 @@ class Simulation:
             self.resources,
             self.town,
             self.graphics,
+            self.late,
         )
         self.tell("operator", f"loads {version.prefix} with {version.count} instances")
         old = self.versions.get(name)
@@ -281,6 +287,7 @@ class Simulation:
                 self._end_version(name, version)
         for version in list(self.leaving):
             if version.ended and not version.joined:
+                self.oracle.leaves(version)
                 version.close()
             if version.joined and not version.loaded.lane.in_flight:
                 self.service.forget(version.loaded.lane)
@@ -311,59 +318,53 @@ class Simulation:
         self.endpoint.flush_dirty()
 
     def step(self) -> bool:
-        """One action; False: nothing is left to do."""
-        world = self.world
-        due = bool(self.events) and self.events[0][0] <= world.now()
-        ready = {fd for fd, _ in self.poller.poll(0)}
-        choices = [*(["thread"] * 2 if world.runnable() else []), *(["event"] if due else [])]
-        spoken_to = sorted(ready & self.town.sockets.keys())
-        choices += ["worker"] if spoken_to else []
-        choices += ["gpu"] if self.graphics.used and self.graphics.stub.ready() else []
-        choices += ["loop"] if len(ready) > len(spoken_to) else []
-        choices += ["tasks"] if self.desk.loop.ready else []
-        if not choices:
-            return self._pass_time()
-        choice = self.random.choice(choices)
-        if choice == "thread":
-            if world.run() > 0:
-                self.see_off()
-        elif choice == "event":
-            heapq.heappop(self.events)[2]()
+        """One action of the main thread, after those of threads; False: nothing is left to do."""
+        world, events = self.world, self.events
+        what = world.step(events[0][0] if events else NEVER, bool(self.desk.loop.ready), self.stands_ppm)
+        if what == Do.EVENT:
+            heapq.heappop(events)[2]()
             self.flush()
-        elif choice == "worker":
-            self.town.turn(self.random.choice(spoken_to))
-        elif choice == "gpu":
-            self.graphics.stub.step(self.random.randrange(1 << 16))
-        elif choice == "tasks":
+        elif what == Do.LOOP:
+            self._turn_loop(world.loop_ready())
+        elif what == Do.REST:
+            return self._pass_time()
+        elif what == Do.WORKER:
+            self.town.turn(world.worker())
+        elif what == Do.TASKS:
             world.may_fail(1)
             self.desk.turn()
             self.flush()
             world.may_fail(0)
-        else:
-            world.may_fail(1)
-            if self.bridge.event_fd in ready:
-                self.bridge.drain()
-            if self.bridge.timers.fd in ready:
-                self.bridge.expire()
-            self.flush()
-            world.may_fail(0)
-            if self.leaving or any(self.departing.values()):
-                self.see_off()
-        if problem := world.problem or self.executions.problem:
-            raise Violation(problem)
-        world.advance(world.now() + self.random.choice(STEP_US) * US)
-        if self.jumps and self.random.random() < self.jumps:
+        elif what == Do.SEE_OFF:
+            self.see_off()
+        elif what == Do.GPU:
+            self.graphics.stub.step(self.random.randrange(1 << 16))
+        elif what == Do.STAND:
             jump = int(self.random.random() ** 4 * JUMP)
             self.tell("machine", f"stands still for {jump // US} us")
             world.advance(world.now() + jump)
             self.jumped_ns = world.now()
+        else:
+            raise Violation(world.problem)
         return True
+
+    def _turn_loop(self, ready: int) -> None:
+        """The loop's descriptors say that there is something to look at."""
+        self.world.may_fail(1)
+        if ready & BRIDGE_FD:
+            self.bridge.drain()
+        if ready & TIMERS_FD:
+            self.bridge.expire()
+        self.flush()
+        self.world.may_fail(0)
+        if self.leaving or any(self.departing.values()):
+            self.see_off()
 
     def may_lose_workers(self, kind: Kind) -> bool:
         """Whether a worker of this model, or of its steps, may end while it has requests."""
         kinds = [KINDS[name] for name in STEPS[kind.name]]
         # a machine that stands still takes longer than an execution may
-        return any(each.mortal or (self.jumps > 0 and each.style == "worker") for each in kinds)
+        return any(each.mortal or (self.stands_ppm > 0 and each.style == "worker") for each in kinds)
 
     def _visit(self) -> None:
         """Another hostile peer."""
@@ -391,7 +392,7 @@ class Simulation:
             self.later(self.random.choice((1, 10)) * MS, self.operate)
         self.later(self.random.randint(0, 3 * MS), self._visit)
         self.world.set_faults(self.faults_ppm)
-        self.world.fail_at(self.scale.fails_at)
+        self.world.fail_at(self.scale.fails_at, self.scale.fails)
         checks = 0
         while self.step():
             checks += 1
@@ -400,7 +401,7 @@ class Simulation:
             if checks % 16 == 0 and not self.endpoint.ledger_agrees():
                 raise Violation("the sums of the ledger do not agree")
         self.world.set_faults(0)
-        self.world.fail_at(0)
+        self.world.fail_at(0, 0)
         if self.calls_open or any(client.talks for client in self.clients):
             raise Violation(f"calls are never answered: {self.oracle.waiting()}")
         self._end()
@@ -431,6 +432,7 @@ class Simulation:
     def opened(self, call: Call) -> None:
         self.calls_open += 1
         self.outcome.calls += 1
+        self.oracle.asked(call.kind)
         self.oracle.open[call.number] = call
         if self.calls_open == 1:
             self.last_answer_ns = self.world.now()
@@ -441,6 +443,7 @@ class Simulation:
         self.oracle.open.pop(call.number, None)
         for name in STEPS[call.kind.name]:
             self.oracle.over[name] = self.oracle.over.get(name, 0) + 1
+        self.oracle.asked(call.kind, at_any_time=not good)
         self.last_answer_ns = self.world.now()
         if call.talk is not None:
             self.outcome.streamed += 1

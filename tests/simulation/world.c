@@ -23,6 +23,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -41,6 +42,9 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define OBJECTS 2 /* PYMEM_DOMAIN_OBJ */
 #define PAGE 4096
 #define MAPPINGS 0x100000000000 /* where nothing else is mapped */
+#define READY 64              /* descriptors that one look finds, at most */
+#define MICROSECOND 1000
+#define KEPT (256 << 20)
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
 
@@ -48,8 +52,6 @@ struct member {
     sem_t turn;
     enum state state;
     pthread_cond_t *on;  /* WAITING for it; NULL: for time or descriptors alone */
-    struct pollfd *fds;  /* WAITING for one of them; NULL: for none */
-    nfds_t fd_count;
     int64_t wake_ns;
     int held;            /* mutexes */
     int leaving;         /* has done everything; the interpreter still lets go of what was the thread's */
@@ -66,6 +68,7 @@ static struct member members[THREADS];
 static int newcomers[THREADS], joined, alive;
 static int order[THREADS], order_count;      /* of those that have been let in */
 static int polling;                          /* members that wait for descriptors */
+static int polled = -1, watched = -1;        /* epoll: what these wait for, and what the main thread looks at */
 static struct timer timers[TIMERS];
 static int timer_count;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
@@ -73,12 +76,14 @@ static pthread_cond_t someone_joined = PTHREAD_COND_INITIALIZER;
 static sem_t main_turn;
 static int64_t now;
 static uint64_t seed_state = 1, story = 14695981039346656037u;
-static int preempt_permille, spurious_permille, fail_ppm, fail_at;
+static int preempt_permille, spurious_permille, fail_ppm, fail_at, fail_count;
 static uint64_t switches, failed_takes;
 static pthread_key_t leaver;
 static int main_held, main_may_fail, problem_count;
-static char problem[256];
+static char problem[1024];
 static pthread_t main_thread;
+static int (*gpu_ready)(void);
+static int ticks, worker_fd, loop_ready; /* of world_step */
 
 static uintptr_t next_mapping = MAPPINGS;
 static pthread_mutex_t *held[HELD]; /* by threads of the world and by the main one */
@@ -152,11 +157,20 @@ static void run(struct member *member) {
 
 /* All that threads and the main one say to each other through descriptors they say within this process. */
 static void look_at_descriptors(void) {
-    int i;
-    for (i = 0; i < order_count; i++) {
-        struct member *member = &members[order[i]];
-        if (member->state == WAITING && member->fds != NULL && poll(member->fds, member->fd_count, 0) > 0)
-            member->state = RUNNABLE;
+    struct epoll_event found[READY];
+    int count = epoll_wait(polled, found, READY, 0), i;
+    for (i = 0; i < count; i++)
+        if (members[found[i].data.u32].state == WAITING) members[found[i].data.u32].state = RUNNABLE;
+}
+
+/* Have these descriptors of a member be looked at, or no more. */
+static void set_polled(int place, const struct pollfd *fds, nfds_t count, int operation) {
+    struct epoll_event event = {.data.u32 = (uint32_t)place};
+    nfds_t i;
+    for (i = 0; i < count; i++) {
+        if (fds[i].fd < 0) continue;
+        event.events = (uint32_t)fds[i].events;
+        if (epoll_ctl(polled, operation, fds[i].fd, &event) != 0 && operation == EPOLL_CTL_ADD) abort();
     }
 }
 
@@ -372,13 +386,12 @@ static int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *t,
         if (self->held) complain("thread %s waits for a descriptor while it holds a mutex", self->name);
         self->state = WAITING;
         self->on = NULL;
-        self->fds = fds;
-        self->fd_count = count;
         self->wake_ns = due_ns;
+        set_polled((int)(self - members), fds, count, EPOLL_CTL_ADD);
         polling++;
         yield_turn();
         polling--;
-        self->fds = NULL;
+        set_polled((int)(self - members), fds, count, EPOLL_CTL_DEL);
         self->wake_ns = NEVER;
     }
     return ready;
@@ -418,7 +431,8 @@ static int fails(void) {
     if ((fail_ppm == 0 && fail_at == 0) || (self == NULL && !is_main())) return 0;
     if (self != NULL ? self->leaving || holds_gil() : !main_may_fail) return 0;
     if (fail_at) {
-        if (--fail_at) return 0;
+        if (fail_at > 1) return fail_at--, 0;
+        if (--fail_count == 0) fail_at = 0;
         failed_takes++;
         return 1;
     }
@@ -577,6 +591,10 @@ int world_hook(void) {
     restore_thread = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
     if (holds_gil == NULL || save_thread == NULL || restore_thread == NULL) abort();
     if (pthread_key_create(&leaver, has_ended) != 0) abort();
+    /* memory stays with the process: to get it anew for each large tensor takes longer than to fill it */
+    mallopt(M_MMAP_THRESHOLD, KEPT);
+    mallopt(M_TRIM_THRESHOLD, KEPT);
+    mallopt(M_TOP_PAD, 1 << 20);
     hook_objects();
     dl_iterate_phdr(hook_object, &count);
     return count;
@@ -588,6 +606,12 @@ int world_hook(void) {
 /* a world of its own; every thread of the last one has left */
 int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int faults) {
     if (alive) return alive;
+    if (polled >= 0) close(polled), close(watched);
+    polled = epoll_create1(EPOLL_CLOEXEC);
+    watched = epoll_create1(EPOLL_CLOEXEC);
+    if (polled < 0 || watched < 0) abort();
+    gpu_ready = NULL;
+    ticks = 0;
     joined = order_count = timer_count = polling = 0;
     seed_state = seed * 6364136223846793005u + 1442695040888963407u;
     if (seed_state == 0) seed_state = 1;
@@ -603,9 +627,17 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
 }
 
 void world_set_faults(int ppm) { fail_ppm = ppm; }
-void world_fail_at(int take) { fail_at = take; } /* from now; 0: at none */
+/* so many takes in a row, the first of them is this one from now; 0: none */
+void world_fail_at(int take, int count) {
+    fail_at = take;
+    fail_count = count;
+}
 /* what the main thread does now can cope with it: no constructor of an object of Python */
-void world_may_fail(int may) { main_may_fail = may; }
+int world_may_fail(int may) {
+    int before = main_may_fail;
+    main_may_fail = may;
+    return before;
+}
 
 static int by_name(const void *a, const void *b) { return strcmp(members[*(int *)a].name, members[*(int *)b].name); }
 
@@ -627,11 +659,9 @@ int world_admit(int count) {
     return come == count;
 }
 
-/* Let one thread run that can; how many have left since the last call, or -1: there is none that can. */
-int world_run(void) {
-    struct member *found[THREADS];
-    int count = runnable(found), i, at, gone;
-    if (count) run(found[draw() % (uint64_t)count]);
+/* Forget the threads that have left; how many. */
+static int forget_gone(void) {
+    int i, at, gone;
     for (i = 0, at = 0; i < order_count; i++) {
         if (members[order[i]].state != GONE) {
             order[at++] = order[i];
@@ -643,6 +673,15 @@ int world_run(void) {
     gone = order_count - at;
     alive -= gone;
     order_count = at;
+    return gone;
+}
+
+/* Let one thread run that can; how many have left since the last call, or -1: there is none that can. */
+int world_run(void) {
+    struct member *found[THREADS];
+    int count = runnable(found), gone;
+    if (count) run(found[draw() % (uint64_t)count]);
+    gone = forget_gone();
     return gone || count ? gone : -1;
 }
 
@@ -678,6 +717,75 @@ void world_advance(int64_t ns) {
             if (write(timers[i].fd, &one, sizeof one) != sizeof one) abort();
         }
 }
+
+/* What the main thread is to do; see `Do` in world.py */
+enum action { REST, SEE_OFF, EVENT, WORKER, GPU, LOOP, TASKS, STAND, STOP };
+
+/* Have the main thread look at this descriptor: of a worker, or of the loop; or no more, if `what` is negative. */
+void world_watch(int fd, int what) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)fd << 8 | (uint64_t)(what & 0xff)};
+    if (epoll_ctl(watched, what < 0 ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, fd, &event) != 0) abort();
+}
+
+/* Ask it how many streams of devices could go on. */
+void world_use_gpus(int (*ready)(void)) { gpu_ready = ready; }
+
+static int by_number(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+/* Let threads run, a time each, until it is the main thread's turn; what it is to do. REST: nothing before time passes.
+
+   event_ns: when the main thread has something to do next.
+   tasks: whether the event loop has tasks that can go on.
+   stand_ppm: how often the machine stands still, of a million steps.
+
+   Each step takes some time, the one of the main thread too, before the next call. */
+int world_step(int64_t event_ns, int tasks, int stand_ppm) {
+    static const int64_t step_ns[] = {0, 0, 0, MICROSECOND, 3 * MICROSECOND, 20 * MICROSECOND};
+    struct member *found[THREADS];
+    struct epoll_event ready[READY];
+    int actions[9], workers[READY];
+    for (;;) {
+        int count, ready_count, i, action_count = 0, worker_count = 0;
+        void *python;
+        loop_ready = 0;
+        if (problem_count) return STOP;
+        if (ticks) {
+            world_advance(now + step_ns[draw() % (sizeof step_ns / sizeof *step_ns)]);
+            ticks = 0;
+            if (stand_ppm && (int)((draw() >> 33) % 1000000) < stand_ppm) return STAND;
+        }
+        ready_count = epoll_wait(watched, ready, READY, 0);
+        for (i = 0; i < ready_count; i++) {
+            int what = (int)(ready[i].data.u64 & 0xff), fd = (int)(ready[i].data.u64 >> 8);
+            if (what) loop_ready |= what;
+            else workers[worker_count++] = fd;
+        }
+        count = runnable(found);
+        if (count) actions[action_count++] = SEE_OFF, actions[action_count++] = SEE_OFF;
+        if (event_ns <= now) actions[action_count++] = EVENT;
+        if (worker_count) actions[action_count++] = WORKER;
+        if (gpu_ready != NULL && gpu_ready()) actions[action_count++] = GPU;
+        if (loop_ready) actions[action_count++] = LOOP;
+        if (tasks) actions[action_count++] = TASKS;
+        if (!action_count) return REST;
+        ticks = 1;
+        i = actions[draw() % (uint64_t)action_count];
+        if (i == WORKER) {
+            qsort(workers, (size_t)worker_count, sizeof *workers, by_number);
+            worker_fd = workers[draw() % (uint64_t)worker_count];
+        }
+        if (i != SEE_OFF) return i;
+        python = save_thread();
+        run(found[draw() % (uint64_t)count]);
+        restore_thread(python);
+        if (forget_gone()) return SEE_OFF;
+    }
+}
+
+int world_worker(void) { return worker_fd; }    /* that has something to read, after WORKER */
+int world_loop_ready(void) { return loop_ready; } /* what the loop has to look at, after LOOP */
+/* A thread has seen that a rule is broken. */
+void world_complain(const char *text) { complain("%s", text); }
 
 int64_t world_now(void) { return now; }
 uint64_t world_story(void) { return story; }

@@ -7,13 +7,20 @@ import functools
 import hashlib
 import os
 import subprocess
+import threading
+from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).with_name("world.c")
 BUILT = Path(__file__).resolve().parents[2] / "build" / "simulation"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 NEVER = (1 << 63) - 1
+WORKER_FD, BRIDGE_FD, TIMERS_FD = 0, 1, 2  # what a descriptor tells the main thread
+UNWATCHED = -1
 START_NS = 1_000_000_000_000
+MS = 1_000_000
 
 
 @functools.cache
@@ -30,6 +37,20 @@ def library() -> Path:
     return path
 
 
+class Do(IntEnum):
+    """What the main thread is to do; see `world_step`."""
+
+    REST = 0
+    SEE_OFF = 1
+    EVENT = 2
+    WORKER = 3
+    GPU = 4
+    LOOP = 5
+    TASKS = 6
+    STAND = 7
+    STOP = 8
+
+
 class World:
     """Threads and time of this process. Make it once, on the main thread, when all extensions are imported."""
 
@@ -42,6 +63,9 @@ class World:
         quick.world_now.restype = quick.world_next.restype = ctypes.c_int64
         quick.world_story.restype = quick.world_switches.restype = quick.world_failed_takes.restype = ctypes.c_uint64
         quick.world_problem.restype = ctypes.c_char_p
+        quick.world_step.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+        quick.world_use_gpus.argtypes = [ctypes.c_void_p]
+        quick.world_complain.argtypes = [ctypes.c_char_p]
         quick.world_idle.argtypes = [ctypes.c_char_p]
         quick.world_advance.argtypes = [ctypes.c_int64]
         self.run = lib.world_run
@@ -51,6 +75,10 @@ class World:
         self.next = quick.world_next
         self.runnable = quick.world_runnable
         self.advance = quick.world_advance
+        self.step = quick.world_step
+        self.watch = quick.world_watch
+        self.worker = quick.world_worker
+        self.loop_ready = quick.world_loop_ready
         self.set_faults = quick.world_set_faults
         self.may_fail = quick.world_may_fail
         self.fail_at = quick.world_fail_at
@@ -76,6 +104,14 @@ class World:
         """Let in so many threads that were started."""
         assert self.lib.world_admit(count), f"{count} threads were to join"
 
+    def use_gpus(self, ready: Any) -> None:
+        """Have streams of devices go on, of which this function of a library says how many could."""
+        self._quick.world_use_gpus(ctypes.cast(ready, ctypes.c_void_p))
+
+    def complain(self, text: str) -> None:
+        """A rule is broken."""
+        self._quick.world_complain(text.encode())
+
     def idle(self, prefix: str) -> int:
         """Threads with names that begin so and wait for work."""
         return int(self._quick.world_idle(prefix.encode()))
@@ -98,3 +134,36 @@ class World:
     def problem(self) -> str:
         """What a thread did that none may do; empty: nothing."""
         return str(self._quick.world_problem().decode())
+
+
+class WorldThread:
+    """A thread of the world, which another one waits for within it.
+
+    Args:
+        world: where.
+        target, name: as for `threading.Thread`.
+    """
+
+    def __init__(self, world: World, target: Callable[[], None], name: str) -> None:
+        self._world = world
+        self._target: Callable[[], None] | None = target
+        self._name = name
+        self._gone = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        self._world.join(self._name)
+        try:
+            assert self._target is not None
+            self._target()
+        finally:
+            self._target = None  # what goes with it goes within the world
+            self._gone = True
+            self._world.leave()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        while not self._gone:
+            self._world.sleep(MS)
