@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AcceleratorSpec",
+    "AsyncInstance",
     "Backend",
     "BackendError",
     "BatchingSpec",
@@ -379,6 +380,32 @@ class Instance(abc.ABC):
 
     def watch(self, changed: Callable[[], object]) -> None:  # noqa: B027 (for those whose readiness changes)
         """Have `changed` called, on any thread, whenever `ready` may have changed."""
+
+
+class AsyncInstance(Instance):
+    """An instance whose executions run on threads of its framework: they are begun, and waited for.
+
+    If it has a `deputy`, the server has the two take turns, on one thread: while the one executes a batch, the other
+    begins the next if that is full, and each is ended in its turn. So the framework has its next work when it is done.
+    Instances of sequences, and those under the rate limiter, begin no batch before the last one has ended.
+    """
+
+    deputy: AsyncInstance | None = None
+    """Another one like it, whose executions the framework begins when this one's have ended, and the other way round.
+    The server closes only this one."""
+
+    @abc.abstractmethod
+    def begin(self, batch: Batch) -> None:
+        """Begin to execute the batch, without waiting. An exception fails it, and it has no `end`."""
+
+    @abc.abstractmethod
+    def end(self, batch: Batch) -> None:
+        """Wait for the batch that was begun, and set every wanted output on it. An exception fails it."""
+
+    def execute(self, batch: Batch) -> None:
+        """Both."""
+        self.begin(batch)
+        self.end(batch)
 
 
 class NativeInstance(Instance):

@@ -1,6 +1,12 @@
-"""Instances on the host: native ones, Python ones, and those whose work runs in another process."""
+"""Instances on the host: native ones, Python ones, and those whose work runs in another process.
+
+An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have a deputy.
+While the one executes a batch, the other begins the next, so that the framework goes from one to the other without a
+pause. Only a batch that is full is taken so early: one that is not waits in the lane, where it can still grow.
+"""
 
 cimport cython
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport uint32_t
 
@@ -8,8 +14,6 @@ from _native.atomic cimport load64
 from _native.execution.batch cimport (
     NativeBatch,
     batch_begin,
-    batch_fail,
-    batch_fail_by,
     batch_fetch,
     batch_finish,
     batch_free,
@@ -17,18 +21,13 @@ from _native.execution.batch cimport (
     execute_fn,
 )
 from _native.execution.batchlog cimport batch_log
-from _native.execution.gather cimport batch_gather
 from _native.execution.loop cimport ExecutionLoop
-from _native.execution.python_batch cimport Batch, batch_for_python
 from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
+from _native.execution.turn cimport Turn, turn_begin, turn_end, turn_execute, turn_succeed
 from _native.request.lane cimport LaneHandle
-from _native.request.request cimport Request, Watched, requests_unwatch, requests_watch
+from _native.request.request cimport Request
+from _native.scheduling.calling cimport consumer_take_full
 from _native.scheduling.limiter cimport ClaimHandle
-from _native.text cimport format_text, text_of
-
-import logging
-
-logger = logging.getLogger("inferd.instance")
 
 
 @cython.no_gc
@@ -40,7 +39,8 @@ cdef class InstanceLoop(ExecutionLoop):
             `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named "inferd.remote"
             around a `Remote`, the loop begins and ends executions itself; with an `input_device`, inputs on that GPU
             stay there; with a true `stoppable`, it is told when nobody waits any more for the batch that it executes;
-            with a false `writes_inputs`, its inputs may be memory that others can see.
+            with a false `writes_inputs`, its inputs may be memory that others can see; with a `deputy`, the two take
+            turns.
     """
 
     cdef NativeBatch batch
@@ -49,8 +49,9 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef RemoteInstance remote   # its `remote` is NULL for most
     cdef bint connected      # the loop may use it
     cdef int input_device    # -1: none
-    cdef bint stoppable
-    cdef Watched watched     # the batch that is executed, if it may be stopped
+    cdef NativeBatch deputys_batch
+    cdef object deputy       # None: it has none
+    cdef Turn turns[2]       # of the instance and of its deputy, in Python
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
                   ClaimHandle claim=None):
@@ -60,12 +61,14 @@ cdef class InstanceLoop(ExecutionLoop):
             self.executor = <execute_fn>PyCapsule_GetPointer(executor, "inferd.execute_fn")
             self.context = PyCapsule_GetContext(executor)
         self.input_device = getattr(instance, "input_device", -1)
-        # what follows in a sequence depends on what was executed: it goes on as if somebody waited
-        self.stoppable = lane.lane.sequences == NULL and getattr(instance, "stoppable", False)
-        self.watched.stop = stop_instance
-        self.watched.owner = <void *>self
         batch_init(&self.batch, lane.lane)
-        self.batch.writes_inputs = getattr(instance, "writes_inputs", True)
+        self.set_turn(&self.turns[0], &self.batch, instance)
+        # with sequences the next batch needs what this one leaves, and a claim is to one execution
+        if lane.lane.sequences == NULL and lane.limiter is None:
+            self.deputy = getattr(instance, "deputy", None)
+        if self.deputy is not None:
+            batch_init(&self.deputys_batch, lane.lane)
+            self.set_turn(&self.turns[1], &self.deputys_batch, self.deputy)
         if remote is not None:
             self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
             self.remote.consumer = &self.consumer
@@ -79,6 +82,15 @@ cdef class InstanceLoop(ExecutionLoop):
         if self.connected:
             remote_disconnect(&self.remote)
         batch_free(&self.batch)
+        batch_free(&self.deputys_batch)
+
+    cdef void set_turn(self, Turn *turn, NativeBatch *batch, object instance):
+        batch.writes_inputs = getattr(instance, "writes_inputs", True)
+        turn.batch = batch
+        turn.instance = <PyObject *>instance
+        turn.name = <PyObject *>self.name
+        # what follows in a sequence depends on what was executed: it goes on as if somebody waited
+        turn.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
 
     cdef bint is_ready(self) noexcept nogil:
         if self.remote.remote != NULL:
@@ -88,23 +100,33 @@ cdef class InstanceLoop(ExecutionLoop):
     @property
     def busy_ns(self) -> int:
         """Nanoseconds in which it has executed batches, but for the one that it executes now."""
-        return load64(&self.batch.busy_ns)
+        return load64(&self.batch.busy_ns) + load64(&self.deputys_batch.busy_ns)
 
     @property
     def running(self) -> int:
         """Requests that it executes now."""
-        return load64(&self.batch.running)
+        return load64(&self.batch.running) + load64(&self.deputys_batch.running)
 
     cdef void serve(self, Request *chain) noexcept nogil:
-        batch_begin(&self.batch, chain)
-        batch_fetch(&self.batch, self.input_device, True)
-        batch_log(&self.batch, self.label, self.consumer.why)
+        if self.executor == NULL:
+            self.serve_in_python(chain, self.turns[1].instance != NULL)
+            return
+        self.take(&self.batch, chain)
         if self.batch.count:
-            if self.executor != NULL:
-                self.executor(&self.batch, self.context)
-            else:
-                self.serve_in_python()
+            self.executor(&self.batch, self.context)
         batch_finish(&self.batch)
+
+    cdef void serve_alone(self, Request *chain) noexcept nogil:
+        if self.executor == NULL:
+            self.serve_in_python(chain, False)
+        else:
+            self.serve(chain)
+
+    @cython.final
+    cdef inline void take(self, NativeBatch *batch, Request *chain) noexcept nogil:
+        batch_begin(batch, chain)
+        batch_fetch(batch, self.input_device, True)
+        batch_log(batch, self.label, self.consumer.why)
 
     cdef void go_on(self) noexcept nogil:
         if self.remote.begun:
@@ -113,58 +135,30 @@ cdef class InstanceLoop(ExecutionLoop):
                 self.executor(&self.batch, self.context)
             batch_finish(&self.batch)
 
-    cdef void serve_in_python(self) noexcept nogil:
-        if not (batch_gather(&self.batch) and self.watch()):
+    cdef void serve_in_python(self, Request *chain, bint with_deputy) noexcept nogil:
+        self.take(&self.batch, chain)
+        if with_deputy:
+            self.take_turns()
             return
-        with gil:
-            self.execute()
-            if self.stoppable:
-                self.unwatch()
+        if self.batch.count:
+            turn_execute(&self.turns[0])
+        batch_finish(&self.batch)
 
-    cdef bint watch(self) noexcept nogil:
-        # False: nobody waits for the batch, it need not even begin
-        if not self.stoppable:
-            return True
-        self.watched.requests = self.batch.requests
-        self.watched.count = self.batch.count
-        if requests_watch(&self.watched):
-            return True
-        self.batch.stopped = True
-        batch_fail(&self.batch, format_text("nobody waits for the answer"))
-        return False
-
-    cdef void unwatch(self) noexcept:
-        with nogil:
-            requests_unwatch(&self.watched)
-        if not self.watched.stopped:
-            return
-        self.batch.stopped = True
-        logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", self.name,
-                     self.batch.count)
-        try:
-            self.instance.resume()
-        except Exception:
-            logger.exception("instance %s", self.name)
-
-    cdef void execute(self) noexcept:
-        # whatever the backend raises, the batch is answered and the instance goes on
-        cdef Batch batch = batch_for_python(&self.batch, self.name)
-        try:
-            self.instance.execute(batch)
-        except BaseException as error:
-            text = text_of(error)
-            self.batch.blamed = not self.batch.failed and getattr(error, "blames_requests", False)
-            text = batch_fail_by(&self.batch, text)
-            if not self.watched.stopped:
-                logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
-                             exc_info=logger.isEnabledFor(logging.DEBUG))
-        finally:
-            batch.batch = NULL  # whoever keeps the object finds that it is over
-
-
-cdef void stop_instance(void *owner) noexcept nogil:
-    with gil:
-        try:
-            (<InstanceLoop>owner).instance.stop()
-        except Exception:
-            logger.exception("instance %s", (<InstanceLoop>owner).name)
+    cdef void take_turns(self) noexcept nogil:
+        # the batch that was taken, and those that are found to be full while the one before is executed
+        cdef Turn *turn = &self.turns[0]
+        cdef Turn *following = &self.turns[1]
+        cdef Request *chain
+        turn_begin(turn)
+        while True:
+            chain = consumer_take_full(self.lane.lane, &self.consumer) if turn.begun else NULL
+            if chain != NULL:
+                self.take(following.batch, chain)
+                turn_begin(following)
+            turn_end(turn)
+            if chain != NULL:
+                turn_succeed(following, turn)
+            batch_finish(turn.batch)
+            if chain == NULL:
+                return
+            turn, following = following, turn

@@ -19,6 +19,9 @@ cdef void consumer_clear(Consumer *consumer) noexcept nogil
 # On the instance's thread: wait for its next batch, a chain by Request.next, oldest first, which then belongs to the
 # caller. NULL: see consumer.given. The consumer holds the resources for the batch until it takes again.
 cdef Request *consumer_take(Lane *lane, Consumer *consumer) noexcept nogil
+# On the instance's thread, while it executes a batch: the next one, if waiting would not change it and no idle instance
+# can have it; otherwise NULL.
+cdef Request *consumer_take_full(Lane *lane, Consumer *consumer) noexcept nogil
 # On the instance's thread: wait for the resources for this batch, which does not come from the lane.
 cdef Request *consumer_hold(Consumer *consumer, Request *batch) noexcept nogil
 # Give the resources back now.

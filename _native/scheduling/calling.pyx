@@ -199,6 +199,18 @@ cdef Request *consumer_take(Lane *lane, Consumer *consumer) noexcept nogil:
     return batch
 
 
+cdef Request *consumer_take_full(Lane *lane, Consumer *consumer) noexcept nogil:
+    cdef Line *line = line_of(lane, consumer)
+    cdef Request *batch = NULL
+    if line == NULL or line.full == NULL or line.dispatcher.limited:
+        return NULL
+    lock(&line.dispatcher.guard)
+    if not consumer.retired and line.idle_count == 0 and line.full(line):
+        batch = take_at_once(line, consumer)
+    unlock(&line.dispatcher.guard)
+    return batch
+
+
 cdef struct Once:
     # a line of one batch, for one consumer
     Line line

@@ -80,6 +80,9 @@ cdef struct Line:
     # An instance comes late for a batch that it was given: append requests that have come since and may join. Returns
     # the reason for the batch; NULL: none was appended. The function is NULL if none may be.
     const char *(*grow)(Line *line, int64_t now, Request *batch) noexcept nogil
+    # Whether there is a batch that requests which come later neither join nor overtake. The function is NULL if there
+    # never is.
+    bint (*full)(const Line *line) noexcept nogil
     bint over
     uint32_t beside          # idle consumers beside the one for which a batch is planned
     Consumers idle           # the one that came last is first

@@ -98,6 +98,19 @@ cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept n
     return end
 
 
+cdef bint policy_full(const Policy *policy, const Request *first) noexcept nogil:
+    cdef const Request *request = first
+    cdef uint64_t rows = 0
+    if not policy.batching:
+        return first != NULL
+    while request != NULL and (policy.uniform or request_alike(first, request)):
+        rows += request.rows
+        if rows >= policy.max_rows:
+            return True
+        request = request.next
+    return False
+
+
 cdef inline void plan_all(const Policy *policy, const Request *first, BatchPlan *plan) noexcept nogil:
     # the same, where nothing but the largest batch limits what goes
     cdef const Request *request = first.next

@@ -63,7 +63,16 @@ from _native.scheduling.levels cimport (
 )
 from _native.scheduling.limiter cimport RateLimiter
 from _native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
-from _native.scheduling.policy cimport MISFIT, NEVER, BatchPlan, plan_nothing, policy_end, policy_plan, policy_set
+from _native.scheduling.policy cimport (
+    MISFIT,
+    NEVER,
+    BatchPlan,
+    plan_nothing,
+    policy_end,
+    policy_full,
+    policy_plan,
+    policy_set,
+)
 from _native.scheduling.shares cimport shares_add, shares_end, shares_subtract
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
@@ -233,6 +242,13 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
     return plan.why
 
 
+cdef bint full(const Line *line) noexcept nogil:
+    # one of a higher level would overtake it
+    cdef const Queue *queue = <const Queue *>line.owner
+    return (queue.levels.level_count == 1 and queue.levels.count >= queue.held
+            and policy_full(&queue.policy, queue.levels.first))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The scheduler
 
@@ -374,6 +390,7 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
     queue.line.plan = plan
     queue.line.cut = cut
     queue.line.grow = grow
+    queue.line.full = full
     try:
         policy_set(&queue.policy, spec)
         levels_init(&queue.levels, spec.queue)

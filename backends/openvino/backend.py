@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, Signature
 from backends.openvino.instance import OpenVinoInstance, plan_inputs, plan_outputs
-from backends.openvino.options import MODEL_FILE, Options, failed, read_options, warn_unknown
+from backends.openvino.options import MODEL_FILE, STREAMS, Options, failed, read_options, warn_unknown
 from backends.openvino.reading import compile_model, convert_types, make_core, read_model, shape_model
 from backends.openvino.signature import check, describe, ports_of
 
@@ -79,9 +79,17 @@ class OpenVinoModel(Model):
         self._inputs = plan_inputs(spec, inputs)
         self._outputs = plan_outputs(model, spec, inputs, outputs)
         self._compiled: openvino.CompiledModel | None = compile_model(model, spec, core, options)
+        self._alone = len(spec.instances) == 1 and not spec.sequence and _has_one_stream(self._compiled)
 
     def create_instance(self, spec: InstanceSpec) -> OpenVinoInstance:  # noqa: ARG002 (all are alike)
-        """An instance with an infer request of its own."""
+        """An instance with an infer request of its own; with a deputy if it is the only one, and a single stream
+        executes what the two begin, one after the other."""
+        instance = self._make_instance()
+        if self._alone:
+            instance.deputy = self._make_instance()
+        return instance
+
+    def _make_instance(self) -> OpenVinoInstance:
         assert self._compiled is not None
         return OpenVinoInstance(
             self._compiled,
@@ -95,3 +103,10 @@ class OpenVinoModel(Model):
     def close(self) -> None:
         """See Model."""
         self._compiled = None
+
+
+def _has_one_stream(compiled: openvino.CompiledModel) -> bool:
+    try:
+        return bool(compiled.get_property(STREAMS) == 1)
+    except RuntimeError:  # the device has none
+        return False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.api import BackendError, Instance, ModelSpec, RequestError
+from backends.api import AsyncInstance, BackendError, ModelSpec, RequestError
 from backends.openvino.options import PADDING, reason
 from backends.openvino.signature import Port, by_name
 
@@ -98,7 +98,22 @@ def _fixed(result: openvino.Output, batches: bool) -> tuple[int, ...] | None:
     return None if any(dim.is_dynamic for dim in dims) else tuple(dim.get_length() for dim in dims)
 
 
-class OpenVinoInstance(Instance):
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run works on.
+
+    Attributes:
+        fed: inputs by name; the request itself does not keep their memory.
+        made: outputs by name, where they lie or will lie.
+        rows: of the batch, of which the run has more; None: as many.
+    """
+
+    fed: dict[str, Any]
+    made: dict[str, Any]
+    rows: int | None
+
+
+class OpenVinoInstance(AsyncInstance):
     """Runs an infer request of its own.
 
     Args:
@@ -134,10 +149,11 @@ class OpenVinoInstance(Instance):
         self._rows = rows
         self._padding = padding
         self._stopped = False
+        self._run: _Run | None = None
         self._elements = {made.index: compiled.outputs[made.index].get_element_type() for made in outputs}
 
-    def execute(self, batch: Batch) -> None:
-        """Run the request once for the whole batch."""
+    def begin(self, batch: Batch) -> None:
+        """Start a run of the request for the whole batch."""
         import numpy as np
 
         rows = batch.rows
@@ -161,21 +177,27 @@ class OpenVinoInstance(Instance):
                     made[output.name] = self._place(batch, output, self._rows or rows)
             for state in self._states:  # left by the batch before, which had other clients
                 state.reset()
-            self._run()
+            # not `infer()`: with a single thread nothing can cancel that, and it hides an error of the model, so that
+            # the results of the run before would be sent
+            self._request.start_async()
+        except RuntimeError as error:
+            raise BackendError(f"openvino error: {reason(error)}") from error
+        if self._stopped:  # `stop` came before there was a run to cancel
+            self._request.cancel()
+        self._run = _Run(fed, made, rows if short else None)
+
+    def end(self, batch: Batch) -> None:
+        """Wait for the run, and hand its results over."""
+        run, self._run = self._run, None
+        assert run is not None
+        try:
+            self._request.wait()
         except RuntimeError as error:
             raise BackendError(f"openvino error: {reason(error)}") from error
         for output in self._outputs:
             if batch.wants(output.name):
-                whole = fed[output.like].copy() if output.index < 0 else self._result(made, output)
-                _hand_over(batch, output, whole[:rows] if short else whole)
-
-    def _run(self) -> None:
-        """Run the request. Not by `infer()`: with a single thread nothing can cancel that, and it hides an error of the
-        model, so that the results of the run before would be sent."""
-        self._request.start_async()
-        if self._stopped:  # `stop` came before there was a run to cancel
-            self._request.cancel()
-        self._request.wait()
+                whole = run.fed[output.like].copy() if output.index < 0 else self._result(run.made, output)
+                _hand_over(batch, output, whole if run.rows is None else whole[: run.rows])
 
     def _tensor(self, array: Any, datatype: str) -> openvino.Tensor:
         """A tensor over the array's memory, which must last until the run is over; strings are copied."""

@@ -156,6 +156,32 @@ async def test_a_request_that_is_late_stops_its_run(tmp_path):
         assert (await ask(engine, np.zeros((1, 512), np.float32))).array().tolist() == [[0] * 512]
 
 
+async def test_full_batches_follow_each_other(tmp_path):
+    """The instance and its deputy have memory of their own for what they execute and for what they answer."""
+    add_model(tmp_path, "openvino")
+    async with serving(tmp_path) as engine:
+        given = [np.arange(8 * (1 + i % 3)).reshape(8, -1) + 1000 * i for i in range(80)]
+        answers = await asyncio.gather(*(ask(engine, each) for each in given))
+        for each, answer in zip(given, answers, strict=True):
+            assert answer.array().tolist() == (each + 1).tolist()
+    assert not any(live_counters().values())
+
+
+async def test_a_run_that_waits_for_another_is_stopped_alone(tmp_path):
+    version = tmp_path / "openvino" / "1"
+    version.mkdir(parents=True)
+    config = CONFIG.format(backend='backend: "openvino"', instances=1).replace("INT64", "FP32")
+    (version.parent / "config.pbtxt").write_text(config.replace(": 8", ": 2048").replace("[ -1 ]", "[ 512 ]"))
+    slow(version)
+    async with serving(tmp_path) as engine:
+        ones = np.ones((1 << 11, 512), np.float32)
+        tasks = [ask(engine, each * ones, timeout_ns=ns) for each, ns in ((0, -1), (1, 50_000_000), (0, -1))]
+        first, late, last = await asyncio.gather(*tasks)
+        assert late.status == 4
+        assert not first.array().any()
+        assert not last.array().any()
+
+
 @pytest.mark.parametrize("access", ["map", "copy"])
 async def test_results_are_where_the_client_wants_them(tmp_path, memory, access):
     config = CONFIG.format(backend='backend: "openvino"', instances=1).replace("[ -1 ]", "[ 2 ]")

@@ -1,7 +1,7 @@
 """A real engine around models whose code is in the test.
 
 `serving` writes a repository, starts an `Engine` on the running loop and closes it again. Models with the backend
-"puppet" do what the function that the test gives for them does.
+"puppet" do what the function that the test gives for them does, or have the instances that it creates.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class PuppetModel(Model):
     name: str
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
-        return PuppetInstance(self, spec.name)
+        create = getattr(self.backend.models[self.name], "create_instance", None)
+        return PuppetInstance(self, spec.name) if create is None else create()
 
     def close(self) -> None:
         self.backend.closed.append(self.name)
