@@ -3,19 +3,19 @@
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 from posix.time cimport CLOCK_MONOTONIC, timespec
 from posix.unistd cimport close, read, write
 
 from inferd_client._native.atomic cimport atomic_load, atomic_store, futex_wait, futex_wake
 from inferd_client._native.clock cimport now_ns
 from inferd_client._native.linux cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, POLLOUT, SHUT_RDWR, eventfd, pollfd, ppoll, pthread_cond_destroy,
+    EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, POLLOUT, SHUT_RDWR, eventfd, iovec, pollfd, ppoll, pthread_cond_destroy,
     pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_unlock, shutdown,
+    pthread_mutex_unlock, readv, shutdown,
 )
-from inferd_client._native.nghttp2 cimport NGHTTP2_NO_ERROR, nghttp2_nv
+from inferd_client._native.nghttp2 cimport NGHTTP2_NO_ERROR, nghttp2_nv, nghttp2_session_get_stream_user_data
 from inferd_client._native.output cimport WRITE_FAILED, WROTE_ALL, Written, output_empty, output_write
 from inferd_client._native.pool cimport pool_give, pool_take
 from inferd_client._native.session cimport (
@@ -23,6 +23,10 @@ from inferd_client._native.session cimport (
     session_receive, session_reset, session_submit,
 )
 from inferd_client._native.tls cimport tls_receive, tls_write
+
+cdef enum:
+    DIRECT_FROM = 32 << 10   # bytes of a message and of a frame that are worth a read of their own
+    BEGINNING = 16 << 10     # bytes that are read where a large message may begin
 
 cdef uint64_t NEVER_NS = <uint64_t> 1 << 60
 
@@ -245,7 +249,8 @@ cdef bint keep_data(Session *session, Exchange *exchange, const uint8_t *data, s
                 session_reset(session, exchange)
                 return True
         taken = min(size, wire.message_size - wire.filled)
-        memcpy(wire.message + wire.filled, data, taken)
+        if data != wire.message + wire.filled:
+            memmove(wire.message + wire.filled, data, taken)  # it may lie further behind in the same memory
         wire.filled += taken
         data += taken
         size -= taken
@@ -256,10 +261,34 @@ cdef bint keep_data(Session *session, Exchange *exchange, const uint8_t *data, s
 
 # --- reading and writing
 
+cdef Wire *arriving(const Line *line) noexcept nogil:
+    """The call that the next bytes belong to, if they are many."""
+    cdef Wire *wire
+    if line.session.frame_left < DIRECT_FROM or line.tls != NULL:
+        return NULL
+    wire = <Wire *> nghttp2_session_get_stream_user_data(line.session.http2, line.session.frame_stream)
+    if wire == NULL or not wire.in_flight or wire.given_up != NOT_GIVEN_UP or wire.message == NULL:
+        return NULL
+    return wire if wire.message_size - wire.filled >= DIRECT_FROM else NULL
+
+
 cdef void line_receive(Line *line) noexcept nogil:
-    cdef ssize_t size
+    cdef iovec parts[2]
+    cdef Wire *wire
+    cdef ssize_t size, direct
+    cdef size_t wanted
     while not line.dead:
-        size = read(line.fd, line.buffer, READ_SIZE)
+        # the bytes of a large message are read to where they stay, those behind it to the buffer; few are read where
+        # a large message may begin, because those of it are copied
+        wire = arriving(line)
+        parts[0] = iovec(NULL, 0)
+        if wire != NULL:
+            parts[0] = iovec(wire.message + wire.filled,
+                             min(line.session.frame_left, wire.message_size - wire.filled))
+        parts[1] = iovec(line.buffer, BEGINNING if line.session.frame_size >= DIRECT_FROM and line.tls == NULL
+                         else READ_SIZE)
+        wanted = parts[0].iov_len + parts[1].iov_len
+        size = readv(line.fd, &parts[wire == NULL], 1 + (wire != NULL))
         if size < 0 and (errno == EAGAIN or errno == EINTR):
             return
         if size <= 0:
@@ -270,9 +299,12 @@ cdef void line_receive(Line *line) noexcept nogil:
         if line.tls != NULL:
             if not tls_receive(line.tls, &line.session, line.buffer, READ_SIZE, size):
                 line_kill(line)
-        elif not session_receive(&line.session, line.buffer, size):
-            line_kill(line)
-        if size < READ_SIZE:
+        else:
+            direct = min(size, <ssize_t> parts[0].iov_len)
+            if (direct != 0 and not session_receive(&line.session, <uint8_t *> parts[0].iov_base, direct)
+                    or size > direct and not session_receive(&line.session, line.buffer, size - direct)):
+                line_kill(line)
+        if <size_t> size < wanted:
             return
 
 

@@ -1,4 +1,4 @@
-# epoll, timerfd, poll, eventfd, writev and threads.
+# epoll, timerfd, poll, eventfd, readv, writev and threads.
 
 from libc.stdint cimport uint32_t
 from posix.time cimport timespec
@@ -34,6 +34,7 @@ cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
         void *iov_base
         size_t iov_len
+    ssize_t readv(int, const iovec *, int)
     ssize_t writev(int, const iovec *, int)
 
 cdef extern from "<poll.h>" nogil:

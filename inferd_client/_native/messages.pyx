@@ -501,6 +501,8 @@ def array_of(message, size_t start, size_t end, name, make, dict types):
     cdef size_t element, size
     if type(name) is not str:
         return None
+    raw.at = raw.end = NULL
+    output.rank = 0
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
         reader.at = <const uint8_t *> view.buf + start

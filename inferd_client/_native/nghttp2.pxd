@@ -41,11 +41,13 @@ cdef extern from "nghttp2/nghttp2.h" nogil:
         NGHTTP2_NO_ERROR
         NGHTTP2_CANCEL
         NGHTTP2_FLAG_NONE
+        NGHTTP2_DATA
         NGHTTP2_SETTINGS
         NGHTTP2_GOAWAY
         NGHTTP2_PING
         NGHTTP2_FLAG_ACK
         NGHTTP2_FLAG_END_STREAM
+        NGHTTP2_FLAG_PADDED
         NGHTTP2_REFUSED_STREAM
         NGHTTP2_ERR_WOULDBLOCK
         NGHTTP2_ERR_CALLBACK_FAILURE
@@ -71,6 +73,8 @@ cdef extern from "nghttp2/nghttp2.h" nogil:
         int (*)(nghttp2_session *, uint8_t, int32_t, const uint8_t *, size_t, void *) noexcept nogil)
     void nghttp2_session_callbacks_set_on_stream_close_callback(
         nghttp2_session_callbacks *, int (*)(nghttp2_session *, int32_t, uint32_t, void *) noexcept nogil)
+    void nghttp2_session_callbacks_set_on_begin_frame_callback(
+        nghttp2_session_callbacks *, int (*)(nghttp2_session *, const nghttp2_frame_hd *, void *) noexcept nogil)
     void nghttp2_session_callbacks_set_on_frame_recv_callback(
         nghttp2_session_callbacks *, int (*)(nghttp2_session *, const nghttp2_frame *, void *) noexcept nogil)
     void nghttp2_session_callbacks_set_send_data_callback(

@@ -46,6 +46,9 @@ cdef struct Session:
     bint ready               # the peer's SETTINGS have come
     bint refusing            # the peer takes no further streams: GOAWAY
     uint64_t bytes_received  # of DATA frames
+    int32_t frame_stream     # of the DATA frame that is arriving
+    size_t frame_left        # bytes of its data that have not come; 0: no such frame is arriving, or it is padded
+    size_t frame_size        # bytes of the data of the DATA frame that came last
     uint64_t pongs           # own PINGs that were answered
     bint in_order            # send large bodies one after the other, not concurrently
     int32_t last_large       # the stream of the last of them

@@ -44,6 +44,7 @@ cdef nghttp2_session *new_session(Session *session) noexcept nogil:
         nghttp2_session_callbacks_del(callbacks)
         return NULL
     nghttp2_option_set_no_auto_window_update(option, 1)  # see on_data
+    nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, on_begin_frame)
     nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header)
     nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data)
     nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_close)
@@ -231,6 +232,16 @@ cdef int32_t parse_number(const uint8_t *text, size_t size) noexcept nogil:
     return number
 
 
+cdef int on_begin_frame(nghttp2_session *http2, const nghttp2_frame_hd *head, void *user_data) noexcept nogil:
+    cdef Session *session = <Session *> user_data
+    session.frame_left = 0
+    if head.type == NGHTTP2_DATA:
+        session.frame_stream = head.stream_id
+        session.frame_size = head.length
+        session.frame_left = 0 if head.flags & NGHTTP2_FLAG_PADDED else head.length
+    return 0
+
+
 cdef int on_header(nghttp2_session *http2, const nghttp2_frame *frame, const uint8_t *name, size_t name_size,
                    const uint8_t *value, size_t value_size, uint8_t flags, void *user_data) noexcept nogil:
     cdef Session *session = <Session *> user_data
@@ -251,6 +262,7 @@ cdef int on_data(nghttp2_session *http2, uint8_t flags, int32_t stream, const ui
     cdef Session *session = <Session *> user_data
     cdef Exchange *exchange = <Exchange *> nghttp2_session_get_stream_user_data(http2, stream)
     session.bytes_received += size
+    session.frame_left -= min(size, session.frame_left)
     if exchange != NULL and session.data != NULL and not session.data(session, exchange, data, size):
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if exchange != NULL and exchange.held:
