@@ -61,7 +61,10 @@ GOALS = {
     ),
     "index": Goal(
         "at most 3 us of the loop a model, in slices",
-        tests=(f"{MANY}::test_the_index_looks_at_no_folder_of_a_model_that_is_known",),
+        tests=(
+            f"{MANY}::test_the_index_looks_at_no_folder_of_a_model_that_is_known",
+            f"{MANY}::test_the_index_makes_few_calls_for_one_more_model",
+        ),
     ),
     "tensors": Goal(
         "linear in the inputs and outputs that are named", tests=(f"{LINEAR}::test_inputs_and_outputs_by_name",)

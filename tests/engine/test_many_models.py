@@ -24,7 +24,7 @@ from server.engine.housekeeping.slices import SLICE
 from server.engine.loading.candidates import Maker
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.engine.loading.reading import Reader
-from server.engine.models.registry import ModelState
+from server.engine.models.registry import Models, ModelState
 from server.engine.models.version import LoadedVersion
 from server.engine.repository import folders
 from server.pb import grpc_service_pb2 as pb
@@ -440,6 +440,15 @@ async def test_the_index_looks_at_no_folder_of_a_model_that_is_known(tmp_path, m
     assert [(each.name, each.version, each.state) for each in index.models] == [
         ("m0", "1", "READY"), ("m1", "1", "READY"), ("m2", "1", "READY"), ("m3", "", ""), ("m4", "", ""),
     ]  # fmt: skip
+    await engine.close()
+
+
+async def test_the_index_makes_few_calls_for_one_more_model(tmp_path, monkeypatch):
+    counts: list[int] = []
+    engine = await started(repository(tmp_path, 5))
+    monkeypatch.setattr(Models, "index_of", calls_of(Models.index_of, counts))
+    assert len(await engine.repository_index()) == len(counts) == 5
+    assert max(counts) <= 12
     await engine.close()
 
 

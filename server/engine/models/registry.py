@@ -34,6 +34,8 @@ _FAMILIES: dict[Status, type[ServerError]] = {
     family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
 }
 
+_NONE: frozenset[str] = frozenset()
+
 
 class IndexEntry(NamedTuple):
     """One line of the repository index; version and state are empty for a model that was never loaded.
@@ -46,7 +48,7 @@ class IndexEntry(NamedTuple):
     version: str
     state: str
     reason: str
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = _NONE
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +133,7 @@ class ModelState:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """Facts about a model, noted at each change, so that queries need not look through all models."""
+    """Facts about an ensemble, noted at each change, so that queries need not look through all models."""
 
     ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded versions, by step
 
@@ -344,16 +346,16 @@ class Models:
 
     def index_of(self, name: str) -> list[IndexEntry]:
         """One model and its versions; empty for an unknown model."""
-        entries: list[IndexEntry] = []
         state = self._states.get(name)
         if state is None:
-            return entries
+            return []
+        if not state.departing and len(state.versions) == 1:  # most of thousands of models
+            version, entry = next(iter(state.versions.items()))
+            return [self._indexed(name, version, entry)]
+        entries: list[IndexEntry] = []
         if not state.versions:
-            needs = self.needs(name) if state.problem else frozenset()
+            needs = self.needs(name) if state.problem else _NONE
             entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem, needs))
-        if not state.departing:
-            known = sorted(state.versions) if len(state.versions) > 1 else state.versions
-            return [*entries, *[self._indexed(name, version, state.versions[version]) for version in known]]
         going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
         for version in sorted({*state.versions, *going_on}):
             entry = state.versions.get(version, VersionState(UNLOADING))
@@ -363,12 +365,12 @@ class Models:
         return entries
 
     def _indexed(self, name: str, version: int, entry: VersionState) -> IndexEntry:
-        if entry.loaded is not None and entry.loaded.spec.ensemble is not None:
+        if name in self._known and entry.loaded is not None:
             try:
                 self.find(name, str(version))
             except ServerError as error:
                 return IndexEntry(name, str(version), UNAVAILABLE, str(error), self.needs(name))
-        needs = self.needs(name) if entry.reason else frozenset()
+        needs = self.needs(name) if entry.reason else _NONE
         return IndexEntry(name, str(version), entry.state, entry.reason, needs)
 
     def needs(self, name: str) -> frozenset[str]:
