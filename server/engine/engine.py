@@ -208,7 +208,8 @@ class Engine:
             await self._poller.close()
         if self._demand is not None:
             await self._demand.close()
-        await self._lifecycle.close()
+        with rarely():
+            await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
         self._deliveries.deliver()  # logs refused requests: they have no version, so no version's end waited for them
@@ -228,11 +229,11 @@ class Engine:
         Requests are still served; loads and unloads are refused from now on.
         """
         self._lifecycle.stop()
-        for loaded in self._models.every():
+        for loaded in self._models.with_sequences():
             loaded.drain()
         if self._poller is not None:
             await self._poller.close()
-        live = [loaded for loaded in self._models.every() if loaded.sequences]
+        live = [loaded for loaded in self._models.with_sequences() if loaded.sequences]
         if not live:
             return
         log.info("stopping: %d sequences have %g s to end", sum(loaded.sequences for loaded in live), seconds)

@@ -23,6 +23,7 @@ from server.engine.housekeeping.collecting import set_aside
 from server.engine.housekeeping.slices import SLICE
 from server.engine.loading.candidates import Maker
 from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.engine.loading.endings import Endings
 from server.engine.loading.reading import Reader
 from server.engine.models.registry import Models, ModelState
 from server.engine.models.version import LoadedVersion
@@ -392,6 +393,32 @@ async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, mo
     assert len(pb.ModelStatisticsResponse.FromString(answer).model_stats) == 3 * SLICE
     assert longest <= SLICE
     await engine.close()
+
+
+async def test_others_have_their_turn_while_all_models_are_unloaded(tmp_path, monkeypatch):
+    """A stop held the loop until the last of all models was hidden, and with it the answers of earlier requests."""
+    engine = await started(repository(tmp_path, 3 * SLICE))
+    since, longest, in_all = 0, 0, 0
+    withdraw = Endings.withdraw
+
+    def count(endings, name):
+        nonlocal since, longest, in_all
+        since, in_all = since + 1, in_all + 1
+        longest = max(longest, since)
+        return withdraw(endings, name)
+
+    async def others():
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Endings, "withdraw", count)
+    beside = asyncio.ensure_future(others())
+    await engine.close()
+    beside.cancel()
+    assert in_all == 3 * SLICE
+    assert longest <= SLICE
 
 
 def driven(coroutine):

@@ -16,20 +16,20 @@ from contextlib import contextmanager
 from typing import Final
 
 RARE: Final = (50_000, 50, 100)
-"""Thresholds of the collector while models are loaded at the start."""
+"""Thresholds of the collector while all models are loaded or unloaded."""
 
 _is_aside = False
 
 
 @contextmanager
 def rarely() -> Iterator[None]:
-    """Inside of the block, look rarely at what is made: it is much, and nearly all of it stays."""
+    """Inside of the block, look rarely at what is made: it is much, and stays, or is freed without the collector."""
     usual = gc.get_threshold()
     gc.set_threshold(*RARE)
     try:
         yield
     finally:
-        if usual != RARE:  # else another engine starts, too, and has them as they were
+        if usual != RARE:  # else another engine does so, too, and has them as they were
             gc.set_threshold(*usual)
 
 

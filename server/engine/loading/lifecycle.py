@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from server.engine import config as configuration
+from server.engine.housekeeping.slices import slices
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.warmup import Halt
 from server.engine.loading.candidates import Candidate, Failure, Maker
@@ -395,7 +396,9 @@ class Lifecycle:
         self._endings.close()
         await self._locks.idle()
         for names in reversed(self._models.layers()):
-            await asyncio.gather(*map(self._endings.withdraw, names))
+            parts = slices(names)  # requests that came before are answered meanwhile
+            for ending in [self._endings.withdraw(name) async for part in parts for name in part]:
+                await ending
         await self._endings.all()
 
     def _refuse_when_stopping(self) -> None:

@@ -388,14 +388,17 @@ class Models:
     def layers(self) -> list[list[str]]:
         """All models, each ensemble in a later list than the models of its steps."""
         layers: list[list[str]] = []
+        depths: dict[str, int] = {}
         for name in self._states:
-            depth = self._depth_of(name)
+            depth = self._depth_of(name, depths)
             layers.extend([] for _ in range(depth + 1 - len(layers)))
             layers[depth].append(name)
         return layers
 
-    def _depth_of(self, name: str) -> int:
-        """0 for a model that is no ensemble, else one more than the deepest step."""
-        state = self._states.get(name)
-        steps = configuration.models_of(state.prepared.spec) if state and state.prepared else ()
-        return 1 + max(map(self._depth_of, steps), default=-1)
+    def _depth_of(self, name: str, known: dict[str, int]) -> int:
+        """0 for a model that is no ensemble, else one more than the deepest step; looked up in `known`, or added."""
+        if name not in known:
+            state = self._states.get(name)
+            steps = configuration.models_of(state.prepared.spec) if state and state.prepared else ()
+            known[name] = 1 + max((self._depth_of(step, known) for step in steps), default=-1)
+        return known[name]
