@@ -33,17 +33,20 @@ from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
 from tests.engine.serving import infer, request
 
-CONFIG = """
-backend: "identity"
+TENSORS = """
 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 """
-ENSEMBLE = """
+CONFIG = f"backend: 'identity'{TENSORS}"
+ENSEMBLE = f"""
 platform: "ensemble"
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-ensemble_scheduling { step { model_name: "%s" model_version: -1
-    input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }
+{TENSORS}
+ensemble_scheduling {{ step {{ model_name: "%s" model_version: -1
+    input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }} }}
+"""
+STEP = """
+step { model_name: "%s" model_version: -1
+    input_map { key: "x" value: "%s" } output_map { key: "y" value: "%s" } }
 """
 
 
@@ -211,9 +214,35 @@ async def test_a_load_looks_at_what_its_ensembles_are_made_of_and_at_no_other_mo
     (root / "m0" / "2").mkdir()
     await engine.load("m0")
     assert looked == [{"m0", "e"}]
+    (root / "f" / "1").mkdir(parents=True)
+    (root / "f" / "config.pbtxt").write_text(ENSEMBLE % "m0")
+    await engine.load("f")
+    assert looked[1:] == [{"m0", "f"}], "the other ensemble of a model that stays is not completed again"
     (root / "m1" / "2").mkdir()
     await engine.load("m1")
-    assert looked[1:] in ([], [{"m1"}])
+    assert looked[2:] in ([], [{"m1"}])
+    await engine.close()
+
+
+async def test_ensembles_that_share_steps_are_looked_at_once_each(tmp_path, monkeypatch):
+    """Guards what was done for each way through a graph of ensembles, of which there are 2^depth here."""
+    root, depth = repository(tmp_path, 2), 9
+    for layer in range(1, depth + 1):
+        steps = STEP % (f"m{2 * layer - 2}", "x", "z") + STEP % (f"m{2 * layer - 1}", "z", "y")
+        for number in (0, 1):
+            (root / f"m{2 * layer + number}" / "1").mkdir(parents=True)
+            text = f"{TENSORS}platform: 'ensemble'\nensemble_scheduling {{ {steps} }}"
+            (root / f"m{2 * layer + number}" / "config.pbtxt").write_text(text)
+    engine = await started(root)
+    told, looked = [], []
+    engine.subscribe(lambda name, version, ready: told.append((name, version, ready)))
+    (root / "m0" / "2").mkdir()
+    await engine.load("m0")
+    assert len(told) <= 2 * (1 + 2 * depth)
+    versions = Models.versions
+    monkeypatch.setattr(Models, "versions", lambda models, name: looked.append(name) or versions(models, name))
+    assert engine.model(f"m{2 * depth}").name == f"m{2 * depth}"
+    assert len(looked) == len(set(looked)) == 2 * depth + 1
     await engine.close()
 
 

@@ -268,7 +268,7 @@ class Lifecycle:
         return candidates
 
     async def _look(self, request: _Request, room: Room) -> dict[str, Candidate]:
-        """The candidates: these models, the models of their steps, and loaded ensembles that use them."""
+        """The candidates: these models, the models of their steps, and loaded ensembles that use changed ones."""
         found: dict[str, Candidate] = {}
         names, looked_for = request.wanted, set[str]()
         overrides = {} if request.override is NOTHING else dict.fromkeys(request.wanted, request.override)
@@ -281,11 +281,17 @@ class Lifecycle:
                 for candidate in found.values():
                     await candidate.discard()
                 raise _not_allowed(request.wanted)
-        for name in self._users_of(frozenset(found)) - set(found):
+        changed = frozenset(name for name, candidate in found.items() if not self._stays(candidate))
+        for name in self._users_of(changed) - set(found):
             state = self._models[name]
             assert state.folder is not None
             found[name] = Candidate(name, state.folder, state.marks, is_user=True, own=state.own)
         return found
+
+    def _stays(self, candidate: Candidate) -> bool:
+        """Whether the model's configuration was found to be the one in force."""
+        name = candidate.name
+        return candidate.own is not None and name in self._models and self._models[name].own is candidate.own
 
     def _users_of(self, names: frozenset[str]) -> frozenset[str]:
         """The loaded ensembles that have one of these in a step, or in an ensemble in a step."""

@@ -253,11 +253,22 @@ class Models:
         self._watchers.append(watcher)
 
     def announce(self, name: str, version: int | None, ready: bool) -> None:
-        """Tell the watchers about a version, then about the ensembles with steps of that model."""
+        """Tell the watchers about a version, then about the ensembles that depend on the model, each once."""
+        if not self._watchers:
+            return
+        self._tell(name, version, ready)
+        told: set[LoadedVersion] = set()
+        left = [name]
+        while left:
+            for ensemble in self.ensembles_of(left.pop()):
+                if ensemble not in told:
+                    told.add(ensemble)
+                    left.append(ensemble.name)
+                    self._tell(ensemble.name, ensemble.version, self.serves(ensemble))
+
+    def _tell(self, name: str, version: int | None, ready: bool) -> None:
         for watcher in self._watchers:
             watcher(name, version, ready)
-        for ensemble in self.ensembles_of(name):
-            self.announce(ensemble.name, ensemble.version, self.serves(ensemble))
 
     def watch(self, name: str, version: int) -> None:
         """Tell the watchers whenever an instance of this loaded version becomes ready or unready."""
@@ -292,16 +303,23 @@ class Models:
         Raises:
             NotFound, Unavailable, InvalidArgument: with the texts that a request for it would get.
         """
+        return self._find(name, version, set())
+
+    def _find(self, name: str, version: str, steps: set[tuple[str, int]]) -> LoadedVersion:
+        """See `find`; adds each step that it has found to `steps`, which it does not look for again."""
         status, text = self.table.find(name, version)
         if status != Status.OK:
             raise _FAMILIES[Status(status)](text)
         ready = self.versions(name)
         found = ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
         for step in found.spec.ensemble.steps if found.spec.ensemble else ():
+            if (step.model, step.version) in steps:
+                continue
             try:
-                self.find(step.model, str(step.version))
+                self._find(step.model, str(step.version), steps)
             except ServerError as error:
                 raise Unavailable(f"in ensemble '{name}', {error}") from error
+            steps.add((step.model, step.version))
         return found
 
     def every(self) -> Iterator[LoadedVersion]:
@@ -325,6 +343,15 @@ class Models:
 
     def identity(self, name: str, version: int) -> bytes | None:
         """A digest of all that a version's answers depend on: its fingerprint, and those of the models of its steps."""
+        return self._identity(name, version, {})
+
+    def _identity(self, name: str, version: int, known: dict[tuple[str, int], bytes | None]) -> bytes | None:
+        """See `identity`; looked up in `known`, or added."""
+        if (name, version) not in known:
+            known[name, version] = self._digest(name, version, known)
+        return known[name, version]
+
+    def _digest(self, name: str, version: int, known: dict[tuple[str, int], bytes | None]) -> bytes | None:
         entry = self._states.get(name, ModelState()).versions.get(version)
         if entry is None or entry.loaded is None or not entry.loaded.fingerprint:
             return None
@@ -332,7 +359,7 @@ class Models:
         if ensemble is None:
             return entry.loaded.fingerprint
         steps = [
-            self.identity(step.model, ready[-1].version if step.version < 0 else step.version)
+            self._identity(step.model, ready[-1].version if step.version < 0 else step.version, known)
             for step in ensemble.steps
             if (ready := self.versions(step.model))
         ]
