@@ -3,7 +3,8 @@
 Switches (environment variables):
     INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
                    address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer) | coverage
-                   (what release does, compiled so that gcov can count it; tools/coverage.py)
+                   (what release does, compiled so that gcov can count it; tools/coverage.py) | quick (the same in
+                   the least time, for a test of what a package contains)
     INFERD_COMMIT  of the sources, for `inferd --version`, where there is no git to ask
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
@@ -32,6 +33,7 @@ FLAGS = {
     "asan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
     "tsan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=thread"],
     "coverage": ["-O0", "-g0", "-DNDEBUG", "--coverage"],
+    "quick": ["-O0", "-g0", "-DNDEBUG"],
 }
 IN_PLACE = "--inplace" in sys.argv
 # Those of the checks are of the source tree, no parts of the package.
@@ -142,7 +144,7 @@ def note_build() -> None:
     module.RECORD.write_text(json.dumps(noted) + "\n")
 
 
-DEBUG = BUILD not in ("release", "coverage")
+DEBUG = BUILD not in ("release", "coverage", "quick")
 EXTENSIONS = extensions()
 
 if EXTENSIONS:

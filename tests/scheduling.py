@@ -7,6 +7,7 @@ from xdist.workermanage import WorkerController
 
 LONGEST = (
     "tests/proxy/test_proxy.py",
+    "tests/backends/test_tensorflow.py",
     "tests/backends/python/test_hostile.py",
     "tests/backends/python/test_language.py",
     "tests/examples/test_digits.py",

@@ -2,11 +2,13 @@
 
     python tools/client_wheel.py [DIRECTORY]        DIRECTORY: dist/ unless given
 
-It needs what `make build` needs, and links libnghttp2 of this system, as `make wheel` does before auditwheel.
+It needs what `make build` needs, and links libnghttp2 of this system, as `make wheel` does before auditwheel. Sources that
+`make build` has translated to C are not translated again.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "client"
+TRANSLATED = ROOT / "build" / "cython-release" / "inferd_client"
 METADATA = """\
 [build-system]
 requires = {requires}
@@ -45,6 +48,10 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     unwanted = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
     shutil.copytree(ROOT / "inferd_client", WORK / "inferd_client", ignore=unwanted)
+    if TRANSLATED.is_dir():
+        kind = os.environ.get("INFERD_BUILD", "release")
+        # the copies keep their times, so that C that is older than its source is made anew
+        shutil.copytree(TRANSLATED, WORK / "build" / f"cython-{kind}" / "inferd_client")
     shutil.copyfile(ROOT / "setup.py", WORK / "setup.py")
     project = whole["project"]
     (WORK / "pyproject.toml").write_text(

@@ -21,10 +21,6 @@ def save(folder, name, function, signature, others=None):
     tf.saved_model.save(module, str(folder / name), signatures=signatures)
 
 
-def sums_until(x, ends):
-    return tf.math.segment_sum(x, tf.searchsorted(ends, tf.range(tf.size(x)), side="right"))
-
-
 def main(folder: Path) -> None:
     def x(dtype, shape, name="x"):
         return tf.TensorSpec(shape, dtype, name=name)
@@ -36,9 +32,12 @@ def main(folder: Path) -> None:
         [x(tf.float32, [None, 2])],
         {"squared": lambda module, x: {"y": x * x}},
     )
-    save(folder, "upper", lambda module, x: {"y": tf.strings.upper(x)}, [x(tf.string, [None, 2])])
-    save(folder, "fixed", lambda module, x: {"y": x + 1}, [x(tf.float32, [2, 2])])
-    save(folder, "scalar", lambda module, x: {"y": x + 1}, [x(tf.float32, [])])
+    save(
+        folder,
+        "fixed",
+        lambda module, x, one: {"y": x + 1, "two": one + 1},
+        [x(tf.float32, [2, 2]), x(tf.float32, [], "one")],
+    )
     save(
         folder,
         "sums",
@@ -54,7 +53,7 @@ def main(folder: Path) -> None:
         [x(tf.float32, [None, 2])],
     )
     whole = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-    kinds = ["bool", *whole, "float16", "float32", "float64", "bfloat16"]
+    kinds = ["bool", *whole, "float16", "float32", "float64", "bfloat16", "string"]
     save(
         folder,
         "reversed",
