@@ -2,8 +2,8 @@
 
     python tools/client_wheel.py [DIRECTORY]        DIRECTORY: dist/ unless given
 
-It needs what `make build` needs, and links libnghttp2 of this system, as `make wheel` does before auditwheel. Sources that
-`make build` has translated to C are not translated again.
+It needs what `make build` needs, and links libnghttp2 of this system, as `make wheel` does before auditwheel. Sources
+that `make build` has translated to C are not translated again.
 """
 
 from __future__ import annotations
