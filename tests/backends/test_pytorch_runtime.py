@@ -102,21 +102,37 @@ async def test_it_is_compiled(tmp_path):
         assert (await ask(engine, [13, 1])).array("y").tolist() == [[26, 2]]
 
 
-async def test_two_outputs_of_two_instances(tmp_path):
+async def test_outputs_of_every_kind_of_two_instances(tmp_path):
+    """A sum; one that is not contiguous; a parameter; a view that PyTorch negates when it is read; bits of BF16."""
     code = """
         import torch
 
-        class Both(torch.nn.Module):
+        class All(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.tensor([[7.0]]))
+
             def forward(self, x):
-                return x + 1, [x.sum(1, keepdim=True)][0]
+                assert torch.is_inference_mode_enabled()
+                turned = torch.stack([x[:, 1], x[:, 0]]).t()
+                minus = torch.complex(x, x).conj().imag
+                return x + 1, turned, self.weight.expand(x.shape[0], 1), minus, x.to(torch.bfloat16)
     """
     version = add_model(tmp_path, "m", code, weights=None, instances=2)
     config = version.parent / "config.pbtxt"
-    config.write_text(config.read_text() + 'output { name: "z" data_type: TYPE_FP32 dims: [ 1 ] }')
+    more = [("turned", "FP32", 2), ("weight", "FP32", 1), ("minus", "FP32", 2), ("bits", "BF16", 2)]
+    lines = [f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [ {size} ] }}' for name, kind, size in more]
+    config.write_text("\n".join([config.read_text(), *lines]))
     async with serving(tmp_path) as (engine, _):
-        for answer in await asyncio.gather(*(ask(engine, [i, 2 * i]) for i in range(20))):
-            ((first, _),) = answer.array("y").tolist()
-            assert answer.array("z").tolist() == [[3 * (first - 1)]]
+        asked = [[i, 2 * i] for i in range(20)]
+        for (a, b), answer in zip(asked, await asyncio.gather(*(ask(engine, row) for row in asked)), strict=True):
+            assert answer.array("y").tolist() == [[a + 1, b + 1]]
+            assert answer.array("turned").tolist() == [[b, a]]
+            assert answer.array("weight").tolist() == [[7]]
+            assert answer.array("minus").tolist() == [[-a, -b]]
+            names = [output.name for output in answer.response.outputs]
+            bits = np.frombuffer(answer.response.raw_output_contents[names.index("bits")], np.uint16)
+            assert (bits.astype(np.uint32) << 16).view(np.float32).tolist() == [a, b]
 
 
 async def test_a_torchscript_archive_in_place_of_the_module(tmp_path):
