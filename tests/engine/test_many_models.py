@@ -21,6 +21,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.housekeeping.collecting import set_aside
 from server.engine.housekeeping.slices import SLICE
+from server.engine.instances.instances import AT_ONCE
 from server.engine.loading.candidates import Maker
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.engine.loading.endings import Endings
@@ -32,6 +33,7 @@ from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
 from tests.engine.serving import infer, request
+from tests.waiting import until
 
 TENSORS = """
 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
@@ -128,6 +130,26 @@ async def test_start_makes_few_threads_and_an_instance_gets_its_own_with_the_fir
     assert [name for name in made if not name.startswith("engine")] == ["m7_0"]
     await engine.close()
     assert len(made) < 40
+
+
+async def test_few_of_many_instances_get_their_threads_on_the_loop(tmp_path, monkeypatch):
+    """The first request for a model with a thousand of them held the loop for a quarter of a second."""
+    root = repository(tmp_path, 1)
+    (root / "m0" / "config.pbtxt").write_text(f"{CONFIG}instance_group {{ count: 30 }}")
+    engine = await started(root)
+    made: list[tuple[bool, str]] = []
+    start = threading.Thread.start
+
+    def note(thread):
+        made.append((threading.current_thread() is threading.main_thread(), thread.name))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    answer = await infer(engine, request("m0", x=np.array([1, 2])))
+    assert answer.array("y").tolist() == [1, 2]
+    await until(lambda: len({name for _, name in made if name.startswith("m0")}) == 30)
+    assert len([name for on_loop, name in made if on_loop and name.startswith("m0")]) == AT_ONCE
+    await engine.close()
 
 
 def calls_of(function, counts):

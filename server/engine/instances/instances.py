@@ -12,7 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -22,12 +24,17 @@ from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
+from server.engine.housekeeping.threads import begin
 from server.engine.instances.gpu import Gpus
 from server.engine.instances.hosts import HostPolicy, HostPolicyError
 from server.engine.instances.resources import Resources
 from server.engine.instances.warmup import Halt, warm_up
 
 log = logging.getLogger("inferd.engine")
+
+AT_ONCE: Final = 8
+"""Instances of a model that get their threads on the loop; those of a model that has more get them one after another
+elsewhere."""
 
 RETRY_SECONDS: Final = 1.0
 """After which the system is asked again for the threads that it has refused."""
@@ -213,7 +220,8 @@ class Instances:
         assert isinstance(self._lane, QueueLane)
         if self._is_asked:  # while these were made
             try:
-                self._give_threads()
+                while self._give_threads():
+                    pass
             except BackendError as error:
                 return [error]
         elif not self._is_awaiting:
@@ -224,32 +232,46 @@ class Instances:
     def _begin(self) -> None:
         """Have instances get their threads; on the loop.
 
-        At once, although the loop waits some 100 us for each: in a burst it would come to nothing else before the queue
-        is full.
+        The first ones at once, although the loop waits some 100 us for each: in a burst it would come to nothing else
+        before the queue is full.
         """
         self._is_asked, self._is_awaiting = True, False
         try:
-            self._give_threads()
-        except BackendError as refusal:
-            log.error("requests for model '%s' wait: %s", self._spec.name, str(refusal))  # it holds frames
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
+            if self._give_threads():
+                begin(partial(self._give_others, asyncio.get_running_loop()), lambda: None)
+        except (BackendError, RuntimeError) as refusal:
+            self._begin_later(str(refusal))
 
-    def _give_threads(self) -> None:
-        """Have all instances work.
+    def _give_others(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have all other instances work; not on the loop, which they would hold too long."""
+        try:
+            while self._give_threads():
+                pass
+        except BackendError as refusal:
+            why = str(refusal)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: self._begin_later(why))
+
+    def _begin_later(self, why: str) -> None:
+        log.error("requests for model '%s' wait: %s", self._spec.name, why)
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
+
+    def _give_threads(self) -> bool:
+        """Have AT_ONCE more instances work; whether others are left.
 
         Raises:
             BackendError: the system has no thread for one of them.
         """
         with self._guard:
-            for runner in self._runners:
-                if not runner.is_late:
-                    continue
+            late = [runner for runner in self._runners if runner.is_late]
+            for runner in late[:AT_ONCE]:
                 thread = threading.Thread(target=self._work, args=(runner,), name=runner.spec.name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as refusal:
                     raise _no_thread(runner.spec, refusal) from None
                 runner.thread, runner.is_late = thread, False
+        return len(late) > AT_ONCE
 
     def _work(self, runner: _Runner) -> None:
         """Serve, on a thread of its own, and close the instance."""
