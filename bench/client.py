@@ -5,6 +5,8 @@
 
 The server is one process and the same for all; each client is a process of its own. Rounds alternate between the
 clients, and the best of each is taken. The tensor of every answer is compared with what was sent, which both pay for.
+Beside them stand the load driver, and plain sockets over which another process sends the same bytes back, with a system
+call for each message: of large messages, that is what the system itself takes.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import argparse
 import asyncio
 import importlib
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +152,77 @@ def run(package: str, address: str, size: int, kind: str, count: int, seconds: f
     return dict(json.loads(done.stdout))
 
 
-def driven(address: str, size: int, seconds: float) -> tuple[float, float]:
-    """The load driver, which looks at no tensor: the round trip with one in flight, in microseconds, and requests per
-    second with many."""
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What is possible without looking at tensors.
+
+    Attributes:
+        round_us: the round trip with one in flight.
+        cpu_us: of the process that asks, for each request then.
+        rate: requests per second with many in flight.
+    """
+
+    round_us: float
+    cpu_us: float
+    rate: float
+
+    def better(self, other: Floor) -> Floor:
+        """The best of both, each figure by itself."""
+        return Floor(min(self.round_us, other.round_us), min(self.cpu_us, other.cpu_us), max(self.rate, other.rate))
+
+
+def driven(address: str, size: int, seconds: float) -> Floor:
+    """The load driver."""
     request = Fixed([messages.identity(size).request])
     with Driver(address) as driver:
-        alone = driver.run(request, seconds=seconds).latency.mean
-        return alone, driver.run(request, in_flight=MANY, seconds=seconds).rate
+        alone = driver.run(request, seconds=seconds)
+        many = driver.run(request, in_flight=MANY, seconds=seconds)
+    return Floor(alone.latency.mean, alone.driver_cpu_seconds / alone.requests * 1e6, many.rate)
+
+
+ECHO = """
+import socket, sys
+listening, block = socket.create_server(("127.0.0.1", 0)), memoryview(bytearray(int(sys.argv[1])))
+print(listening.getsockname()[1], flush=True)
+connection, _ = listening.accept()
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while connection.recv_into(block, len(block), socket.MSG_WAITALL) == len(block):
+    connection.sendall(block)
+"""
+
+
+def echoed(size: int, seconds: float) -> Floor:
+    """Plain sockets: another process sends back each message when it has come."""
+    (alone, cpu_us), (many, _) = (_echoes(size, count, seconds) for count in (1, MANY))
+    return Floor(1e6 / alone, cpu_us, many)
+
+
+def _echoes(size: int, count: int, seconds: float) -> tuple[float, float]:
+    """Messages per second with so many in flight, and this process's CPU for each in microseconds."""
+    message, block, free = bytes(size), bytearray(size), threading.Semaphore(count)
+    with subprocess.Popen([sys.executable, "-c", ECHO, str(size)], stdout=subprocess.PIPE, text=True) as echo:
+        assert echo.stdout is not None
+        with socket.create_connection(("127.0.0.1", int(echo.stdout.readline()))) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            started, cpu, done = time.perf_counter(), time.process_time(), 0
+
+            def send() -> None:
+                while time.perf_counter() < started + seconds:
+                    free.acquire()
+                    connection.sendall(message)
+                connection.shutdown(socket.SHUT_WR)
+
+            if count > 1:
+                threading.Thread(target=send).start()
+                while connection.recv_into(block, size, socket.MSG_WAITALL) == size:
+                    done += 1
+                    free.release()
+            while count == 1 and time.perf_counter() < started + seconds:
+                connection.sendall(message)
+                connection.recv_into(block, size, socket.MSG_WAITALL)
+                done += 1
+            elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return done / elapsed, cpu / done * 1e6
 
 
 def import_ms(package: str) -> float:
@@ -174,15 +242,18 @@ def main() -> None:
         return
     seconds, rounds = (0.3, 1) if arguments.quick else (2.0, 3)
     best: dict[tuple[int, str, str], dict[str, float]] = {}
-    driver: dict[int, tuple[float, float]] = {}
+    floors: dict[tuple[int, str], Floor] = {}
     with tempfile.TemporaryDirectory() as folder:
         server = inferd.start(write(Path(folder) / "models", BENCH[:1]), Path(folder) / "log")
         try:
             for _ in range(rounds):
                 for size in SIZES:
-                    alone, many = driven(server.address, size, seconds / 2)
-                    least, most = driver.get(size, (alone, many))
-                    driver[size] = min(least, alone), max(most, many)
+                    for name, floor in (
+                        ("driver", driven(server.address, size, seconds / 2)),
+                        ("sockets", echoed(size, seconds / 2)),
+                    ):
+                        floors[size, name] = floor.better(floors.get((size, name), floor))
+                        print(size, name, floor, file=sys.stderr, flush=True)
                     for title, (kind, count) in LOADS.items():
                         for package in CLIENTS:
                             one = run(package, server.address, size, kind, count, seconds)
@@ -193,13 +264,13 @@ def main() -> None:
                             print(size, title, package, one, file=sys.stderr, flush=True)
         finally:
             server.stop()
-    text = written(best, driver)
+    text = written(best, floors)
     print(text)
     if not arguments.quick:
         RESULT.write_text(text)
 
 
-def written(best: dict[tuple[int, str, str], dict[str, float]], driver: dict[int, tuple[float, float]]) -> str:
+def written(best: dict[tuple[int, str, str], dict[str, float]], floors: dict[tuple[int, str], Floor]) -> str:
     """The page of results."""
     machine, versions = system.describe(), system.versions()
     lines = [
@@ -224,11 +295,22 @@ def written(best: dict[tuple[int, str, str], dict[str, float]], driver: dict[int
             more, less = our["rate"] / their["rate"], their["cpu_us"] / our["cpu_us"]
             lines.append(f"| {title} | {each} | {more:.1f} x | 1/{less:.1f} |")
         our = best[size, "`infer`, 1 in flight", "inferd_client"]
+        most = max(best[size, title, "tritonclient"]["rate"] for title in LOADS)
+        driver, sockets = floors[size, "driver"], floors[size, "sockets"]
         lines += [
             "",
-            f"Round trip, 1 in flight: the load driver, in C, {driver[size][0]:.0f} µs; `inferd_client` "
-            f"{our['round_us']:.0f} µs, {our['round_us'] / driver[size][0]:.2f} x. "
-            f"The load driver with {MANY} in flight, which looks at no tensor: {driver[size][1]:.0f} requests/s.",
+            "Without looking at tensors:",
+            "",
+            f"| | round trip, 1 in flight | CPU then | {MANY} in flight: requests/s | of tritonclient's most |",
+            "|---|---:|---:|---:|---:|",
+            *(
+                f"| {name} | {floor.round_us:.0f} µs | {floor.cpu_us:.1f} µs | {floor.rate:.0f} | "
+                f"{floor.rate / most:.1f} x |"
+                for name, floor in (("the load driver, in C", driver), ("plain sockets, an echo", sockets))
+            ),
+            "",
+            f"Round trip of `inferd_client`, 1 in flight: {our['round_us']:.0f} µs, "
+            f"{our['round_us'] / driver.round_us:.2f} x the driver's.",
         ]
     times = {package: import_ms(package) for package in CLIENTS}
     lines += ["", "`import ….grpc`: " + ", ".join(f"{package} {ms:.0f} ms" for package, ms in times.items()) + "."]
