@@ -25,7 +25,7 @@ import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
-from inferd_client.utils import InferenceServerException
+from inferd_client.utils import InferenceServerException, np_to_triton_dtype
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.front.certificates import Authority
@@ -161,6 +161,30 @@ def test_broken_answers_are_tensors_or_errors():
         with contextlib.suppress(InferenceServerException):
             found = result.as_numpy("y")
             assert found is None or found.size * found.itemsize <= len(whole)
+
+
+def test_outputs_of_all_sizes_are_what_was_sent():
+    """Guards tensors that lie anywhere in an answer: several of any datatypes, shapes and order, aligned or not."""
+    chance = random.Random(2)
+    datatypes = [np.int8, np.uint16, np.float32, np.float64, np.bool_]
+    for _ in range(300):
+        arrays = {}
+        message = pb.ModelInferResponse(model_name="m" * chance.randint(1, 9))
+        for i in range(chance.randint(1, 4)):
+            shape = [chance.randint(0, 3) if chance.random() < 0.3 else chance.randint(1, 9) for _ in range(i)]
+            array = np.frombuffer(chance.randbytes(8 * 9**3), np.uint8)[: int(np.prod(shape))]
+            arrays[f"y{i}"] = array.astype(chance.choice(datatypes)).reshape(shape)
+        for name, array in arrays.items():
+            message.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+            message.raw_output_contents.append(array.tobytes())
+        result = grpcclient.InferResult(message.SerializeToString())
+        for name, array in arrays.items():
+            if array.size:
+                found = result.as_numpy(name)
+                assert found.dtype == array.dtype
+                assert found.flags.aligned
+                np.testing.assert_array_equal(found, array)
+        assert result.as_numpy("z") is None
 
 
 def test_wide_requests(server):
