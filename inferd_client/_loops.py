@@ -23,6 +23,8 @@ from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Targe
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
+TOGETHER = 8
+"""How many requests at most are written together: the server works on them while the client makes others."""
 MOST_UNSENT = 1 << 20
 """How many unsent bytes of a stream's requests may wait before the client asks for the next request."""
 
@@ -37,6 +39,7 @@ class Polled:
         self._polled = True
         self._writing = False
         self._flushing = False
+        self._unwritten = 0
         self._senders: list[tuple[Call, asyncio.Future[None]]] = []
         self._alarm: asyncio.TimerHandle | None = None
         loop.add_reader(self._fd, self._ready)
@@ -67,15 +70,22 @@ class Polled:
                 self._loop.remove_writer(self._fd)
 
     def flush_soon(self) -> None:
-        """Write what calls have to send: at once for a single call, else together at the end of this loop turn."""
-        if self.link.count <= 1:
+        """Write what calls have to send: at once for a single call and for TOGETHER calls, else at the end of this loop
+        turn."""
+        self._unwritten += 1
+        if self.link.count <= 1 or self._unwritten >= TOGETHER:
             self._flush()
         elif not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_rest)
+
+    def _flush_rest(self) -> None:
+        self._flushing = False
+        if self._unwritten:
+            self._flush()
 
     def _flush(self) -> None:
-        self._flushing = False
+        self._unwritten = 0
         self.link.flush()
         if self.link.dead:
             self.link.news()
