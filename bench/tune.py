@@ -4,9 +4,10 @@
     python -m bench.tune --language DIR    its text classifier, too; examples/language/make_repository.py makes DIR
 
 One server serves each configuration of a grid as a model of its own, so they are measured in turns, in windows so
-short that whatever else the machine does is the same for all. `inferd tune` then searches twice: in these figures,
-which tells how good its steps are, and by measurements of its own, as a user runs it. What it chooses and the best of
-the grid are measured once more, in turns. Writes bench/results/tune.md.
+short that whatever else the machine does is the same for all. A Python model's instances are processes that have not
+all room side by side: its grid is measured in parts. `inferd tune` then searches twice: in these figures, which tells
+how good its steps are, and by measurements of its own, as a user runs it. What it chooses and the best of the grid are
+measured once more, in turns. Writes bench/results/tune.md.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ RESULT = Path(__file__).parent / "results" / "tune.md"
 IN_FLIGHT = 64
 WINDOW = 0.25  # seconds, of the search with measurements of its own
 TURN = 0.08  # seconds
-ROUNDS, LAST_ROUNDS = 8, 40
+WAVES = 2
+"""So often at least are all requests in flight answered in a turn, which lasts longer for slow models."""
+ROUNDS, LAST_ROUNDS = 8, 24
 FINALISTS = 8
+SIDE_BY_SIDE = {"python": 8}
+"""By backend, how many configurations one server serves at a time; of others, all."""
 SHARE = 0.2
 """Of the grid: so many configurations may the search measure at most."""
 NEAR = 0.95
@@ -96,14 +101,16 @@ def compared(wanted: Wanted) -> Comparison:
         complete = trial.config()
         own = Search(lambda setting: measured(trial, complete, setting, wanted), _told, most)
         print(f"{wanted.model}: search from {start.text()}", flush=True)
-        chosen = own.climb(start, axes).setting
+        chosen = own.settle(own.climb(start, axes)).setting
     print(f"{wanted.model}: grid of {len(grid)}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, Side(wanted, config, grid, Path(folder)) as side:
-        rates = side.rates(grid, ROUNDS)
-        known = Search(lambda setting: known_rate(setting, rates[setting]), _untold, most)
-        found = known.climb(start, axes).setting
-        ranked = sorted(grid, key=lambda setting: -rates[setting])
-        finals = side.rates(list(dict.fromkeys([chosen, found, *ranked[:FINALISTS]])), LAST_ROUNDS)
+    rates: dict[Setting, float] = {}
+    step = SIDE_BY_SIDE.get(config.backend, len(grid))
+    for first in range(0, len(grid), step):
+        rates |= rates_of(wanted, config, grid[first : first + step], ROUNDS)
+    known = Search(lambda setting: known_rate(setting, rates[setting]), _untold, most)
+    found = known.climb(start, axes).setting
+    ranked = sorted(grid, key=lambda setting: -rates[setting])
+    finals = rates_of(wanted, config, list(dict.fromkeys([chosen, found, *ranked[:FINALISTS]])), LAST_ROUNDS)
     best = max(finals, key=lambda setting: finals[setting])
     for setting, rate in sorted(finals.items(), key=lambda each: -each[1]):
         print(f"  {setting.text()}: {rate:.0f}/s")
@@ -116,6 +123,12 @@ def compared(wanted: Wanted) -> Comparison:
         Choice(found, len(known.tried), finals[found] / finals[best]),
         Choice(chosen, len(own.tried), finals[chosen] / finals[best]),
     )
+
+
+def rates_of(wanted: Wanted, config: pb.ModelConfig, settings: Sequence[Setting], rounds: int) -> dict[Setting, float]:
+    """Inferences per second of each, side by side."""
+    with tempfile.TemporaryDirectory() as folder, Side(wanted, config, settings, Path(folder)) as side:
+        return side.rates(rounds)
 
 
 def known_rate(setting: Setting, rate: float) -> Tried:
@@ -161,18 +174,20 @@ class Side:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def rates(self, settings: Sequence[Setting], rounds: int) -> dict[Setting, float]:
+    def rates(self, rounds: int) -> dict[Setting, float]:
         """Inferences per second of each: of short turns, whose slower half others have disturbed."""
-        found: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        for i in range(rounds + 1):
-            for setting in settings:
-                driver = self._drivers[self._of[setting]]
-                report = driver.run(self._loads[setting], in_flight=IN_FLIGHT, seconds=TURN)
-                if report.correct != report.requests:
-                    raise RuntimeError(f"{setting.text()}: {report}")
-                if i:  # the first is to warm up
-                    found[setting].append(report.rate)
+        turns = {setting: max(TURN, WAVES * IN_FLIGHT / self._rate(setting, TURN)) for setting in self._loads}
+        found: dict[Setting, list[float]] = {setting: [] for setting in turns}
+        for _ in range(rounds):
+            for setting, turn in turns.items():
+                found[setting].append(self._rate(setting, turn))
         return {setting: statistics.mean(sorted(rates)[len(rates) // 2 :]) for setting, rates in found.items()}
+
+    def _rate(self, setting: Setting, turn: float) -> float:
+        report = self._drivers[self._of[setting]].run(self._loads[setting], in_flight=IN_FLIGHT, seconds=turn)
+        if report.correct != report.requests:
+            raise RuntimeError(f"{setting.text()}: {report}")
+        return report.rate
 
 
 def _told(tried: Tried) -> None:
@@ -233,10 +248,12 @@ def page(found: Sequence[Comparison]) -> str:
 
 The search and the grid have the same axes: max_batch_size {_listed(BATCHES)}; instances {_listed(INSTANCES)}; queue
 delay {_listed(DELAYS_US)} µs; for ONNX Runtime and TorchScript the threads of an instance. One server serves all
-configurations of the grid, which are measured in turns of {TURN * 1000:.0f} ms: {ROUNDS} of each, then {LAST_ROUNDS}
-more of the best {FINALISTS} and of what the searches chose; the quicker half counts. "Search by itself" measures as
-`inferd tune` does, one configuration after the other, which is noisy on a busy machine. Wanted: at least {NEAR:.0%}
-of the best with at most 1/{1 / SHARE:.0f} of the configurations.
+configurations of the grid, or {SIDE_BY_SIDE["python"]} at a time of the text classifier, whose instances are processes.
+They are measured in turns of {TURN * 1000:.0f} ms, or of {WAVES} answers to each request in flight where that is
+longer: {ROUNDS} of each, then {LAST_ROUNDS} of the best {FINALISTS} and of what the searches chose; the quicker half
+counts. "Search by itself" measures as `inferd tune` does, one configuration after the other and the best few again,
+which is noisy on a busy machine. Wanted: at least {NEAR:.0%} of the best with at most 1/{1 / SHARE:.0f} of the
+configurations.
 
 {"".join(f"| {' | '.join(row)} |{chr(10)}" for row in (HEADS, ["---"] + ["---:"] * (len(HEADS) - 1), *rows))}
 {chr(10).join(settings)}

@@ -487,6 +487,30 @@ def test_the_search_finds_the_top_with_few_tries():
     assert all(each.best is not None for each in search.front())
 
 
+class Lucky(Hill):
+    """The same, but the first measurement of a batch of 16 is far too good."""
+
+    def __init__(self):
+        self.before = set()
+
+    def __call__(self, setting):
+        found = super().__call__(setting)
+        if setting.batch == 16 and setting not in self.before:
+            found.best.inferences *= 4.2
+        self.before.add(setting)
+        return found
+
+
+def test_the_search_is_not_misled_by_one_measurement():
+    """Guards that the best few are measured again: one lucky measurement does not win."""
+    told = []
+    search = Search(Lucky(), told.append, 80)
+    lucky = search.climb(Setting(16, 3, 300, 0), [("batch", BATCHES)])
+    assert lucky.setting.batch == 16
+    assert search.settle(lucky).setting.batch == 64
+    assert len(told) > len(search.tried)
+
+
 def test_the_search_ends_when_it_may_not_try_more():
     """Guards the limit of tries."""
     search = Search(Hill(), lambda tried: None, 5)

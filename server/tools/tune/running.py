@@ -38,7 +38,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
         start = setting_of(config)
         search = Search(lambda setting: measured(trial, config, setting, wanted), _tell, wanted.runs)
         print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
-        best = search.climb(start, axes_of(config, start, wanted))
+        best = search.settle(search.climb(start, axes_of(config, start, wanted)))
     first = search.tried[start]
     _print_front(search)
     if out is not None:

@@ -11,6 +11,8 @@ from server.tools.perf.measuring import Level
 
 BETTER = 1.03
 """The factor of throughput that a change must bring to be kept: less may be chance."""
+RIVAL, RIVALS, AGAIN = 0.8, 3, 2
+"""Settings with so much of the best throughput, so many at most, are measured so often again in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,23 @@ class Search:
                 else:
                     missed += 1
         return best
+
+    def settle(self, best: Tried) -> Tried:
+        """The best of those that are nearly as good as the best one, after further measurements of each.
+
+        A single measurement is partly chance, and the best of many is so most of all. The median of each counts.
+        """
+        rivals = sorted((each for each in self.tried.values() if each.rate), key=lambda each: -each.rate)[:RIVALS]
+        measured = {each.setting: [each] for each in rivals if each.rate >= best.rate * RIVAL}
+        if len(measured) < 2:
+            return best
+        for _ in range(AGAIN):
+            for setting, found in measured.items():
+                found.append(self.measure(setting))
+                self.tell(found[-1])
+        for setting, found in measured.items():
+            self.tried[setting] = sorted(found, key=lambda each: each.rate)[len(found) // 2]
+        return max((self.tried[setting] for setting in measured), key=lambda each: each.rate)
 
     def front(self) -> list[Tried]:
         """The results that no other beats in throughput, latency and memory, the quickest first."""
