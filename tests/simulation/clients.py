@@ -31,6 +31,7 @@ TEXT = 10  # times as long are numbers as strings, about, and to write them take
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
+LONG = 60  # requests of a sequence
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -393,7 +394,8 @@ class Client:
         open_ones = [one for one in self.sequences if one.kind is kind and one.under_way < most]
         if open_ones and self.random.random() < 0.85:
             return self.random.choice(open_ones)
-        one = self.begin_sequence(kind, self.random.randint(1, 6))
+        is_long = kind.remembers == "history" and self.random.random() < 0.3  # its state outgrows its memory
+        one = self.begin_sequence(kind, self.random.randint(1, LONG if is_long else 6))
         self.sequences.append(one)
         return one
 

@@ -53,6 +53,8 @@ class Inquiry:
         self._decoupled = random.random() < (0.9 if self._kind and self._kind.decoupled else 0.2)
         self._timeout_us = random.choice((0, 0, 0, 300, 5000, 1 << 40))
         self._begun_ns = simulation.world.now()
+        if self._kind:
+            simulation.oracle.asked(self._kind, at_any_time=True)  # if its worker ends, nobody hears of its end
         self._cancelled = False
         self._credit, self._owed = p.BLS_WINDOW, 0
         self._lazy = random.random() < 0.5  # it gives credit when there is none left, and not at once
@@ -153,8 +155,6 @@ class Inquiry:
     def _end(self) -> None:
         del self.process.inquiries[self.id]
         oracle = self._simulation.oracle
-        if self._kind:
-            oracle.asked(self._kind, at_any_time=self._cancelled)
         for name in STEPS[self._kind.name] if self._kind else ():
             oracle.over[name] = oracle.over.get(name, 0) + 1
         self._over()

@@ -114,7 +114,7 @@ FAULTS = (
     fault(
         "a wake-up of the loop is used up: it looks before it says so",
         "request/bridge",
-        "    store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again\n",
+        "    store32(&bridge.signalled, 0)  # before the lists are read, so that later responses signal again\n",
         "",
     ),
     # batches
@@ -301,7 +301,7 @@ FAULTS = (
     ),
     fault(
         "what was asked on a stream that has ended stays",
-        "service/infer",
+        "service/ticket",
         "            self.deliver = None\n            bridge_abandon(request)\n",
         "            self.deliver = None\n",
     ),

@@ -111,7 +111,7 @@ class Oracle:
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
         elif not self._may(call, status, text, now):
             raise Violation(f"{call}: status {status} '{text}'")
-        self._check_time(call, call.sent_ns)
+        self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
 
     def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
         """It is over, and not long after its deadline."""

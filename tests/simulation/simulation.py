@@ -112,7 +112,7 @@ class Simulation:
         self.story = Story(keep)
         self.outcome = Outcome(seed)
         preempt = random.choice((0, 0, 30, 200, 500)) if scale.preemption else 0
-        world.begin(seed, preempt=preempt, spurious=random.choice((0, 0, 20)))
+        world.begin(seed, preempt=preempt, spurious=random.choice((0, 0, 200)))
         self.faults_ppm = random.choice((0, 0, 0, 300, 3000)) if scale.faults and not scale.fails_at else 0
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
         self.events: list[tuple[int, int, Callable[[], None]]] = []

@@ -706,10 +706,12 @@ void world_advance(int64_t ns) {
     uint64_t one = 1;
     int i;
     if (ns > now) now = ns;
-    for (i = 0; i < order_count; i++) {
-        struct member *member = &members[order[i]];
-        if (member->state == WAITING && (member->wake_ns <= now || (member->on != NULL && chance(spurious_permille))))
-            member->state = RUNNABLE;
+    for (i = 0; i < order_count; i++)
+        if (members[order[i]].state == WAITING && members[order[i]].wake_ns <= now) members[order[i]].state = RUNNABLE;
+    /* one at a time: else so many threads that each step wakes another one would never come to rest */
+    if (order_count && chance(spurious_permille)) {
+        struct member *member = &members[order[draw() % (uint64_t)order_count]];
+        if (member->state == WAITING && member->on != NULL) member->state = RUNNABLE;
     }
     for (i = 0; i < timer_count; i++)
         if (timers[i].due_ns <= now) {

@@ -91,7 +91,7 @@ class World:
         Args:
             seed: of what the world draws.
             preempt: of a thousand times that a mutex is about to be taken, how often another thread runs first.
-            spurious: of a thousand waits that an advance of the clock finds, how many end without a reason.
+            spurious: of a thousand advances of the clock, how many end one thread's wait without a reason.
         """
         left = self.lib.world_begin(seed, START_NS, preempt, spurious, 0)
         assert left == 0, f"{left} threads of the last simulation are left"
