@@ -26,12 +26,12 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "9", "--random"))
+    print(run("--seeds", "6", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():
     """Neither what the process has done before, nor whether the story is kept, makes a difference."""
-    print(run("--first", "14", "--seeds", "4", "--twice"))
+    print(run("--first", "14", "--seeds", "3", "--twice"))
 
 
 def test_another_process_tells_the_same_story():
