@@ -315,8 +315,8 @@ async def test_a_graph_def_and_what_initialises_it(tmp_path, made):
 
 
 @needs_tensorflow
-async def test_settings(tmp_path, made):
-    """Guards that a model with all of them is served: TensorFlow itself refuses what it does not know."""
+async def test_settings(tmp_path, caplog, made):
+    """Guards that a model with all of them is served, and that on a CPU mixed precision is a hint."""
     config = """
         optimization {
             graph { level: 1 }
@@ -330,6 +330,7 @@ async def test_settings(tmp_path, made):
     async with serving(tmp_path) as (engine, _):
         answer = await ask(engine, "linear", x=np.array([[3, 4]], np.float32))
         assert answer.array("y").tolist() == [[9, 16]]
+    assert "gpu_execution_accelerator of model 'linear' has no effect" in caplog.text
 
 
 @needs_tensorflow

@@ -1,7 +1,6 @@
 """Configurations that were written for machines with GPUs: what of them is a hint, and what has to be there."""
 
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from tests import gpu_stub
 from tests.backends.models import onnx_bytes, save_script
-from tests.backends.test_tensorflow import environment, needs_tensorflow
+from tests.backends.test_tensorflow import PLAIN, environment, saved
 from tests.engine.serving import infer, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,15 +70,6 @@ class Same(torch.nn.Module):
 
 SAME = "import torch\n\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
 
-SAVE = """
-import os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import tensorflow as tf
-module = tf.Module()
-module.run = tf.function(lambda x: {"y": x * 2}, input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
-tf.saved_model.save(module, sys.argv[1], signatures=module.run)
-"""
-
 
 def add(root: Path, name: str, config: str) -> Path:
     version = root / name / "1"
@@ -95,19 +85,9 @@ def add_onnx(root: Path, name: str, config: str, kind: int, shape: list, inputs:
     (add(root, name, config) / "model.onnx").write_bytes(onnx_bytes([node], values[:-1], values[-1:]))
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A SavedModel; None where there is no TensorFlow."""
-    if not environment():
-        return None
-    folder = tmp_path_factory.mktemp("tensorflow") / "model.savedmodel"
-    subprocess.run([Path(environment()) / "bin" / "python", "-c", SAVE, folder], check=True, capture_output=True)
-    return folder
-
-
 @asynccontextmanager
 async def serving(root):
-    engine = Engine([root], BackendLoader({"tensorflow": {"environment": environment()}}), Options())
+    engine = Engine([root], BackendLoader(), Options())
     try:
         assert await engine.start() == []
         yield engine
@@ -140,16 +120,7 @@ async def test_the_accelerator_openvino_with_tensors_from_the_file(tmp_path):
         assert (await infer(engine, request("layer", x=rows))).array("y").tolist() == rows.tolist()
 
 
-@needs_tensorflow
-async def test_mixed_precision_is_a_hint_on_a_cpu(tmp_path, caplog, saved):
-    shutil.copytree(saved, add(tmp_path, "rank", RANK) / saved.name)
-    async with serving(tmp_path) as engine:
-        rows = np.ones((3, 2), np.float32)
-        assert (await infer(engine, request("rank", x=rows))).array("y").tolist() == [[2, 2]] * 3
-    assert "gpu_execution_accelerator of model 'rank' has no effect" in caplog.text
-
-
-def test_a_gpu_that_the_framework_cannot_use_is_told_with_what_to_install(tmp_path, saved):
+def test_a_gpu_that_the_framework_cannot_use_is_told_with_what_to_install(tmp_path):
     """A server with a driver and builds of the frameworks for CPUs: it computes nothing elsewhere than it is told."""
     expected, options = {}, []
     if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
@@ -159,8 +130,8 @@ def test_a_gpu_that_the_framework_cannot_use_is_told_with_what_to_install(tmp_pa
         save_script(Same(), add(tmp_path, "script", SCRIPT))
         (add(tmp_path, "module", MODULE) / "model.py").write_text(SAME)
         expected["script"] = expected["module"] = "-m pip install --force-reinstall torch), or write kind: KIND_CPU"
-    if saved is not None:
-        shutil.copytree(saved, add(tmp_path, "rank", RANK) / saved.name)
+    if environment():
+        saved(add(tmp_path, "rank", RANK), serving_default=PLAIN)
         expected["rank"] = '-m pip install "tensorflow[and-cuda]" (in place of tensorflow-cpu), or write kind: KIND_CPU'
         options = ["--backend-config", f"tensorflow,environment={environment()}"]
     if not expected:
