@@ -147,13 +147,17 @@ class Search:
                     missed += 1
         return best
 
+    def rivals(self, best: Tried) -> list[Tried]:
+        """Those that are nearly as good as the best one, and that one, the quickest first."""
+        able = sorted((each for each in self.tried.values() if each.rate), key=lambda each: -each.rate)
+        return [each for each in able[:RIVALS] if each.rate >= best.rate * RIVAL]
+
     def settle(self, best: Tried) -> Tried:
         """The best of those that are nearly as good as the best one, after further measurements of each.
 
         A single measurement is partly chance, and the best of many is so most of all. The median of each counts.
         """
-        rivals = sorted((each for each in self.tried.values() if each.rate), key=lambda each: -each.rate)[:RIVALS]
-        measured = {each.setting: [each] for each in rivals if each.rate >= best.rate * RIVAL}
+        measured = {each.setting: [each] for each in self.rivals(best)}
         if len(measured) < 2:
             return best
         for _ in range(AGAIN):
