@@ -1,7 +1,7 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models|kinds|ready|statistics|index|tensors|parameters|split|responses|
-                            reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
+    python -m bench.growth [--only pool|models|kinds|ready|statistics|index|stops|graphs|tensors|parameters|split|
+                            responses|reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
 its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
@@ -20,33 +20,28 @@ import platform
 import resource as system
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from _native.memory import resource
 from backends.loader import BackendLoader
-from bench import growth_served
+from bench import growth_models, growth_served
 from bench.curves import Curve, Point
 from bench.growth_goals import GOALS
+from bench.growth_models import MODEL, resident, served
 from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.loading.control import ControlMode, ModelControl
 from server.memory import usable_memory
 from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
-from server.rpc.metadata import Identity, Information
-from server.rpc.repository import Repository
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"
 PAGE = RESULTS.with_suffix(".md")
 MIB = 1 << 20
 SIZES = (1 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-MODELS = (100, 400, 1600, 6400, 10_000)
-POLLED = (50, 400, 1600, 10_000)
 TENSORS = (16, 128, 1024, 4096)
 PARAMETERS = (16, 256, 4096, 16384)
 ROWS = (16, 128, 1024, 8192)
@@ -56,11 +51,6 @@ SHAPES = (1, 2, 5, 10, 20, 50)
 HITS = (4 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB)
 IN_FLIGHT = 640
 REQUESTS = 6400
-MODEL = """
-backend: "identity"
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-"""
 
 
 def pool() -> Curve:
@@ -86,113 +76,6 @@ def pool() -> Curve:
 def _use(size: int) -> None:
     block = resource.host().take(size)
     ctypes.memset(block.address, 1, size)
-
-
-# ---- models ---------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _served(text: str, count: int = 1, cache: LocalCache | None = None) -> AsyncIterator[Engine]:
-    """An engine with so many models of this configuration, m0 and so on, that has not been started.
-
-    Args:
-        text: the configuration; "%d" in it is the number of the model.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(count):
-            path = Path(folder, f"m{number}")
-            (path / "1").mkdir(parents=True)
-            (path / "config.pbtxt").write_text(text.replace("%d", str(number)))
-        engine = Engine([Path(folder)], BackendLoader(), Options(), cache=cache)
-        try:
-            yield engine
-        finally:
-            await engine.close()
-
-
-def _resident() -> float:
-    """KiB of memory that the process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024
-
-
-def _starts(name: str, title: str, text: str) -> Curve:
-    """Models of this configuration loaded at the start of an engine."""
-
-    async def start(count: int) -> Point:
-        async with _served(text, count) as engine:
-            memory, before = _resident(), time.process_time()
-            await engine.start()
-            return Point(count, 1000 * (time.process_time() - before) / count, (_resident() - memory) / count)
-
-    points = tuple(asyncio.run(start(count)) for count in MODELS)
-    return Curve(name, title, "ms of CPU a model", points, "KiB a model")
-
-
-def models() -> Curve:
-    """Identity models that differ in nothing but their names."""
-    return _starts("models", "start of an engine", MODEL)
-
-
-def kinds() -> Curve:
-    """Identity models of which no two are alike."""
-    return _starts("kinds", "start of an engine, no two models alike", MODEL.replace('"x"', '"x%d"'))
-
-
-def ready() -> Curve:
-    """ServerReady, of models that have no opinion."""
-
-    async def ask(count: int) -> Point:
-        async with _served(MODEL, count) as engine:
-            await engine.start()
-            before = time.thread_time_ns()
-            for _ in range(1000):
-                assert await engine.check()
-            return Point(count, (time.thread_time_ns() - before) / 1e6)
-
-    return Curve("ready", "ServerReady, by models", "us of CPU a call", tuple(asyncio.run(ask(n)) for n in POLLED))
-
-
-class Anyone:
-    """The call of a client that may use every model."""
-
-    def may_use(self, _: str) -> bool:
-        return True
-
-
-def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) -> Curve:
-    """What is asked of all models, in slices: on the loop's thread, and counted beside it on all threads."""
-
-    async def ask(count: int) -> Point:
-        async with _served(MODEL, count) as engine:
-            await engine.start()
-            await poll(engine)
-            before, all_before = time.thread_time_ns(), time.process_time_ns()
-            for _ in range(5):
-                await poll(engine)
-            spent, all_spent = time.thread_time_ns() - before, time.process_time_ns() - all_before
-            return Point(count, spent / 5e3 / count, all_spent / 5e3 / count)
-
-    points = tuple(asyncio.run(ask(count)) for count in POLLED)
-    return Curve(name, title, "us of the loop a model", points, "us of all threads")
-
-
-def statistics() -> Curve:
-    """ModelStatistics of all models, encoded."""
-
-    def poll(engine: Engine) -> Awaitable[object]:
-        call = cast(Call, Anyone())
-        return Information(engine, Identity()).model_statistics(pb.ModelStatisticsRequest(), call)
-
-    return _polled("statistics", "ModelStatistics of all models", poll)
-
-
-def index() -> Curve:
-    """RepositoryIndex, encoded."""
-
-    def poll(engine: Engine) -> Awaitable[object]:
-        return Repository(engine).index(pb.RepositoryIndexRequest(), cast(Call, Anyone()))
-
-    return _polled("index", "RepositoryIndex of all models", poll)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -234,7 +117,7 @@ def tensors() -> Curve:
             message.raw_input_contents.append(bytes(8))
             message.outputs.add(name=f"y{number}")
         text = f'backend: "identity"\n{_tensors("input", "x", count)}{_tensors("output", "y", count)}'
-        async with _served(text) as engine:
+        async with served(text) as engine:
             await engine.start()
             return Point(count, await _answered(engine, message.SerializeToString(), 50) / count)
 
@@ -255,7 +138,7 @@ def parameters() -> Curve:
                 one = pb.ModelInferRequest()
                 one.parameters[f"key {number}"].CopyFrom(value)
                 encoded += one.SerializeToString()
-        async with _served(MODEL) as engine:
+        async with served(MODEL) as engine:
             await engine.start()
             return Point(count, await _answered(engine, encoded, 50) / count / 2)
 
@@ -274,7 +157,7 @@ parameters {{ key: "split_requests" value {{ string_value: "true" }} }}
         message = pb.ModelInferRequest(model_name="m0")
         message.inputs.add(name="x", datatype="INT64", shape=(count, 1))
         message.raw_input_contents.append(bytes(8 * count))
-        async with _served(text) as engine:
+        async with served(text) as engine:
             await engine.start()
             return Point(count, await _answered(engine, message.SerializeToString(), 50) / count)
 
@@ -289,9 +172,9 @@ def responses() -> Curve:
         message = pb.ModelInferRequest(model_name="m0")
         message.inputs.add(name="x", datatype="INT64", shape=(count,))
         message.raw_input_contents.append(bytes(8 * count))
-        async with _served(f"{MODEL}model_transaction_policy {{ decoupled: true }}\n") as engine:
+        async with served(f"{MODEL}model_transaction_policy {{ decoupled: true }}\n") as engine:
             await engine.start()
-            done, first = asyncio.Event(), _resident()
+            done, first = asyncio.Event(), resident()
             come, most, tickets = 0, 0.0, []
 
             def deliver(status: int, text: str, response: bytes | None) -> None:
@@ -299,7 +182,7 @@ def responses() -> Curve:
                 assert status == 0, text
                 come += 1
                 if come % 500 == 0:
-                    most = max(most, _resident() - first)
+                    most = max(most, resident() - first)
                 if response is not None:
                     tickets[0].taken()
                 if tickets[0].done:
@@ -374,7 +257,7 @@ parameters {{ key: "delay_us" value {{ string_value: "1000" }} }}
             message.inputs.add(name="x", datatype="INT64", shape=(1, width))
             message.raw_input_contents.append(bytes(8 * width))
             messages.append(message.SerializeToString())
-        async with _served(text) as engine:
+        async with served(text) as engine:
             await engine.start()
             await _answered(engine, messages[0], 1)
             done, left, begun = asyncio.Event(), REQUESTS, 0
@@ -410,7 +293,7 @@ def cache() -> Curve:
         message = pb.ModelInferRequest(model_name="m0")
         message.inputs.add(name="x", datatype="INT64", shape=(size // 8,))
         message.raw_input_contents.append(bytes(size))
-        async with _served(text, cache=LocalCache(256 * MIB)) as engine:
+        async with served(text, cache=LocalCache(256 * MIB)) as engine:
             await engine.start()
             spent = await _answered(engine, message.SerializeToString(), 50)
             assert engine.infer.reuse()["hits"] == 49
@@ -422,11 +305,13 @@ def cache() -> Curve:
 
 CURVES: dict[str, Callable[[], Curve]] = {
     "pool": pool,
-    "models": models,
-    "kinds": kinds,
-    "ready": ready,
-    "statistics": statistics,
-    "index": index,
+    "models": growth_models.models,
+    "kinds": growth_models.kinds,
+    "ready": growth_models.ready,
+    "statistics": growth_models.statistics,
+    "index": growth_models.index,
+    "stops": growth_models.stops,
+    "graphs": growth_models.graphs,
     "tensors": tensors,
     "parameters": parameters,
     "split": split,

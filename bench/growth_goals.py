@@ -66,6 +66,15 @@ GOALS = {
             f"{MANY}::test_the_index_makes_few_calls_for_one_more_model",
         ),
     ),
+    "stops": Goal(
+        "linear in the models; others have their turn on the loop meanwhile",
+        tests=(f"{MANY}::test_others_have_their_turn_while_all_models_are_unloaded",),
+    ),
+    "graphs": Goal(
+        "polynomial in the depth, although there are 2^depth ways through the ensembles",
+        tests=(f"{MANY}::test_ensembles_that_share_steps_are_looked_at_once_each",),
+        remark="What is told of each ensemble is looked up in all that are below it.",
+    ),
     "tensors": Goal(
         "linear in the inputs and outputs that are named", tests=(f"{LINEAR}::test_inputs_and_outputs_by_name",)
     ),
