@@ -222,7 +222,10 @@ class Channel:
             attempts = attempts or Attempts(self.retries, ends, once)
             pause = attempts.pause(error, safe, answered)
             if pause is None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # it refers to this frame, and so to the call and its tensors
             time.sleep(pause)
 
     # ---- calls that end in a callback

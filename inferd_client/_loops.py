@@ -240,7 +240,10 @@ class LoopChannel:
             attempts = attempts or Attempts(self._retries, ends, once)
             pause = attempts.pause(error, safe, answered)
             if pause is None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # it refers to this frame, and so to the call and its tensors
             await asyncio.sleep(pause)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from inferd_client._native.output cimport WRITE_FAILED, WROTE_ALL, Written, outp
 from inferd_client._native.pool cimport pool_give, pool_take
 from inferd_client._native.session cimport (
     CONNECTION_LOST, STREAM_RESET, Ending, Exchange, Session, session_close, session_collect, session_ping,
-    session_receive, session_reset, session_submit,
+    session_receive, session_reset, session_submit, session_wants_read,
 )
 from inferd_client._native.tls cimport tls_receive, tls_write
 
@@ -142,9 +142,10 @@ cdef void finish(Line *line, Wire *wire, Ending ending, uint32_t error) noexcept
 
 cdef void wire_ended(Session *session, Exchange *exchange, Ending ending, uint32_t error) noexcept nogil:
     cdef Wire *wire = <Wire *> exchange
-    wire.orphaned = False
     if wire.in_flight:
         finish(<Line *> session, wire, ending, error)
+    else:
+        wire.orphaned = False  # it may be gone after this
 
 
 cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil:
@@ -283,6 +284,7 @@ cdef void line_receive(Line *line) noexcept nogil:
         wire = arriving(line)
         parts[0] = iovec(NULL, 0)
         if wire != NULL:
+            wire.locks = True  # its memory stays while this is processed, whatever the peer says within it
             parts[0] = iovec(wire.message + wire.filled,
                              min(line.session.frame_left, wire.message_size - wire.filled))
         parts[1] = iovec(line.buffer, BEGINNING if line.session.frame_size >= DIRECT_FROM and line.tls == NULL
@@ -316,6 +318,8 @@ cdef void line_flush(Line *line) noexcept nogil:
             return
         if output_empty(&line.session.output) and not (line.blocked and line.tls != NULL):
             line.blocked = False
+            if not session_wants_read(&line.session):
+                line_kill(line)  # the peer has broken the protocol, and was told so; or has ended the connection itself
             return
         if line.tls != NULL:
             written = tls_write(line.tls, &line.session.output, line.fd)

@@ -327,12 +327,15 @@ cdef class Link:
         cdef Call call
         if not self.lingering:
             return
+        known, self.lingering = self.lingering, set()  # those that others add meanwhile may not be looked at
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             empty = output_empty(&self.line.session.output) or self.line.dead
             pthread_mutex_unlock(&self.line.lock)
         if empty:
-            self.lingering = {call for call in self.lingering if call.wire.orphaned and not self.line.dead}
+            known = {call for call in known if call.wire.orphaned and not self.line.dead}
+        known.update(self.lingering)
+        self.lingering = known
 
     # --- calls
 

@@ -77,3 +77,5 @@ cdef bint session_receive(Session *session, const uint8_t *data, size_t size) no
 # Let nghttp2 serialise as much as one write takes into `output`. False: as above.
 cdef bint session_collect(Session *session) noexcept nogil
 cdef bint session_wants_write(Session *session) noexcept nogil
+# False: nothing that the peer may still send is of use.
+cdef bint session_wants_read(Session *session) noexcept nogil

@@ -139,6 +139,10 @@ cdef bint session_wants_write(Session *session) noexcept nogil:
     return not output_empty(&session.output) or nghttp2_session_want_write(session.http2) != 0
 
 
+cdef bint session_wants_read(Session *session) noexcept nogil:
+    return nghttp2_session_want_read(session.http2) != 0
+
+
 # --- the body
 
 cdef size_t span(const Exchange *exchange, size_t space) noexcept nogil:

@@ -546,6 +546,7 @@ def test_calls_leave_nothing_behind(server):
                 client.async_infer("fp32", [taken], lambda result, error, told=told: told.set_result(error))
                 assert told.result(60) is None
                 client.infer("fp32", [taken])
+                assert status(client.infer, "absent", [taken]) == "StatusCode.NOT_FOUND"
                 del tensor, taken, told
             client.is_server_live()
         assert sum(each() is not None for each in gone) <= 1
