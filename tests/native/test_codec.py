@@ -24,7 +24,7 @@ EFFORT = int(os.environ.get("INFERD_EFFORT", "1"))
 
 def thorough(examples: int) -> settings:
     return settings(
-        max_examples=examples * EFFORT,
+        max_examples=examples * EFFORT if EFFORT > 1 else examples // 2,
         derandomize=EFFORT == 1,
         deadline=None,
         database=None,
@@ -499,13 +499,14 @@ def test_random_mutations():
     decoder = messages.Decoder()
     pool = [*SAMPLES.values(), *(put(f) for _, put in PLACES.values() for f in GOOD_FIELDS.values())]
     accepted = 0
-    for _ in range(300_000 * EFFORT):
+    rounds = 300_000 * EFFORT if EFFORT > 1 else 100_000
+    for _ in range(rounds):
         data = mutations(rng, rng.choice(pool))
         if check(data, decoder):
             accepted += 1
             if len(data) < 400:  # what was accepted is mutated further
                 pool[rng.randrange(len(pool))] = data
-    assert 20_000 * EFFORT < accepted < 280_000 * EFFORT
+    assert 0.05 * rounds < accepted < 0.95 * rounds
 
 
 def test_seeds_and_past_findings_of_the_fuzzer():
