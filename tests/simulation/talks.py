@@ -60,7 +60,7 @@ class Talk:
         client = self.client
         if self.stream.over:
             return
-        if self.left and self.kept and self.kept.kind.tallies and self.open:
+        if self.left and self.kept and self.kept.kind.tallies and self.open and not self.puzzled:
             client.later(self.say)  # steps before the one that keeps sequences may change the order of requests
             return
         if self.left == 0:
