@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A load, and who is put under it."""
+    """A load, and the servers that are put under it."""
 
     name: str
     title: str

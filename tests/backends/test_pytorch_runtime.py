@@ -164,7 +164,7 @@ async def test_what_keeps_it_from_loading_is_told(tmp_path):
 
 
 async def test_a_file_of_more_than_weights_needs_consent(tmp_path):
-    """Else who can write to the weights runs code in the worker."""
+    """Otherwise everybody who can write to the weights could run code in the worker."""
     version = add_model(tmp_path, "m")
     (version / "model.pt").unlink()
 

@@ -226,7 +226,7 @@ def test_ways_to_a_server(server, way):
 
 
 def test_tls(models, tmp_path):
-    """Guards TLS: mutual, with a large tensor, in both clients; and who is not trusted."""
+    """Guards TLS: mutual, with a large tensor, in both clients; and a client that has no certificates."""
     authority = Authority(tmp_path / "tls")
     pair, own = authority.issue("server", "DNS:localhost", "IP:127.0.0.1"), authority.issue("client")
     arguments = ("--grpc-use-ssl", "--grpc-use-ssl-mutual", f"--grpc-server-cert={pair.certificate}",

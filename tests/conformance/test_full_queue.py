@@ -1,4 +1,4 @@
-"""A full queue makes room by client: who has most of it is refused first, and others do not notice."""
+"""A full queue makes room by client: the client that has most of it is refused first, and others do not notice."""
 
 from __future__ import annotations
 

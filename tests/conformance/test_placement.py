@@ -1,4 +1,4 @@
-"""Tensors in shared memory, with real servers: where they are read and written, what is refused, who is not harmed."""
+"""Tensors in shared memory, with real servers: where they lie, what is refused, and that other clients are unharmed."""
 
 from __future__ import annotations
 

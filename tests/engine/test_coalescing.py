@@ -80,7 +80,7 @@ async def test_parameters_that_the_model_sees_are_part_of_the_question(tmp_path)
 
 
 async def test_callers_who_are_kept_apart_share_no_execution(tmp_path):
-    """A follower is quicker than who has it executed, so it could tell what another asks at the moment."""
+    """A follower is quicker than the first request, so its client could tell what another client asks at the moment."""
     gate = Gate(double)
     async with serving(tmp_path, gate, m=COALESCING) as engine:
         engine.infer.set_callers_apart(sequences=True, answers=True)

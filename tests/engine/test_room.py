@@ -1,4 +1,4 @@
-"""Guards the places of loads: so many at a time, nobody is forgotten, and who waits for one that waits gets on."""
+"""Guards the places of loads: so many at a time, none is forgotten, and a load that waits for a waiting one gets on."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_one_for_whom_another_waits_has_a_place_at_once_whatever_the_pace(
 
 
 class Desk:
-    """Work for threads: who is at it."""
+    """Work for threads: which threads are at it."""
 
     def __init__(self) -> None:
         self.guard = threading.Lock()

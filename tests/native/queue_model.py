@@ -73,7 +73,7 @@ class Waiting:
 
 @dataclass
 class Level:
-    """One priority level: its policy, and who waits."""
+    """One priority level: its policy, and the requests that wait."""
 
     policy: QueuePolicySpec
     in_time: list[Waiting] = field(default_factory=list)

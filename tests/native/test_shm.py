@@ -1,4 +1,4 @@
-"""Guards the regions of clients: who finds which, how long their memory lives, bounds, and objects that shrink."""
+"""Guards the regions of clients: which client finds which, how long their memory lives, bounds, shrinking objects."""
 
 import gc
 import os

@@ -300,7 +300,7 @@ class Model:
 class Pair:
     """The policy and its model; whatever is done is done to both, and both must say the same.
 
-    It also keeps its own books: who was accepted, who has got an answer, and in which order a sequence was run.
+    It also keeps its own books: which requests were accepted and answered, and in which order a sequence was run.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
