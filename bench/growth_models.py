@@ -113,7 +113,7 @@ def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) 
 
     async def ask(count: int) -> Point:
         async with served(MODEL, count) as engine:
-            await engine.start()
+            await engine.start(set_aside)  # as a server does
             await poll(engine)
             before, all_before = time.thread_time_ns(), time.process_time_ns()
             for _ in range(5):
