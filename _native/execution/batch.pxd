@@ -25,6 +25,7 @@ cdef struct NativeBatch:
     const char *instance     # its name
     const char *why          # the reason for which it left its queue, static text of the scheduler; NULL: unknown
     int64_t busy_ns          # summed time in which batches were executed; other threads read it
+    int64_t busy_before_ns   # until then another batch of the same instance was executed, which has counted that time
     int64_t running          # requests that are executed now; other threads read it
     int64_t taken_ns
     int64_t input_end_ns

@@ -246,7 +246,7 @@ cdef void account(NativeBatch *batch) noexcept nogil:
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = end
     execution.why = batch.why
-    add_own(&batch.busy_ns, end - batch.taken_ns)
+    add_own(&batch.busy_ns, end - max(batch.taken_ns, batch.busy_before_ns))
     add_own(&batch.running, -batch.running)
     for i in range(batch.count):
         if batch.requests[i].response.status == STATUS_OK:

@@ -11,6 +11,7 @@ from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport uint32_t
 
 from _native.atomic cimport load64
+from _native.clock cimport now_ns
 from _native.execution.batch cimport (
     NativeBatch,
     batch_begin,
@@ -161,4 +162,5 @@ cdef class InstanceLoop(ExecutionLoop):
             batch_finish(turn.batch)
             if chain == NULL:
                 return
+            following.batch.busy_before_ns = now_ns()
             turn, following = following, turn

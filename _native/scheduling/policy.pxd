@@ -50,7 +50,8 @@ cdef int policy_set_oldest(Policy *policy, object spec) except -1
 # predictor if the policy is adaptive.
 cdef void policy_plan(const Policy *policy, const ArrivalPredictor *predictor, const Request *first, int64_t now,
                       BatchPlan *plan) noexcept nogil
-# Whether the first of the waiting requests are as large a batch as there can be.
+# Whether the first of the waiting requests are as large a batch as there can be, and none of them has a limit to its
+# time in the queue.
 cdef bint policy_full(const Policy *policy, const Request *first) noexcept nogil
 # When this request must have been executed; NEVER: no limit.
 cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil

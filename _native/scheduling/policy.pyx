@@ -101,11 +101,9 @@ cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept n
 cdef bint policy_full(const Policy *policy, const Request *first) noexcept nogil:
     cdef const Request *request = first
     cdef uint64_t rows = 0
-    if not policy.batching:
-        return first != NULL
-    while request != NULL and (policy.uniform or request_alike(first, request)):
+    while request != NULL and request.expires_ns == 0 and (policy.uniform or request_alike(first, request)):
         rows += request.rows
-        if rows >= policy.max_rows:
+        if rows >= policy.max_rows or not policy.batching:
             return True
         request = request.next
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -177,14 +178,16 @@ class OpenVinoInstance(AsyncInstance):
                     made[output.name] = self._place(batch, output, self._rows or rows)
             for state in self._states:  # left by the batch before, which had other clients
                 state.reset()
+            run = _Run(fed, made, rows if short else None)
             # not `infer()`: with a single thread nothing can cancel that, and it hides an error of the model, so that
             # the results of the run before would be sent
             self._request.start_async()
+            self._run = run
         except RuntimeError as error:
             raise BackendError(f"openvino error: {reason(error)}") from error
         if self._stopped:  # `stop` came before there was a run to cancel
-            self._request.cancel()
-        self._run = _Run(fed, made, rows if short else None)
+            with suppress(RuntimeError):  # then the run goes on, over memory that `end` gives back
+                self._request.cancel()
 
     def end(self, batch: Batch) -> None:
         """Wait for the run, and hand its results over."""

@@ -41,6 +41,9 @@ class Framework:
         self.sizes: list[int] = []
         self.changed = threading.Condition()
         self.allowed = 0
+        self.all_sent = threading.Event()
+        if free:
+            self.all_sent.set()
         self.pool = ThreadPoolExecutor(1)
 
     def create_instance(self) -> "Turns":
@@ -49,12 +52,17 @@ class Framework:
         return instance
 
     def go(self, count: int = 1) -> None:
+        self.all_sent.set()
         with self.changed:
             self.allowed += count
             self.changed.notify_all()
 
     async def begun(self, *firsts: int, executed: int = 0) -> None:
-        """Wait until the server waits for the batch `executed`; then check that just these have begun."""
+        """Wait until the server waits for the batch `executed`; then check that just these have begun.
+
+        The first batch begins when this is called, so that whatever the test has sent before waits by then.
+        """
+        self.all_sent.set()
         await until(lambda: ("wait", executed) in self.events)
         assert [first for what, first in self.events if what == "begin"] == list(firsts)
 
@@ -78,6 +86,7 @@ class Turns(AsyncInstance):
     def begin(self, batch):
         x = batch.input("x").numpy().copy()
         self.first = int(x.flat[0])
+        assert self.framework.all_sent.wait(60)
         if self.first == WRONG_BEGIN:
             raise RequestError("cannot begin")
         self.framework.events.append(("begin", self.first))
@@ -132,6 +141,22 @@ async def test_a_batch_that_can_still_grow_waits(tmp_path):
         assert (await full.answer()).array().tolist() == [[0], [10]]
         assert [(await each.answer()).array().item() for each in (one, joins)] == [20, 40]
         assert framework.sizes == [2, 2]
+
+
+async def test_a_limit_to_the_time_in_the_queue_holds(tmp_path):
+    """Guards that such requests stay in the queue, where the limit is looked after."""
+    framework = Framework()
+    policy = "default_queue_policy { allow_timeout_override: true }"
+    config = PAIRS.replace("dynamic_batching { }", f"dynamic_batching {{ {policy} }}")
+    async with serving(tmp_path, framework, m=config) as engine:
+        limited = request(x=pair(2))
+        limited.parameters["timeout"].int64_param = 300_000
+        first, late = Pending(engine, request(x=pair(0))), Pending(engine, limited)
+        await framework.begun(0)
+        assert (await late.answer()).status == Status.UNAVAILABLE
+        framework.go()
+        await first.answer()
+        assert framework.sizes == [2]
 
 
 async def test_without_batching_every_request_may_begin_early(tmp_path):
@@ -213,6 +238,7 @@ async def test_the_deadline_of_a_batch_that_waits_for_another(tmp_path):
     framework = Framework()
     async with serving(tmp_path, framework, m=PAIRS) as engine:
         first, late = Pending(engine, request(x=pair(0))), Pending(engine, request(x=pair(2)), timeout_ns=300_000_000)
+        framework.all_sent.set()
         assert (await late.answer()).status == Status.DEADLINE_EXCEEDED
         assert not first.answers
         framework.go()
@@ -235,6 +261,8 @@ async def test_the_wait_for_the_batch_before_counts_as_queue(tmp_path):
         statistics = engine.model("m").statistics().inference_stats
         assert statistics.compute_infer.ns <= all_ns
         assert statistics.queue.ns + statistics.compute_input.ns + statistics.compute_infer.ns >= 3 * held * 1e9
+        busy = sum(use.busy_ns for use in engine.model("m").uses())
+        assert 2 * held * 1e9 <= busy <= all_ns
 
 
 async def test_a_model_that_is_unloaded_answers_the_batch_that_has_begun_early(tmp_path):

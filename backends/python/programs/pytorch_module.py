@@ -49,12 +49,12 @@ class TritonPythonModel:
             check_cuda()
         self._device = torch.device(f"cuda:{number}" if kind == "GPU" else "cpu")
         path = args["model_file"]
-        self._mode = torch.inference_mode()
-        self._mode.__enter__()  # of this thread, which executes everything: to enter it for each batch takes long
         module = self._make(path) if path.endswith(".py") else torch.jit.load(path, map_location=self._device)
         self._module = module.to(self._device).eval()
         if path.endswith(".py"):
             self._module = self._compiled(self._module)
+        self._mode = torch.inference_mode()
+        self._mode.__enter__()  # of this thread, which executes everything: to enter it for each batch takes long
 
     def _make(self, path: str) -> Any:
         module = module_class(import_file(path))()
