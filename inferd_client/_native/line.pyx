@@ -340,12 +340,16 @@ cdef void line_flush(Line *line) noexcept nogil:
 
 cdef void expire(Line *line, uint64_t now) noexcept nogil:
     cdef Wire *wire = line.flight
+    cdef Wire *following
+    cdef uint32_t count
     while wire != NULL:
+        following = wire.next
         if wire.deadline_ns != 0 and wire.deadline_ns <= now:
+            count = line.count
             line_give_up(line, wire, EXPIRED)
-            wire = line.flight  # others may have ended by it, too
-        else:
-            wire = wire.next
+            if line.count != count - 1:
+                following = line.flight  # others have ended by it, too
+        wire = following
 
 
 cdef uint64_t line_tick(Line *line) noexcept nogil:

@@ -518,6 +518,8 @@ def array_of(message, size_t start, size_t end, name, make, dict types):
             return None
         shape = tuple([output.dims[i] for i in range(output.rank)])
         return make(shape, (<tuple> kind)[0], message, raw.at - <const uint8_t *> view.buf)
+    except UnicodeEncodeError:  # of a name that no output can have
+        return None
     finally:
         PyBuffer_Release(&view)
 

@@ -185,6 +185,7 @@ def test_outputs_of_all_sizes_are_what_was_sent():
                 assert found.flags.aligned
                 np.testing.assert_array_equal(found, array)
         assert result.as_numpy("z") is None
+        assert result.as_numpy("\udc80") is None
 
 
 def test_wide_requests(server):
