@@ -331,7 +331,7 @@ class WorkerStatus:
 class Instance(abc.ABC):
     """Runs batches: one thread calls it, one batch at a time."""
 
-    stoppable: ClassVar[bool] = False  # it has `stop`, which the server calls when nobody waits any more
+    stoppable: bool = False  # it has `stop`, which the server calls when nobody waits any more
     writes_inputs: ClassVar[bool] = True
     """Whether `execute` may write to its inputs. If so, the server first copies inputs that others can see (steps of an
     ensemble, the response cache, requests that share an execution, a client's shared memory). If not, inputs may be

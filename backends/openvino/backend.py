@@ -78,6 +78,9 @@ class OpenVinoModel(Model):
         self._padding = options.padding
         self._inputs = plan_inputs(spec, inputs)
         self._outputs = plan_outputs(model, spec, inputs, outputs)
+        # a cancelled run of a dynamic model leaves operators with shapes for which they have no memory: the next run
+        # with the same shapes would have wrong results
+        self._stoppable = not model.is_dynamic()
         self._compiled: openvino.CompiledModel | None = compile_model(model, spec, core, options)
         self._alone = len(spec.instances) == 1 and not spec.sequence and _has_one_stream(self._compiled)
 
@@ -98,6 +101,7 @@ class OpenVinoModel(Model):
             batches=self._batches,
             rows=self._rows,
             padding=self._padding,
+            stoppable=self._stoppable,
         )
 
     def close(self) -> None:

@@ -124,9 +124,9 @@ class OpenVinoInstance(AsyncInstance):
         batches: the model has a batch dimension.
         rows: that every batch must have; 0: any number.
         padding: smaller batches are filled up.
+        stoppable: a run may be cancelled.
     """
 
-    stoppable = True
     writes_inputs = False
 
     def __init__(
@@ -138,6 +138,7 @@ class OpenVinoInstance(AsyncInstance):
         batches: bool,
         rows: int,
         padding: bool,
+        stoppable: bool,
     ) -> None:
         import openvino
 
@@ -149,6 +150,7 @@ class OpenVinoInstance(AsyncInstance):
         self._batches = batches
         self._rows = rows
         self._padding = padding
+        self.stoppable = stoppable
         self._stopped = False
         self._run: _Run | None = None
         self._elements = {made.index: compiled.outputs[made.index].get_element_type() for made in outputs}

@@ -63,12 +63,12 @@ def same(folder: Path, datatype: str = "FP32", shape: Sequence[int] | None = (-1
     return save(folder, [x], {"y": y})
 
 
-def slow(folder: Path, layers: int = 64, width: int = 512) -> Path:
+def slow(folder: Path, rows: int = -1, layers: int = 64, width: int = 512) -> Path:
     """y takes a while."""
     import numpy as np
 
     weight = ops.constant(np.eye(width, dtype=np.float32))
-    x = parameter("x", shape=(-1, width))
+    x = parameter("x", shape=(rows, width))
     y = x
     for _ in range(layers):
         y = ops.tanh(ops.matmul(y, weight, False, False))
