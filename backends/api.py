@@ -385,12 +385,12 @@ class Instance(abc.ABC):
 class AsyncInstance(Instance):
     """An instance whose executions run on threads of its framework: they are begun, and waited for.
 
-    If it has a `deputy`, the server has the two take turns, on one thread: while the one executes a batch, the other
+    If it has an `alternate`, the server uses both alternately, on one thread: while the one executes a batch, the other
     begins the next if that is full, and each is ended in its turn. So the framework has its next work when it is done.
     Instances of sequences, and those under the rate limiter, begin no batch before the last one has ended.
     """
 
-    deputy: AsyncInstance | None = None
+    alternate: AsyncInstance | None = None
     """Another one like it, whose executions the framework begins when this one's have ended, and the other way round.
     The server closes only this one."""
 

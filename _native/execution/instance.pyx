@@ -1,6 +1,6 @@
 """Instances on the host: native ones, Python ones, and those whose work runs in another process.
 
-An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have a deputy.
+An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have an alternate.
 While the one executes a batch, the other begins the next, so that the framework goes from one to the other without a
 pause. Only a batch that is full is taken so early: one that is not waits in the lane, where it can still grow.
 """
@@ -24,7 +24,7 @@ from _native.execution.batch cimport (
 from _native.execution.batchlog cimport batch_log
 from _native.execution.loop cimport ExecutionLoop
 from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
-from _native.execution.turn cimport Turn, turn_begin, turn_end, turn_execute, turn_succeed
+from _native.execution.python_execution cimport PythonExecution, python_begin, python_end, python_execute, python_follow
 from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request
 from _native.scheduling.calling cimport consumer_take_full
@@ -40,8 +40,8 @@ cdef class InstanceLoop(ExecutionLoop):
             `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named "inferd.remote"
             around a `Remote`, the loop begins and ends executions itself; with an `input_device`, inputs on that GPU
             stay there; with a true `stoppable`, it is told when nobody waits any more for the batch that it executes;
-            with a false `writes_inputs`, its inputs may be memory that others can see; with a `deputy`, the two take
-            turns.
+            with a false `writes_inputs`, its inputs may be memory that others can see; with an `alternate`, the two
+            execute batches alternately.
     """
 
     cdef NativeBatch batch
@@ -50,9 +50,9 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef RemoteInstance remote   # its `remote` is NULL for most
     cdef bint connected      # the loop may use it
     cdef int input_device    # -1: none
-    cdef NativeBatch deputys_batch
-    cdef object deputy       # None: it has none
-    cdef Turn turns[2]       # of the instance and of its deputy, in Python
+    cdef NativeBatch alternate_batch
+    cdef object alternate    # None: it has none
+    cdef PythonExecution executions[2]  # of the instance and of its alternate, in Python
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
                   ClaimHandle claim=None):
@@ -63,13 +63,13 @@ cdef class InstanceLoop(ExecutionLoop):
             self.context = PyCapsule_GetContext(executor)
         self.input_device = getattr(instance, "input_device", -1)
         batch_init(&self.batch, lane.lane)
-        self.set_turn(&self.turns[0], &self.batch, instance)
+        self.set_execution(&self.executions[0], &self.batch, instance)
         # with sequences the next batch needs what this one leaves, and a claim is to one execution
         if lane.lane.sequences == NULL and lane.limiter is None:
-            self.deputy = getattr(instance, "deputy", None)
-        if self.deputy is not None:
-            batch_init(&self.deputys_batch, lane.lane)
-            self.set_turn(&self.turns[1], &self.deputys_batch, self.deputy)
+            self.alternate = getattr(instance, "alternate", None)
+        if self.alternate is not None:
+            batch_init(&self.alternate_batch, lane.lane)
+            self.set_execution(&self.executions[1], &self.alternate_batch, self.alternate)
         if remote is not None:
             self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
             self.remote.consumer = &self.consumer
@@ -83,15 +83,15 @@ cdef class InstanceLoop(ExecutionLoop):
         if self.connected:
             remote_disconnect(&self.remote)
         batch_free(&self.batch)
-        batch_free(&self.deputys_batch)
+        batch_free(&self.alternate_batch)
 
-    cdef void set_turn(self, Turn *turn, NativeBatch *batch, object instance):
+    cdef void set_execution(self, PythonExecution *execution, NativeBatch *batch, object instance):
         batch.writes_inputs = getattr(instance, "writes_inputs", True)
-        turn.batch = batch
-        turn.instance = <PyObject *>instance
-        turn.name = <PyObject *>self.name
+        execution.batch = batch
+        execution.instance = <PyObject *>instance
+        execution.name = <PyObject *>self.name
         # what follows in a sequence depends on what was executed: it goes on as if somebody waited
-        turn.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
+        execution.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
 
     cdef bint is_ready(self) noexcept nogil:
         if self.remote.remote != NULL:
@@ -101,16 +101,16 @@ cdef class InstanceLoop(ExecutionLoop):
     @property
     def busy_ns(self) -> int:
         """Nanoseconds in which it has executed batches, but for the one that it executes now."""
-        return load64(&self.batch.busy_ns) + load64(&self.deputys_batch.busy_ns)
+        return load64(&self.batch.busy_ns) + load64(&self.alternate_batch.busy_ns)
 
     @property
     def running(self) -> int:
         """Requests that it executes now."""
-        return load64(&self.batch.running) + load64(&self.deputys_batch.running)
+        return load64(&self.batch.running) + load64(&self.alternate_batch.running)
 
     cdef void serve(self, Request *chain) noexcept nogil:
         if self.executor == NULL:
-            self.serve_in_python(chain, self.turns[1].instance != NULL)
+            self.serve_in_python(chain, self.executions[1].instance != NULL)
             return
         self.take(&self.batch, chain)
         if self.batch.count:
@@ -139,28 +139,28 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef void serve_in_python(self, Request *chain, bint with_deputy) noexcept nogil:
         self.take(&self.batch, chain)
         if with_deputy:
-            self.take_turns()
+            self.serve_alternating()
             return
         if self.batch.count:
-            turn_execute(&self.turns[0])
+            python_execute(&self.executions[0])
         batch_finish(&self.batch)
 
-    cdef void take_turns(self) noexcept nogil:
+    cdef void serve_alternating(self) noexcept nogil:
         # the batch that was taken, and those that are found to be full while the one before is executed
-        cdef Turn *turn = &self.turns[0]
-        cdef Turn *following = &self.turns[1]
+        cdef PythonExecution *current = &self.executions[0]
+        cdef PythonExecution *following = &self.executions[1]
         cdef Request *chain
-        turn_begin(turn)
+        python_begin(current)
         while True:
-            chain = consumer_take_full(self.lane.lane, &self.consumer) if turn.begun else NULL
+            chain = consumer_take_full(self.lane.lane, &self.consumer) if current.begun else NULL
             if chain != NULL:
                 self.take(following.batch, chain)
-                turn_begin(following)
-            turn_end(turn)
+                python_begin(following)
+            python_end(current)
             if chain != NULL:
-                turn_succeed(following, turn)
-            batch_finish(turn.batch)
+                python_follow(following, current)
+            batch_finish(current.batch)
             if chain == NULL:
                 return
             following.batch.busy_before_ns = now_ns()
-            turn, following = following, turn
+            current, following = following, current

@@ -85,11 +85,11 @@ class OpenVinoModel(Model):
         self._alone = len(spec.instances) == 1 and not spec.sequence and _has_one_stream(self._compiled)
 
     def create_instance(self, spec: InstanceSpec) -> OpenVinoInstance:  # noqa: ARG002 (all are alike)
-        """An instance with an infer request of its own; with a deputy if it is the only one, and a single stream
+        """An instance with an infer request of its own; with an alternate if it is the only one, and a single stream
         executes what the two begin, one after the other."""
         instance = self._make_instance()
         if self._alone:
-            instance.deputy = self._make_instance()
+            instance.alternate = self._make_instance()
         return instance
 
     def _make_instance(self) -> OpenVinoInstance:

@@ -162,7 +162,7 @@ async def test_a_request_that_is_late_stops_its_run(tmp_path):
 
 
 async def test_full_batches_follow_each_other(tmp_path):
-    """The instance and its deputy have memory of their own for what they execute and for what they answer."""
+    """The instance and its alternate have memory of their own for what they execute and for what they answer."""
     add_model(tmp_path, "openvino")
     async with serving(tmp_path) as engine:
         given = [np.arange(8 * (1 + i % 3)).reshape(8, -1) + 1000 * i for i in range(80)]

@@ -1,4 +1,4 @@
-"""Guards instances with a deputy: which batches begin early, and that each is a batch like any other."""
+"""Guards instances with an alternate: which batches begin early, and that each is a batch like any other."""
 
 import asyncio
 import random
@@ -46,9 +46,9 @@ class Framework:
             self.all_sent.set()
         self.pool = ThreadPoolExecutor(1)
 
-    def create_instance(self) -> "Turns":
-        instance = Turns(self)
-        instance.deputy = Turns(self)
+    def create_instance(self) -> "Alternating":
+        instance = Alternating(self)
+        instance.alternate = Alternating(self)
         return instance
 
     def go(self, count: int = 1) -> None:
@@ -66,16 +66,16 @@ class Framework:
         await until(lambda: ("wait", executed) in self.events)
         assert [first for what, first in self.events if what == "begin"] == list(firsts)
 
-    def compute(self, x: np.ndarray, turns: "Turns") -> np.ndarray | None:
+    def compute(self, x: np.ndarray, instance: "Alternating") -> np.ndarray | None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.free or self.allowed or turns.stopped, 60)
-            if turns.stopped:
+            assert self.changed.wait_for(lambda: self.free or self.allowed or instance.stopped, 60)
+            if instance.stopped:
                 return None
             self.allowed -= 1
             return x * 10
 
 
-class Turns(AsyncInstance):
+class Alternating(AsyncInstance):
     stoppable = True
 
     def __init__(self, framework: Framework) -> None:
@@ -225,12 +225,12 @@ async def test_only_the_batch_that_nobody_waits_for_is_stopped(tmp_path, place):
         await framework.begun(0, 2)
         cancelled = pending.pop(place)
         cancelled.ticket.cancel()
-        turns = made[0], made[0].deputy
-        assert [each.stops for each in turns] == [place == 0, place == 1]
+        instances = made[0], made[0].alternate
+        assert [each.stops for each in instances] == [place == 0, place == 1]
         pending.append(Pending(engine, request(x=pair(4))))
         framework.go(2)
         assert [(await each.answer()).array().flat[0] for each in pending] == [[20, 40], [0, 40]][place]
-        assert not any(each.stopped for each in turns), "resumed"
+        assert not any(each.stopped for each in instances), "resumed"
         assert not cancelled.answers
 
 

@@ -1,23 +1,23 @@
-# Executions in Python, each a turn of an instance: whole, or begun and ended.
+# Executions of instances in Python: whole, or begun and ended.
 
 from cpython.object cimport PyObject
 
 from _native.execution.batch cimport NativeBatch
 from _native.request.request cimport Watched
 
-cdef struct Turn:
+cdef struct PythonExecution:
     NativeBatch *batch
-    PyObject *instance       # a backends.api.Instance, borrowed; NULL: there is no such turn
+    PyObject *instance       # a backends.api.Instance, borrowed; NULL: there is no such execution
     PyObject *name           # of the instance, borrowed
     bint stoppable           # `instance.stop` is called when nobody waits for the batch any more
     bint begun               # the instance has begun the batch, and is to end it
     Watched watched
 
 # Execute the batch, with or without success. The caller has begun it (batch_begin), and finishes it.
-cdef void turn_execute(Turn *turn) noexcept nogil
+cdef void python_execute(PythonExecution *execution) noexcept nogil
 # The same in two steps, of a backends.api.AsyncInstance. If the batch could not begin, nothing is to be ended.
-cdef void turn_begin(Turn *turn) noexcept nogil
-cdef void turn_end(Turn *turn) noexcept nogil
-# The turn was begun while the one `before`, which has ended now, was executed: until then its batch has waited, which
+cdef void python_begin(PythonExecution *execution) noexcept nogil
+cdef void python_end(PythonExecution *execution) noexcept nogil
+# The execution was begun while the one `before`, which has ended now, was executed: until then its batch has waited, which
 # counts as time in the queue.
-cdef void turn_succeed(Turn *turn, const Turn *before) noexcept nogil
+cdef void python_follow(PythonExecution *execution, const PythonExecution *before) noexcept nogil

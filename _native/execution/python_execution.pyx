@@ -1,0 +1,118 @@
+"""Executions of instances in Python: whole, or begun and ended."""
+
+from libc.stdint cimport int64_t
+
+from _native.clock cimport now_ns
+from _native.execution.batch cimport batch_fail, batch_fail_by
+from _native.execution.gather cimport batch_gather
+from _native.execution.python_batch cimport Batch, batch_for_python
+from _native.request.request cimport requests_unwatch, requests_watch
+from _native.text cimport format_text, text_of
+
+import logging
+
+logger = logging.getLogger("inferd.instance")
+
+cdef enum Step:
+    EXECUTE
+    BEGIN
+    END
+
+
+cdef void python_execute(PythonExecution *execution) noexcept nogil:
+    if not (batch_gather(execution.batch) and watch(execution)):
+        return
+    with gil:
+        call(execution, EXECUTE)
+        unwatch(execution)
+
+
+cdef void python_begin(PythonExecution *execution) noexcept nogil:
+    execution.begun = execution.batch.count and batch_gather(execution.batch) and watch(execution)
+    if execution.begun:
+        with gil:
+            execution.begun = call(execution, BEGIN)
+            if not execution.begun:
+                unwatch(execution)
+
+
+cdef void python_end(PythonExecution *execution) noexcept nogil:
+    if execution.begun:
+        with gil:
+            call(execution, END)
+            unwatch(execution)
+
+
+cdef void python_follow(PythonExecution *execution, const PythonExecution *before) noexcept nogil:
+    cdef int64_t end = before.batch.output_start_ns if before.batch.output_start_ns else now_ns()
+    cdef int64_t waited = end - execution.batch.input_end_ns
+    if execution.begun and waited > 0:
+        execution.batch.taken_ns += waited
+        execution.batch.input_end_ns += waited
+
+
+cdef bint call(PythonExecution *execution, Step step) noexcept:
+    # whatever the backend raises, the batch is answered and the instance goes on; False: it has raised
+    cdef object instance = <object>execution.instance
+    cdef Batch batch = batch_for_python(execution.batch, <str>execution.name)
+    try:
+        if step == EXECUTE:
+            instance.execute(batch)
+        elif step == BEGIN:
+            instance.begin(batch)
+        else:
+            instance.end(batch)
+        return True
+    except BaseException as error:
+        text = text_of(error)
+        execution.batch.blamed = not execution.batch.failed and getattr(error, "blames_requests", False)
+        text = batch_fail_by(execution.batch, text)
+        if not execution.watched.stopped:
+            logger.error("instance %s failed a batch of %d requests: %s", <str>execution.name, execution.batch.count,
+                         text, exc_info=logger.isEnabledFor(logging.DEBUG))
+        return False
+    finally:
+        batch.batch = NULL  # whoever keeps the object finds that it is over
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stopping
+
+cdef bint watch(PythonExecution *execution) noexcept nogil:
+    # False: nobody waits for the batch, it need not even begin
+    if not execution.stoppable:
+        return True
+    execution.watched.requests = execution.batch.requests
+    execution.watched.count = execution.batch.count
+    execution.watched.stop = stop
+    execution.watched.owner = execution
+    if requests_watch(&execution.watched):
+        return True
+    execution.batch.stopped = True
+    batch_fail(execution.batch, format_text("nobody waits for the answer"))
+    return False
+
+
+cdef void unwatch(PythonExecution *execution) noexcept:
+    if not execution.stoppable:
+        return
+    with nogil:
+        requests_unwatch(&execution.watched)
+    if not execution.watched.stopped:
+        return
+    execution.batch.stopped = True
+    logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", <str>execution.name,
+                 execution.batch.count)
+    try:
+        (<object>execution.instance).resume()
+    except Exception:
+        logger.exception("instance %s", <str>execution.name)
+
+
+cdef void stop(void *owner) noexcept nogil:
+    cdef PythonExecution *execution = <PythonExecution *>owner
+    with gil:
+        try:
+            (<object>execution.instance).stop()
+        except Exception:
+            logger.exception("instance %s", <str>execution.name)
