@@ -1,8 +1,9 @@
 """Instances on the host: native ones, Python ones, and those whose work runs in another process.
 
-An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have an alternate.
-While the one executes a batch, the other begins the next, so that the framework goes from one to the other without a
-pause. Only a batch that is full is taken so early: one that is not waits in the lane, where it can still grow.
+An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have an
+alternate. While the one executes a batch, the other begins the next, so that the framework goes from one to the other
+without a pause. Only a batch that is full is taken so early: one that is not waits in the lane, where it can still
+grow.
 """
 
 cimport cython

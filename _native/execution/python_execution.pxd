@@ -18,6 +18,6 @@ cdef void python_execute(PythonExecution *execution) noexcept nogil
 # The same in two steps, of a backends.api.AsyncInstance. If the batch could not begin, nothing is to be ended.
 cdef void python_begin(PythonExecution *execution) noexcept nogil
 cdef void python_end(PythonExecution *execution) noexcept nogil
-# The execution was begun while the one `before`, which has ended now, was executed: until then its batch has waited, which
-# counts as time in the queue.
+# The execution was begun while the one `before`, which has ended now, was executed: until then its batch has waited,
+# which counts as time in the queue.
 cdef void python_follow(PythonExecution *execution, const PythonExecution *before) noexcept nogil
