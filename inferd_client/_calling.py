@@ -121,8 +121,6 @@ class Headers:
             (b"user-agent", user_agent.encode()),
             (b"grpc-accept-encoding", b"identity, deflate, gzip"),
         ]
-        self.infer = [*self._before, (b":path", f"{SERVICE}ModelInfer".encode()), *self._after]
-        """Of a plain call of ModelInfer."""
         self._made: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def of(self, method: str, metadata: Mapping[str, Any] | None, encoding: str = "") -> list[tuple[bytes, bytes]]:
@@ -193,12 +191,16 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
     return found
 
 
-def answer_of(call: Call, limit: int) -> Any:
-    """The bytes of the only message of a call that ended with OK: a buffer.
+def answer_of(call: Call, limit: int) -> Any | None:
+    """The bytes of the only message of a call that has ended: a buffer. None if the call failed.
 
     Raises:
-        InferenceServerException: there is not one message, or see `plain`.
+        InferenceServerException: the call ended with OK, but there is not one message, or see `plain`.
     """
+    if (answer := call.answer()) is not None:
+        return answer
+    if call.status()[0] != 0:
+        return None
     found = call.message()
     if found is None:
         raise error_of(INTERNAL, "the answer is not one message")

@@ -201,7 +201,7 @@ class Channel:
         Raises:
             InferenceServerException: the call failed.
         """
-        ends = end_of(timeout) if timeout is not None else None
+        ends = end_of(timeout)
         attempts = None
         while True:
             safe, answered = False, None
@@ -210,13 +210,11 @@ class Channel:
             except InferenceServerException as found:
                 error = found
             else:
-                call = Call(headers, pieces, left_of(ends) if ends is not None else None)
+                call = Call(headers, pieces, left_of(ends))
                 if not link.run(call):
                     continue
-                if (answer := call.answer()) is not None:
+                if (answer := answer_of(call, self.options.limit)) is not None:
                     return answer
-                if call.status()[0] == 0:
-                    return answer_of(call, self.options.limit)
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self.retries, ends, once)
@@ -365,15 +363,15 @@ class Pending:
         """See Owner of link.pyi."""
         if not done:
             return
-        message, error = call.answer(), None
-        if message is None and call.status()[0] != 0:
-            self.failed(failure(call), call.safe_to_repeat, call.answered)
-            return
         try:
-            message = answer_of(call, self._channel.options.limit) if message is None else message
-        except InferenceServerException as found:
-            error = found
-        self._end(message, error)
+            message = answer_of(call, self._channel.options.limit)
+        except InferenceServerException as error:
+            self._end(None, error)
+            return
+        if message is None:
+            self.failed(failure(call), call.safe_to_repeat, call.answered)
+        else:
+            self._end(message, None)
 
     def failed(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> None:
         """An attempt has failed: make another, now or later, or end the call. The arguments are those of

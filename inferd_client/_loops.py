@@ -203,7 +203,7 @@ class LoopChannel:
         Raises:
             InferenceServerException: the call failed.
         """
-        ends = end_of(timeout) if timeout is not None else None
+        ends = end_of(timeout)
         attempts = None
         while True:
             loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class LoopChannel:
             except InferenceServerException as found:
                 error = found
             else:
-                left = left_of(ends) if ends is not None else None
+                left = left_of(ends)
                 future = loop.create_future()
                 call = Call(headers, pieces, left, future=future)
                 if not polled.link.start(call, flush=False):
@@ -231,10 +231,8 @@ class LoopChannel:
                 finally:
                     if alarm is not None:
                         alarm.cancel()
-                if (answer := call.answer()) is not None:
+                if (answer := answer_of(call, self.options.limit)) is not None:
                     return answer
-                if call.status()[0] == 0:
-                    return answer_of(call, self.options.limit)
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self._retries, ends, once)

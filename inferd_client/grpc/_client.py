@@ -164,9 +164,7 @@ class InferenceServerClient(Rpcs):
             timeout,
             parameters,
         )
-        said = self._headers.infer
-        if headers or compression_algorithm is not None or self._plugin is not None or self._verbose:
-            said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
+        said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
         once = bool(sequence_id or sequence_start or sequence_end)
         result = InferResult(self._channel.unary(said, pieces, client_timeout, once))
         if self._verbose:
@@ -217,9 +215,7 @@ class InferenceServerClient(Rpcs):
             timeout,
             parameters,
         )
-        said = self._headers.infer
-        if headers or compression_algorithm is not None or self._plugin is not None or self._verbose:
-            said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
+        said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
         once = bool(sequence_id or sequence_start or sequence_end)
         return CallContext(self._channel.start(said, pieces, client_timeout, _Answer(callback), once))
 
