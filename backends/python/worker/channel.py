@@ -49,7 +49,7 @@ class Waiter:
         self._event.clear()
 
 
-class Call(Waiter):
+class Call(Waiter, abc.ABC):
     """One call to another model under way, as a channel knows it.
 
     Attributes:
@@ -73,9 +73,9 @@ class Call(Waiter):
         self.large = False
         self.final = False
 
+    @abc.abstractmethod
     def deliver(self, response: InferenceResponse, final: bool) -> None:
         """A response has come. Called by the channel, one response at a time."""
-        raise NotImplementedError
 
 
 class Channel(abc.ABC):

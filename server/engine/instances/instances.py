@@ -220,8 +220,7 @@ class Instances:
         assert isinstance(self._lane, QueueLane)
         if self._is_asked:  # while these were made
             try:
-                while self._give_threads():
-                    pass
+                self._give_all_threads()
             except BackendError as error:
                 return [error]
         elif not self._is_awaiting:
@@ -245,8 +244,7 @@ class Instances:
     def _give_others(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have all other instances work; not on the loop, which they would hold too long."""
         try:
-            while self._give_threads():
-                pass
+            self._give_all_threads()
         except BackendError as refusal:
             why = str(refusal)
             with suppress(RuntimeError):  # the loop is closed
@@ -255,6 +253,11 @@ class Instances:
     def _begin_later(self, why: str) -> None:
         log.error("requests for model '%s' wait: %s", self._spec.name, why)
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
+
+    def _give_all_threads(self) -> None:
+        """Have all instances work; see `_give_threads`."""
+        while self._give_threads():
+            pass
 
     def _give_threads(self) -> bool:
         """Have AT_ONCE more instances work; whether others are left.

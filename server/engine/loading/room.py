@@ -61,13 +61,8 @@ class Room:
 
         The work goes on if the caller is cancelled. It does not begin if the caller is cancelled before.
         """
-        item = self._line_up(name, work)
-        try:
-            await item.done
-        except asyncio.CancelledError:
-            self._forget(item.done)
-            raise
-        return item.result()
+        (result,) = await self.work_all({name: work})
+        return result
 
     async def work_all(self, works: Mapping[str, Callable[[], T]]) -> list[T]:
         """Return the results of several works, in order, when all are over; see `work`. The first error is raised.
@@ -213,7 +208,7 @@ class Room:
         loop = asyncio.get_running_loop()
         items = [item]
         end = time.monotonic() + self._pace
-        # The last one may wait for what follows from an earlier one; all earlier ones are over at `end`.
+        # The last item may wait for the effects of an earlier one; all earlier items are over at `end`.
         late = loop.call_later(2 * self._pace, self._tell, items) if self._pace else None
 
         def over() -> None:
