@@ -161,7 +161,7 @@ def run(package: str, address: str, size: int, kind: str, count: int, seconds: f
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What is possible without looking at tensors.
+    """The figures of a client that does not look at tensors: no client can do better.
 
     Attributes:
         round_us: the round trip with one in flight.

@@ -109,7 +109,7 @@ class Anyone:
 
 
 def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) -> Curve:
-    """What is asked of all models, in slices: on the loop's thread, and counted beside it on all threads."""
+    """The cost of asking about all models, in slices: time of the loop's thread, and beside it of all threads."""
 
     async def ask(count: int) -> Point:
         async with served(MODEL, count) as engine:

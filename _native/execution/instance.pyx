@@ -91,7 +91,7 @@ cdef class InstanceLoop(ExecutionLoop):
         execution.batch = batch
         execution.instance = <PyObject *>instance
         execution.name = <PyObject *>self.name
-        # what follows in a sequence depends on what was executed: it goes on as if somebody waited
+        # an abandoned request of a sequence is executed all the same: later requests depend on the state that it leaves
         execution.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
 
     cdef bint is_ready(self) noexcept nogil:

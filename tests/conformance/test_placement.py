@@ -1,4 +1,4 @@
-"""Tensors in shared memory, with real servers: where they lie, what is refused, and that other clients are unharmed."""
+"""Tensors in shared memory, with real servers: offsets, refusals, and other clients, which stay unharmed."""
 
 from __future__ import annotations
 

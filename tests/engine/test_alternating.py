@@ -27,7 +27,7 @@ WRONG_BEGIN, WRONG_END = -1, -2
 
 
 class Framework:
-    """Executes what is begun on a thread of its own, one batch after the other; y is 10 x.
+    """A framework: it executes the batches that were begun, one after the other, on its own thread; y is 10 x.
 
     Attributes:
         free: nothing has to be let go.

@@ -9,6 +9,7 @@ import statistics
 import sys
 import threading
 import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -419,16 +420,17 @@ async def test_what_is_known_follows_every_change(tmp_path):
     await engine.close()
 
 
-async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, monkeypatch):
-    engine = await started(repository(tmp_path, 3 * SLICE))
-    since, longest = 0, 0
-    account = LoadedVersion.account
+@contextmanager
+def turns_counted(monkeypatch, owner, name):
+    """A block in which calls of a method are counted: yields [all, the most between two turns of another task]."""
+    counts, since = [0, 0], 0
+    method = getattr(owner, name)
 
-    def count(version):
-        nonlocal since, longest
+    def count(*args):
+        nonlocal since
         since += 1
-        longest = max(longest, since)
-        return account(version)
+        counts[:] = counts[0] + 1, max(counts[1], since)
+        return method(*args)
 
     async def others():
         nonlocal since
@@ -436,40 +438,29 @@ async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, mo
             since = 0
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(LoadedVersion, "account", count)
+    monkeypatch.setattr(owner, name, count)
     beside = asyncio.ensure_future(others())
-    service = Information(engine, Identity("inferd", "0", ()))
-    answer = await service.model_statistics(pb.ModelStatisticsRequest(), Call())
+    yield counts
     beside.cancel()
+
+
+async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, monkeypatch):
+    engine = await started(repository(tmp_path, 3 * SLICE))
+    service = Information(engine, Identity("inferd", "0", ()))
+    with turns_counted(monkeypatch, LoadedVersion, "account") as counts:
+        answer = await service.model_statistics(pb.ModelStatisticsRequest(), Call())
     assert len(pb.ModelStatisticsResponse.FromString(answer).model_stats) == 3 * SLICE
-    assert longest <= SLICE
+    assert counts[1] <= SLICE
     await engine.close()
 
 
 async def test_others_have_their_turn_while_all_models_are_unloaded(tmp_path, monkeypatch):
     """A stop held the loop until the last of all models was hidden, and with it the answers of earlier requests."""
     engine = await started(repository(tmp_path, 3 * SLICE))
-    since, longest, in_all = 0, 0, 0
-    withdraw = Endings.withdraw
-
-    def count(endings, name):
-        nonlocal since, longest, in_all
-        since, in_all = since + 1, in_all + 1
-        longest = max(longest, since)
-        return withdraw(endings, name)
-
-    async def others():
-        nonlocal since
-        while True:
-            since = 0
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(Endings, "withdraw", count)
-    beside = asyncio.ensure_future(others())
-    await engine.close()
-    beside.cancel()
-    assert in_all == 3 * SLICE
-    assert longest <= SLICE
+    with turns_counted(monkeypatch, Endings, "withdraw") as counts:
+        await engine.close()
+    assert counts[0] == 3 * SLICE
+    assert counts[1] <= SLICE
 
 
 def driven(coroutine):

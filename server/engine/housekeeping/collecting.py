@@ -23,7 +23,7 @@ _is_aside = False
 
 @contextmanager
 def rarely() -> Iterator[None]:
-    """Inside of the block, look rarely at what is made: it is much, and stays, or is freed without the collector."""
+    """Inside of the block, the collector runs rarely: the many objects made there stay, or are freed without it."""
     usual = gc.get_threshold()
     gc.set_threshold(*RARE)
     try:

@@ -34,10 +34,10 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(about: os.stat_result) -> None:
-    """Refuse what is no regular file.
+    """Refuse a file that is not a regular one.
 
     Raises:
-        OSError: it is none.
+        OSError: the file is of another type.
     """
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "expected a regular file")
