@@ -51,7 +51,7 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED)
     logging.disable(logging.CRITICAL)
     sandbox = Sandbox()
-    scale = Scale(**{key: tuple(value) if key == "models" else value for key, value in arguments.scale.items()})
+    scale = Scale(**{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.scale.items()})
     if arguments.seed is not None:
         outcome = sandbox.run(arguments.seed, scale, keep=0)
         print(outcome.log)

@@ -91,8 +91,9 @@ TEMPERS = (
 
 def draw_temper(random: Random, scale: Scale) -> Temper:
     """One of those that the scale lets in."""
-    tempers = [temper for temper in TEMPERS if scale.cancels or not (temper.cancels or temper.hangs_up)]
-    tempers = [temper for temper in tempers if scale.deadlines or min(temper.deadlines) < 0]
+    tempers = [temper for temper in TEMPERS if not scale.tempers or temper.name in scale.tempers]
+    tempers = [temper for temper in tempers if scale.cancels or not (temper.cancels or temper.hangs_up)]
+    tempers = [temper for temper in tempers if scale.deadlines or min(temper.deadlines) < 0] or [*TEMPERS[:1]]
     [temper] = random.choices(tempers, [temper.weight for temper in tempers])
     return temper
 

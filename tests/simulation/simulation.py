@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -32,7 +32,7 @@ from tests.simulation.world import BRIDGE_FD, NEVER, START_NS, TIMERS_FD, Do, Wo
 US = 1000
 MS = 1000 * US
 SECOND = 1000 * MS
-DEEDS = 40  # of the operator, at most
+DEEDS = 40  # of the operator in a usual simulation, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
@@ -47,6 +47,8 @@ class Scale:
         clients: connections.
         calls: of all clients together, about.
         models: names of kinds; empty for some that the seed chooses.
+        tempers: names of those that clients may have; empty for all.
+        fixed: what is as told here, and not as the seed draws it: see `Simulation._draw`.
         operator: models come and go.
         cancels: clients cancel, and hang up.
         deadlines: calls have deadlines.
@@ -66,6 +68,8 @@ class Scale:
     clients: int = 5
     calls: int = 500
     models: tuple[str, ...] = ()
+    tempers: tuple[str, ...] = ()
+    fixed: Mapping[str, float] = field(default_factory=dict)
     operator: bool = True
     cancels: bool = True
     deadlines: bool = True
@@ -111,32 +115,33 @@ class Simulation:
         self.random = random = Random(seed)
         self.story = Story(keep)
         self.outcome = Outcome(seed)
-        preempt = random.choice((0, 0, 30, 200, 500)) if scale.preemption else 0
-        world.begin(seed, preempt=preempt, spurious=random.choice((0, 0, 200)))
-        self.faults_ppm = random.choice((0, 0, 0, 300, 3000)) if scale.faults and not scale.fails_at else 0
+        self.drawn: set[str] = set()  # names of what the scale may fix
+        preempt = self._draw("preempt", 0, 0, 30, 200, 500) if scale.preemption else 0
+        world.begin(seed, preempt=int(preempt), spurious=int(self._draw("spurious", 0, 0, 200)))
+        self.faults_ppm = int(self._draw("faults", 0, 0, 0, 300, 3000)) if scale.faults and not scale.fails_at else 0
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = 0
-        self.pace = random.choice((1, 1, 1, 8, 60))  # pauses of clients are so many times as long
-        self.talks = random.choice((0.0, 0.1, 0.4)) if scale.streams else 0.0  # how often a call is a stream instead
-        self.sharing = random.choice((0.0, 0.0, 0.3)) if scale.regions else 0.0  # how often tensors lie in regions
-        self.packing = random.choice((0.0, 0.0, 0.5)) if scale.streams else 0.0  # how often a client compresses
-        self.errors = random.choice((0.0, 0.0, 0.05)) if scale.errors else 0.0  # how often a request is wrong
-        self.hostile_left = random.choice((0, 0, 5)) if scale.hostile else 0
-        self.stands_ppm = random.choice((0, 0, 0, STANDS_PPM)) if scale.jumps else 0
+        self.pace = int(self._draw("pace", 1, 1, 1, 8, 60))  # pauses of clients are so many times as long
+        self.talks = self._draw("talks", 0, 0.1, 0.4) if scale.streams else 0  # how often a call is a stream instead
+        self.sharing = self._draw("sharing", 0, 0, 0.3) if scale.regions else 0  # how often tensors lie in regions
+        self.packing = self._draw("packing", 0, 0, 0.5) if scale.streams else 0  # how often a client compresses
+        self.errors = self._draw("errors", 0, 0, 0.05) if scale.errors else 0  # how often a request is wrong
+        self.hostile_left = int(self._draw("hostile", 0, 0, 5)) if scale.hostile else 0
+        self.stands_ppm = int(self._draw("stands", 0, 0, 0, STANDS_PPM)) if scale.jumps else 0
         self.jumped_ns = 0
-        resources = random.choice((2, 3))
-        self.late = random.choice((0.0, 0.5, 1.0)) if scale.late else 0.0  # how often threads come late
-        self.refusing = random.choice((0.0, 0.0, 0.5)) if scale.late else 0.0  # how often one of these is refused
+        resources = int(self._draw("resources", 2, 3))
+        self.late = self._draw("late", 0, 0.5, 1) if scale.late else 0  # how often threads come late
+        self.refusing = self._draw("refusing", 0, 0, 0.5) if scale.late else 0  # how often one of these is refused
         engine_instances.threading = threads_of(world, self._refuses_thread)  # type: ignore[assignment]
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
         self.resources = Resources({("R", None): resources})
         self.table = ModelTable()
         self.bridge = BridgeHandle()
-        self.service_limit = random.choice((0, 0, 0, 20))
-        self.held_limit = random.choice((0, 0, 1 << 20))
+        self.service_limit = int(self._draw("service limit", 0, 0, 0, 20))
+        self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
-        self.service.keep_answers(1 << 16, ttl=random.choice((0.0, 0.01)))
+        self.service.keep_answers(1 << 16, ttl=self._draw("ttl", 0, 0.01))
         self.desk = Desk(self)
         self.town = Town(self)
         self.graphics = Graphics(world)
@@ -145,7 +150,7 @@ class Simulation:
         self.endpoint = Endpoint(
             self.desk.take,
             max_held=self.held_limit,
-            receive_timeout=random.choice((0.0, 10.0)),
+            receive_timeout=self._draw("receive timeout", 0, 10),
             send_timeout=30.0,
             max_streams=100,
             native_level=1 if self.packing else 0,
@@ -173,6 +178,14 @@ class Simulation:
             self.clients.append(Client(self, number, draw_temper(Random(f"{seed} {number}"), scale), each))
         self.calls_open = 0
         self.last_answer_ns = START_NS
+        if unknown := scale.fixed.keys() - self.drawn:
+            raise ValueError(f"'fixed' may have {sorted(self.drawn)}, and not {sorted(unknown)}")
+
+    def _draw(self, name: str, *values: float) -> float:
+        """One of these values, as the seed says, unless the scale fixes it under this name."""
+        self.drawn.add(name)
+        drawn = self.random.choice(values)
+        return self.scale.fixed.get(name, drawn)
 
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
@@ -295,7 +308,8 @@ class Simulation:
 
     def operate(self) -> None:
         """The operator's next deed."""
-        if not any(client.active for client in self.clients) or sum(self.generations.values()) > DEEDS:
+        deeds = DEEDS * max(1, self.scale.calls // Scale.calls)
+        if not any(client.active for client in self.clients) or sum(self.generations.values()) > deeds:
             return
         name = self.random.choice(sorted(self.kinds))
         deed = self.random.random()

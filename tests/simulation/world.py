@@ -112,9 +112,9 @@ class World:
         """A rule is broken."""
         self._quick.world_complain(text.encode())
 
-    def idle(self, prefix: str) -> int:
-        """Threads with names that begin so and wait for work."""
-        return int(self._quick.world_idle(prefix.encode()))
+    def idle(self, version: str) -> int:
+        """Threads of the instances of this version, by its prefix, that wait for work."""
+        return int(self._quick.world_idle(f"{version}_".encode()))  # without the _, version 1 would have those of 10
 
     @property
     def story(self) -> int:
