@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.simulation.scales import drawn_scale
 from tests.simulation.shrink import shrunk
 from tests.simulation.simulation import Outcome, Scale
 from tests.simulation.workers import Sandbox, jobs, outcomes
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="after a seed that fails")
     parser.add_argument("--no-shrink", action="store_true", help="tell what a seed has found, not its story")
     parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
+    parser.add_argument("--wide", action="store_true", help="each seed draws its own scale, of any size")
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
     if not os.environ.items() >= FIXED.items():
@@ -52,17 +54,21 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     sandbox = Sandbox()
     scale = Scale(**{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.scale.items()})
+
+    def scale_of(seed: int) -> Scale:
+        return drawn_scale(seed) if arguments.wide else scale
+
     if arguments.seed is not None:
-        outcome = sandbox.run(arguments.seed, scale, keep=0)
+        outcome = sandbox.run(arguments.seed, scale_of(arguments.seed), keep=0)
         print(outcome.log)
         print(f"seed {outcome.seed}: {outcome.problem or 'every rule was kept'}; {outcome.calls} calls")
         return bool(outcome.problem)
     if arguments.takes:
         return each_take(sandbox, arguments.first, scale)
     totals, failed = Totals(), []
-    for outcome in outcomes(sandbox, seeds(arguments), scale, arguments.jobs):
+    for outcome in outcomes(sandbox, seeds(arguments), scale_of, arguments.jobs):
         totals.add(outcome)
-        if arguments.twice and sandbox.run(outcome.seed, scale, keep=0).story != outcome.story:
+        if arguments.twice and sandbox.run(outcome.seed, scale_of(outcome.seed), keep=0).story != outcome.story:
             outcome.problem = outcome.problem or "something else happens when it runs again"
         if outcome.problem:
             failed.append(outcome)
@@ -73,7 +79,7 @@ def main() -> int:
     if arguments.report:
         arguments.report.write_text(json.dumps(totals.figures(), indent=1) + "\n")
     if failed and not (arguments.keep_going or arguments.no_shrink):
-        tell(sandbox, failed[0], scale)
+        tell(sandbox, failed[0], scale_of(failed[0].seed))
     return bool(failed)
 
 

@@ -230,7 +230,8 @@ class Client:
         """A burst of calls, or something worse."""
         if self.random.random() < self.temper.hangs_up and self.life < 20:
             self.hang_up()
-        for _ in range(min(self.left, self.random.randint(1, self.temper.burst))):
+        left = self.left
+        for _ in range(min(left, self.random.randint(1, self.temper.burst))):
             if self.left > 0 and len(self.calls) + len(self.talks) < 90:
                 self._begin_something()
         if self.region is not None and self.region.sound and self.random.random() < 0.05:
@@ -242,7 +243,7 @@ class Client:
             for talk in list(self.talks.values()):
                 if self.random.random() < self.temper.cancels * 0.2:
                     self.cancel_talk(talk)
-        if self.random.random() < 0.05:
+        if self.left < left and self.random.random() < 0.05:  # one that only waits would ping too often
             self.wire.ping()
         self.write()
         if self.left > 0:
@@ -571,7 +572,10 @@ class Client:
         if one is None:
             return
         one.under_way -= 1
-        one.touched_ns = self.simulation.world.now()
+        simulation = self.simulation
+        # the server has answered before the client hears of it: long before, where the machine has stood still
+        is_prompt = max(simulation.jumped_ns, simulation.pressed_ns) < call.opened_ns
+        one.touched_ns = simulation.world.now() if is_prompt else call.opened_ns
         one.answered += good
         if not good:
             one.broken = True

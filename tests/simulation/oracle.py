@@ -59,6 +59,10 @@ class Oracle:
         now = self.simulation.world.now()
         return any(since <= now and until >= since_ns for since, until in self.away.get(name, ()))
 
+    def _was_replaced(self, kind: Kind, since_ns: int) -> bool:
+        """Whether another version has taken the place of this model, or of a step of it, since then."""
+        return any(self.since[name] >= since_ns or self.was_away(name, since_ns) for name in STEPS[kind.name])
+
     def asked(self, kind: Kind, *, at_any_time: bool = False) -> None:
         """A request for this model is under way, or it may come at any time: what its client has given up."""
         since = 1 << 62 if at_any_time else self.simulation.world.now()
@@ -117,12 +121,14 @@ class Oracle:
         """It is over, and not long after its deadline."""
         simulation = self.simulation
         now = simulation.world.now()
+        over_ns = max(call.opened_ns + call.deadline_ns, sent_ns)
         if (
             call.deadline_ns >= 0
             and call.client.temper.prompt
             and not simulation.is_faulty
             and simulation.jumped_ns < call.opened_ns
-            and now > max(call.opened_ns + call.deadline_ns, sent_ns) + GRAIN
+            and simulation.pressed_ns < over_ns  # else its client may hear of it late
+            and now > over_ns + GRAIN
         ):
             late = (now - call.opened_ns - call.deadline_ns) // 1000
             raise Violation(f"{call}: status {self.status(call)} {late} us after its deadline")
@@ -172,7 +178,9 @@ class Oracle:
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
             return self.was_away(kind.name, call.opened_ns) or (not text and status == UNAVAILABLE)
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
-            return simulation.may_lose_workers(kind) or simulation.is_faulty
+            # here a version serves before its workers are up, and another may take its place until then
+            early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)
+            return early or simulation.may_lose_workers(kind) or simulation.is_faulty
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):

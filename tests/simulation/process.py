@@ -144,8 +144,7 @@ class Process(AnyWorker):
         """It is gone, whatever it was doing."""
         if self._running < 0:
             return
-        if self.order is not None:
-            self.launch.states.clear()  # nobody knows what the server has taken
+        self.launch.states.clear()  # nobody knows what the server has taken, not even behind a DONE
         for end in self._theirs:
             self.town.forget(end)
             end.close()

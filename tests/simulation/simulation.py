@@ -36,6 +36,7 @@ DEEDS = 40  # of the operator in a usual simulation, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
+PRESSED = 200 * US  # that a client does late what it wants to do
 STANDS_PPM = 1000  # how often it does, of a million steps
 
 
@@ -116,23 +117,24 @@ class Simulation:
         self.story = Story(keep)
         self.outcome = Outcome(seed)
         self.drawn: set[str] = set()  # names of what the scale may fix
-        preempt = self._draw("preempt", 0, 0, 30, 200, 500) if scale.preemption else 0
+        preempt = self._draw("preempt", 0, 0, 30, 200, 500, when=scale.preemption)
         world.begin(seed, preempt=int(preempt), spurious=int(self._draw("spurious", 0, 0, 200)))
-        self.faults_ppm = int(self._draw("faults", 0, 0, 0, 300, 3000)) if scale.faults and not scale.fails_at else 0
+        self.faults_ppm = int(self._draw("faults", 0, 0, 0, 300, 3000, when=scale.faults and not scale.fails_at))
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = 0
         self.pace = int(self._draw("pace", 1, 1, 1, 8, 60))  # pauses of clients are so many times as long
-        self.talks = self._draw("talks", 0, 0.1, 0.4) if scale.streams else 0  # how often a call is a stream instead
-        self.sharing = self._draw("sharing", 0, 0, 0.3) if scale.regions else 0  # how often tensors lie in regions
-        self.packing = self._draw("packing", 0, 0, 0.5) if scale.streams else 0  # how often a client compresses
-        self.errors = self._draw("errors", 0, 0, 0.05) if scale.errors else 0  # how often a request is wrong
-        self.hostile_left = int(self._draw("hostile", 0, 0, 5)) if scale.hostile else 0
-        self.stands_ppm = int(self._draw("stands", 0, 0, 0, STANDS_PPM)) if scale.jumps else 0
+        self.talks = self._draw("talks", 0, 0.1, 0.4, when=scale.streams)  # how often a call is a stream instead
+        self.sharing = self._draw("sharing", 0, 0, 0.3, when=scale.regions)  # how often tensors lie in regions
+        self.packing = self._draw("packing", 0, 0, 0.5, when=scale.streams)  # how often a client compresses
+        self.errors = self._draw("errors", 0, 0, 0.05, when=scale.errors)  # how often a request is wrong
+        self.hostile_left = int(self._draw("hostile", 0, 0, 5, when=scale.hostile))
+        self.stands_ppm = int(self._draw("stands", 0, 0, 0, STANDS_PPM, when=scale.jumps))
         self.jumped_ns = 0
+        self.pressed_ns = 0  # when the main thread had so much to do last that clients were late
         resources = int(self._draw("resources", 2, 3))
-        self.late = self._draw("late", 0, 0.5, 1) if scale.late else 0  # how often threads come late
-        self.refusing = self._draw("refusing", 0, 0, 0.5) if scale.late else 0  # how often one of these is refused
+        self.late = self._draw("late", 0, 0.5, 1, when=scale.late)  # how often threads come late
+        self.refusing = self._draw("refusing", 0, 0, 0.5, when=scale.late)  # how often one of these is refused
         engine_instances.threading = threads_of(world, self._refuses_thread)  # type: ignore[assignment]
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
         self.resources = Resources({("R", None): resources})
@@ -181,9 +183,11 @@ class Simulation:
         if unknown := scale.fixed.keys() - self.drawn:
             raise ValueError(f"'fixed' may have {sorted(self.drawn)}, and not {sorted(unknown)}")
 
-    def _draw(self, name: str, *values: float) -> float:
-        """One of these values, as the seed says, unless the scale fixes it under this name."""
+    def _draw(self, name: str, *values: float, when: bool = True) -> float:
+        """One of these values, as the seed says, unless the scale fixes it under this name; 0 without the feature."""
         self.drawn.add(name)
+        if not when:
+            return 0
         drawn = self.random.choice(values)
         return self.scale.fixed.get(name, drawn)
 
@@ -336,7 +340,10 @@ class Simulation:
         world, events = self.world, self.events
         what = world.step(events[0][0] if events else NEVER, bool(self.desk.loop.ready), self.stands_ppm)
         if what == Do.EVENT:
-            heapq.heappop(events)[2]()
+            due_ns, _, do = heapq.heappop(events)
+            if world.now() - due_ns > PRESSED:
+                self.pressed_ns = world.now()
+            do()
             self.flush()
         elif what == Do.LOOP:
             self._turn_loop(world.loop_ready())

@@ -13,7 +13,7 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import gpu_stub
@@ -137,7 +137,7 @@ class Sandbox:
                 return outcome
 
 
-def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale: Scale, jobs: int) -> Iterator[Outcome]:
+def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale_of: Callable[[int], Scale], jobs: int) -> Iterator[Outcome]:
     """Of all of them, as they end."""
     running: dict[int, Running] = {}
     more = True
@@ -147,7 +147,7 @@ def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale: Scale, jobs: int) ->
                 seed = next(seeds, None)
                 more = seed is not None
                 if seed is not None:
-                    started = sandbox.start(seed, scale)
+                    started = sandbox.start(seed, scale_of(seed))
                     running[started.pipe] = started
             if not running:
                 return
