@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="tell what a seed has found, not its story")
     parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
     parser.add_argument("--wide", action="store_true", help="each seed draws its own scale, of any size")
+    parser.add_argument("--crowd", type=int, default=0, help="calls of a crowd in each, beside those of the clients")
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
     if not os.environ.items() >= FIXED.items():
@@ -56,7 +57,8 @@ def main() -> int:
     scale = Scale(**{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.scale.items()})
 
     def scale_of(seed: int) -> Scale:
-        return drawn_scale(seed) if arguments.wide else scale
+        drawn = drawn_scale(seed) if arguments.wide else scale
+        return replace(drawn, crowd=arguments.crowd) if arguments.crowd else drawn
 
     if arguments.seed is not None:
         outcome = sandbox.run(arguments.seed, scale_of(arguments.seed), keep=0)
@@ -122,7 +124,7 @@ class Totals:
     """Over all simulations."""
 
     def __init__(self) -> None:
-        self.simulations = self.calls = self.cancelled = self.streamed = self.hostile = 0
+        self.simulations = self.calls = self.crowd = self.cancelled = self.streamed = self.hostile = 0
         self.batches = self.switches = self.failed_takes = 0
         self.virtual_ns = 0
         self.statuses: Counter[int] = Counter()
@@ -131,6 +133,7 @@ class Totals:
     def add(self, outcome: Outcome) -> None:
         self.simulations += 1
         self.calls += outcome.calls
+        self.crowd += outcome.crowd
         self.cancelled += outcome.cancelled
         self.streamed += outcome.streamed
         self.hostile += outcome.hostile
@@ -147,6 +150,7 @@ class Totals:
         return {
             "simulations": self.simulations,
             "calls": self.calls,
+            "of crowds": self.crowd,
             "on streams": self.streamed,
             "cancelled": self.cancelled,
             "hostile peers": self.hostile,

@@ -15,6 +15,7 @@ from backends.identity import IdentityInstance
 from tests.simulation.kinds import PADDING, SCALE
 
 if TYPE_CHECKING:
+    from tests.simulation.crowd import Crowd
     from tests.simulation.models import SimulatedBackend
     from tests.simulation.world import World
 
@@ -33,6 +34,7 @@ class Executions:
         failed: numbers of requests whose execution failed.
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         said: by number of a request, the parameters that its worker has answered with.
+        crowd: told of what is executed, whose requests may be among it.
         log: called with what happens.
         world: stops when a rule is broken.
     """
@@ -48,6 +50,7 @@ class Executions:
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
     is_faulty: bool = False  # memory may run out
+    crowd: Crowd | None = None
     resources_used: int = 0
 
     def complain(self, text: str) -> None:
@@ -111,6 +114,8 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
+        if executions.crowd is not None:
+            numbers = executions.crowd.executed(self.kind, numbers)
         for number in numbers:
             executions.count[name, number] = executions.count.get((name, number), 0) + 1
 

@@ -29,7 +29,7 @@ from tests.simulation.instances import (
 )
 from tests.simulation.kinds import Kind
 from tests.simulation.processes import Town, WorkerInstance
-from tests.simulation.world import World, WorldThread
+from tests.simulation.world import MS, World, WorldThread
 
 
 class SimulatedBackend(Backend):
@@ -115,6 +115,12 @@ class InstanceThread(threading.Thread):
             super().run()
         finally:
             self.world.leave()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end: within the world, where another thread of the world does, for this one needs its turns."""
+        while self.is_alive() and threading.current_thread() is not threading.main_thread():
+            self.world.sleep(MS)
+        super().join(timeout)
 
 
 def threads_of(world: World, is_refused: Callable[[], bool]) -> SimpleNamespace:

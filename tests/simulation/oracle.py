@@ -15,6 +15,7 @@ from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Sequence
+    from tests.simulation.crowd import Refused
     from tests.simulation.models import Version
     from tests.simulation.simulation import Simulation
 
@@ -47,6 +48,8 @@ class Oracle:
 
     def loaded(self, name: str) -> None:
         self.since[name] = self.simulation.world.now()
+        if self.simulation.crowd is not None:
+            self.simulation.crowd.loaded(name)
         if self.away.get(name):
             since, _ = self.away[name][-1]
             self.away[name][-1] = (since, self.simulation.world.now())
@@ -82,7 +85,8 @@ class Oracle:
 
     def waiting(self) -> str:
         talks = [talk for client in self.simulation.clients for talk in client.talks.values()]
-        waiting = [*map(str, self.open.values()), *map(str, talks)]
+        crowd = self.simulation.crowd
+        waiting = [*map(str, self.open.values()), *map(str, talks), *(crowd.waiting() if crowd is not None else ())]
         more = f", and {len(waiting) - TOLD} more" if len(waiting) > TOLD else ""
         return ", ".join(waiting[:TOLD]) + more
 
@@ -158,7 +162,12 @@ class Oracle:
         if not any(self._may(call, status, text, now) for status in FAILURES):
             raise Violation(f"{call}: '{text}'")
 
-    def _may(self, call: Call, status: int, text: str, now: int) -> bool:
+    def judge(self, call: Refused, status: int, text: str) -> None:
+        """Judge a call of a crowd that has another status than OK."""
+        if not self._may(call, status, text, self.simulation.world.now()):
+            raise Violation(f"{call}: status {status} '{text}'")
+
+    def _may(self, call: Call | Refused, status: int, text: str, now: int) -> bool:
         simulation = self.simulation
         kind = call.kind
         text = IN_ENSEMBLE.sub("", text)
@@ -299,7 +308,10 @@ class Oracle:
             if idle == 0:
                 version.idle_since = 0
                 continue
-            waiting = (pending, idle, version.executed, self.over.get(version.kind.name, 0))
+            over = self.over.get(version.kind.name, 0)
+            if simulation.crowd is not None:
+                over += simulation.crowd.over(version.kind.name)
+            waiting = (pending, idle, version.executed, over)
             if delay and (version.idle_since == 0 or waiting != version.waiting):
                 version.idle_since = now
             elif not delay or now - version.idle_since > delay * 1000 + SLACK:

@@ -30,6 +30,12 @@ def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
     for feature in FEATURES:
         if getattr(scale, feature):
             yield replace(scale, **{feature: False})
+    for crowd in (0, scale.crowd // 4, scale.crowd // 2, scale.crowd * 3 // 4):
+        if crowd < scale.crowd:
+            yield replace(scale, crowd=crowd)
+    for lines in (1, scale.lines - 1):
+        if scale.crowd and 0 < lines < scale.lines:
+            yield replace(scale, lines=lines)
     for calls in (scale.calls // 4, scale.calls // 2, scale.calls * 3 // 4):
         if scale.clients <= calls < scale.calls:
             yield replace(scale, calls=calls)

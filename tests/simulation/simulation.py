@@ -18,6 +18,7 @@ from _native.transport.endpoint import Endpoint
 from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper
+from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.desk import Desk
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
@@ -33,6 +34,10 @@ US = 1000
 MS = 1000 * US
 SECOND = 1000 * MS
 DEEDS = 40  # of the operator in a usual simulation, at most
+MANY = 1000  # calls of a crowd that is large
+ALWAYS = ("native", "plain")  # models that a large crowd can ask, whatever else there is
+LONGER = 10  # times as long are pauses of other clients beside a large crowd, so that these last as long
+OF_CROWD = 300  # calls of a crowd, for which there is one deed more
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
@@ -63,7 +68,10 @@ class Scale:
         late: instances get their threads with the first request, or later, where the system refuses them.
         fails_at: the number of the first take of memory that fails; 0 for as the seed says.
         fails: how many fail then, one after the other.
+        crowd: calls of crowds, beside those of the clients; see `crowd`.
+        lines: connections of a crowd, at most.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
+        lies: a crowd takes a right answer for a wrong one.
     """
 
     clients: int = 5
@@ -84,7 +92,10 @@ class Scale:
     late: bool = True
     fails_at: int = 0
     fails: int = 1
+    crowd: int = 0
+    lines: int = 4
     forgetful: bool = False
+    lies: bool = False
 
 
 @dataclass
@@ -97,6 +108,7 @@ class Outcome:
     statuses: dict[int, int] = field(default_factory=dict)
     cancelled: int = 0
     streamed: int = 0  # of the calls, requests on streams
+    crowd: int = 0  # of the calls, those of a crowd
     hostile: int = 0  # connections
     batches: int = 0
     switches: int = 0
@@ -124,6 +136,8 @@ class Simulation:
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = 0
         self.pace = int(self._draw("pace", 1, 1, 1, 8, 60))  # pauses of clients are so many times as long
+        if scale.crowd > MANY:
+            self.pace *= LONGER
         self.talks = self._draw("talks", 0, 0.1, 0.4, when=scale.streams)  # how often a call is a stream instead
         self.sharing = self._draw("sharing", 0, 0, 0.3, when=scale.regions)  # how often tensors lie in regions
         self.packing = self._draw("packing", 0, 0, 0.5, when=scale.streams)  # how often a client compresses
@@ -140,7 +154,7 @@ class Simulation:
         self.resources = Resources({("R", None): resources})
         self.table = ModelTable()
         self.bridge = BridgeHandle()
-        self.service_limit = int(self._draw("service limit", 0, 0, 0, 20))
+        self.service_limit = int(self._draw("service limit", 0, 0, 0, 20)) * (10 if scale.crowd > MANY else 1)
         self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
         self.service.keep_answers(1 << 16, ttl=self._draw("ttl", 0, 0.01))
@@ -166,9 +180,10 @@ class Simulation:
         self.departing: dict[str, list[Version]] = {}  # on which only sequences go on, the last one first
         self.leaving: list[Version] = []
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
+        self.crowd: Crowd | None = None
         self.oracle = Oracle(self)
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
-        names = scale.models or self._choose()
+        names = scale.models or tuple(sorted({*self._choose(), *(ALWAYS if scale.crowd > MANY else ())}))
         self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
         self.outcome.models = tuple(self.kinds)
         for name in self.kinds:
@@ -182,6 +197,8 @@ class Simulation:
         self.last_answer_ns = START_NS
         if unknown := scale.fixed.keys() - self.drawn:
             raise ValueError(f"'fixed' may have {sorted(self.drawn)}, and not {sorted(unknown)}")
+        if scale.crowd and any(can_ask(kind) for kind in self.kinds.values()):
+            self.executions.crowd = self.crowd = Crowd(self, scale.crowd)
 
     def _draw(self, name: str, *values: float, when: bool = True) -> float:
         """One of these values, as the seed says, unless the scale fixes it under this name; 0 without the feature."""
@@ -312,8 +329,8 @@ class Simulation:
 
     def operate(self) -> None:
         """The operator's next deed."""
-        deeds = DEEDS * max(1, self.scale.calls // Scale.calls)
-        if not any(client.active for client in self.clients) or sum(self.generations.values()) > deeds:
+        deeds = DEEDS * max(1, self.scale.calls // Scale.calls) + self.scale.crowd // OF_CROWD
+        if not self._is_asked() or sum(self.generations.values()) > deeds:
             return
         name = self.random.choice(sorted(self.kinds))
         deed = self.random.random()
@@ -321,11 +338,21 @@ class Simulation:
             self.load(name)
         elif deed < 0.7 and not self._is_step(name):
             self.unload(name)
+            if self.crowd is not None:  # which would only be told so
+                self.later(self.random.choice((MS, 5 * MS)), lambda: self._bring_back(name))
         elif deed < 0.85 and self.versions[name].loaded.is_scalable:
             self.change(name)
         else:
             self.look(name)
         self.later(self.random.choice((200 * US, 2 * MS, 20 * MS)), self.operate)
+
+    def _bring_back(self, name: str) -> None:
+        if name not in self.versions:
+            self.load(name)
+
+    def _is_asked(self) -> bool:
+        """Whether anybody has still to ask, or waits."""
+        return any(client.active for client in self.clients) or (self.crowd is not None and self.crowd.active)
 
     def _is_step(self, name: str) -> bool:
         return any(step.model == name for kind in self.kinds.values() for step in kind.steps)
@@ -409,6 +436,8 @@ class Simulation:
         """Until all is answered and every model has gone."""
         for client in self.clients:
             client.begin()
+        if self.crowd is not None:
+            self.crowd.begin()
         if self.scale.operator:
             self.later(self.random.choice((1, 10)) * MS, self.operate)
         self.later(self.random.randint(0, 3 * MS), self._visit)
@@ -430,6 +459,8 @@ class Simulation:
     def _end(self) -> None:
         for client in self.clients:
             client.leave()
+        if self.crowd is not None:
+            self.crowd.end()
         while self.desk.loop.ready:
             self.desk.turn()
         if self.desk.open:

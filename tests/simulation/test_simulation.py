@@ -34,6 +34,11 @@ def test_a_seed_says_everything_that_happens():
     print(run("--first", "14", "--seeds", "3", "--twice"))
 
 
+def test_a_crowd_beside_them_finds_every_rule_kept():
+    """Clients in C, which ask the same models much, find nothing, and the same happens again."""
+    print(run("--first", "20", "--seeds", "2", "--crowd", "2000", "--twice"))
+
+
 def test_another_process_tells_the_same_story():
     """Nothing may depend on where a process has its memory: a seed that fails is looked at in another one."""
     alone = ("--seed", "100", "--scale", '{"models": ["plain"]}')

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).with_name("world.c")
+HERE = Path(__file__).parent
 BUILT = Path(__file__).resolve().parents[2] / "build" / "simulation"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 NEVER = (1 << 63) - 1
@@ -24,14 +24,15 @@ MS = 1_000_000
 
 
 @functools.cache
-def library() -> Path:
-    """The shared object, compiled if it is not there yet."""
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
-    path = BUILT / f"libworld-{digest}.so"
+def library(name: str) -> Path:
+    """The shared object of this source, compiled if it is not there yet."""
+    source = HERE / f"{name}.c"
+    digest = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    path = BUILT / f"lib{name}-{digest}.so"
     if not path.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [*os.environ.get("CC", "cc").split(), *FLAGS, "-o", str(unfinished), str(SOURCE)]
+        command = [*os.environ.get("CC", "cc").split(), *FLAGS, "-o", str(unfinished), str(source)]
         subprocess.run([*command, "-lpthread", "-ldl"], check=True)
         unfinished.rename(path)
     return path
@@ -55,8 +56,8 @@ class World:
     """Threads and time of this process. Make it once, on the main thread, when all extensions are imported."""
 
     def __init__(self) -> None:
-        self.lib = lib = ctypes.CDLL(str(library()))
-        quick = ctypes.PyDLL(str(library()))  # what never waits need not let go of the GIL
+        self.lib = lib = ctypes.CDLL(str(library("world")))
+        quick = ctypes.PyDLL(str(library("world")))  # what never waits need not let go of the GIL
         lib.world_begin.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int]
         lib.world_sleep.argtypes = [ctypes.c_int64]
         lib.world_join.argtypes = [ctypes.c_char_p]
