@@ -180,7 +180,7 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
     if not encoding:
         return message
     if encoding not in ENCODINGS:
-        raise error_of(INTERNAL, f"the answer is compressed with {encoding!r}, which this client did not ask for")
+        raise error_of(INTERNAL, f"the answer is said to be compressed with {encoding!r}: expected gzip or deflate")
     opener = zlib.decompressobj(wbits=ENCODINGS[encoding])
     try:
         found = opener.decompress(memoryview(message), limit + 1)
@@ -188,6 +188,8 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
         raise error_of(INTERNAL, f"the answer cannot be decompressed with {encoding}: {error}") from None
     if len(found) > limit:
         raise error_of(RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, vs. {limit})")
+    if not opener.eof:
+        raise error_of(INTERNAL, f"the answer cannot be decompressed with {encoding}: its end is missing")
     return found
 
 

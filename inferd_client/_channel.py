@@ -35,7 +35,15 @@ CLOSED = "the client is closed"
 LONGEST_WAIT = 3600.0
 """The longest single wait of a thread in seconds: the system cannot wait for more than some millions."""
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+class Forking(Protocol):
+    """Has connections of this process."""
+
+    def forked(self) -> None:
+        """This process is a copy: the connections are its parent's, and must not be touched."""
+
+
+forking: weakref.WeakSet[Forking] = weakref.WeakSet()
 
 
 class Told(Protocol):
@@ -63,13 +71,14 @@ class Later:
             A number, for `forget`.
         """
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
+                thread.start()  # it waits for the lock
+                self._thread = thread
             self._count += 1
             number = self._count
             self._functions[number] = what
             heappush(self._times, (0.0 if self._hurries else when, number))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
-                self._thread.start()
             self._changed.notify()
         return number
 
@@ -133,7 +142,8 @@ class Channel:
         self._waiting: list[None] = []  # an entry for each call whose first attempt another thread makes
         self._failed = Failed(target)
         self._closed = False
-        _channels.add(self)
+        self.forks = 0  # how many forks lie between the making of this and this process
+        forking.add(self)
 
     def usable(self) -> Link | None:
         """A link that takes calls, if there is one."""
@@ -262,17 +272,19 @@ class Channel:
         if link.owner is None:
             with self._attending:
                 if link.owner is None:
-                    link.owner = threading.Thread(target=link.attend, name="inferd-client", daemon=True)
-                    link.owner.start()
+                    owner = threading.Thread(target=link.attend, name="inferd-client", daemon=True)
+                    owner.start()
+                    link.owner = owner
 
     # ---- the end
 
     def close(self) -> None:
         """End all calls and links, without waiting for a connection being made: it is closed once made."""
         self._closed = True
-        links = [link for link in self._links if link is not None]
-        self._links = [None] * len(self._links)
-        for link in links:
+        if sys.is_finalizing():
+            return  # the threads to wait for run no more, and may hold locks; the system closes the connections
+        links, self._links = self._links, [None] * len(self._links)
+        for link in filter(None, links):
             link.close()
             with self._attending:  # the link's thread may be about to start
                 owner = link.owner
@@ -281,7 +293,8 @@ class Channel:
         self.later.hurry()
 
     def forked(self) -> None:
-        """This process is a copy: the links are its parent's."""
+        """This process is a copy: the links and the calls on them are its parent's."""
+        self.forks += 1
         self._links = [None] * len(self._links)
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
@@ -305,6 +318,7 @@ class Pending:
         self._pieces = pieces
         self._ends = ends
         self._told = told
+        self._forks = channel.forks
         self._attempts = Attempts(channel.retries, ends, once)
         self._changing = threading.RLock()  # guards the fields below; a signal handler may call `cancel`, too
         self._cancelled = False
@@ -429,6 +443,8 @@ class Pending:
 
     def cancel(self) -> None:
         """Give the call up: the callback gets CANCELLED, unless there is an answer already."""
+        if self._forks != self._channel.forks:
+            return  # the call is the parent process's
         with self._changing:
             self._cancelled = True
             call, link = self._call, self._link
@@ -439,7 +455,7 @@ class Pending:
 
 
 def _after_fork() -> None:
-    for channel in list(_channels):
+    for channel in list(forking):
         channel.forked()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from inferd_client._calling import (
@@ -18,7 +20,7 @@ from inferd_client._calling import (
     left_of,
     too_late,
 )
-from inferd_client._channel import CLOSED, HeaderList, Pieces
+from inferd_client._channel import CLOSED, HeaderList, Pieces, forking
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
@@ -144,9 +146,27 @@ class LoopChannel:
         self._connecting: asyncio.Lock | None = None
         self._failed = Failed(target)
         self._closed = False
+        forking.add(self)
 
-    def usable(self) -> Polled | None:
-        """A link that takes calls, if there is one."""
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._leave()
+
+    def _leave(self) -> None:
+        """Have the loop, which polls the links and so would keep them, close them; any thread may say so."""
+        if self._loop is not None and any(self._links):
+            with suppress(RuntimeError):  # it is closed, and so polls no more
+                self._loop.call_soon_threadsafe(_close, self._links)
+
+    def forked(self) -> None:
+        """See Forking. The event loop is the parent's, too: its selector is one with the parent's."""
+        self._loop = self._connecting = None
+        self._links = [None] * len(self._links)
+
+    def usable(self, loop: asyncio.AbstractEventLoop) -> Polled | None:
+        """A link of this loop that takes calls, if there is one."""
+        if loop is not self._loop:
+            return None
         best = self._links[0]
         if len(self._links) > 1:
             best = min(self._links, key=lambda each: each.link.count if each and each.link.usable else -1)
@@ -162,9 +182,7 @@ class LoopChannel:
             raise error_of(1, CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            for old in self._links:
-                if old is not None and self._loop is not None and not self._loop.is_closed():
-                    old.forget()
+            self._leave()
             self._loop, self._connecting, self._links = loop, asyncio.Lock(), [None] * len(self._links)
         assert self._connecting is not None
         connecting = self._connecting
@@ -181,7 +199,7 @@ class LoopChannel:
                     return await self._connected(i, left_of(ends))
         finally:
             connecting.release()
-        return self.usable() or await self.link(ends, since)
+        return self.usable(loop) or await self.link(ends, since)
 
     async def _connected(self, place: int, timeout: float | None) -> Polled:
         began = time.monotonic()
@@ -207,10 +225,9 @@ class LoopChannel:
         attempts = None
         while True:
             loop = asyncio.get_running_loop()
-            polled = self.usable() if loop is self._loop else None
             safe, answered = False, None
             try:
-                polled = polled or await self.link(ends)
+                polled = self.usable(loop) or await self.link(ends)
             except InferenceServerException as found:
                 error = found
             else:
@@ -248,9 +265,13 @@ class LoopChannel:
         """End all calls and links."""
         self._closed = True
         links, self._links = self._links, [None] * len(self._links)
-        for each in links:
-            if each is not None and (self._loop is None or not self._loop.is_closed()):
-                each.close()
+        if self._loop is not None and not self._loop.is_closed():
+            _close(links)
+
+
+def _close(links: list[Polled | None]) -> None:
+    for each in filter(None, links):
+        each.close()
 
 
 def give_up(polled: Polled, call: Call, expired: bool) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import uuid
 from collections.abc import Mapping
-from multiprocessing import shared_memory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -80,7 +79,9 @@ class SharedArrays:
     def __enter__(self) -> Self:
         import numpy as np
 
-        self._object = shared_memory.SharedMemory(self.name, create=True, size=self.byte_size)
+        from inferd_client.utils.shared_memory import MappedObject
+
+        self._object = MappedObject(self.name, create=True, size=self.byte_size)
         try:
             for key, (offset, shape, kind) in self._places.items():
                 array: np.ndarray = np.ndarray(shape, kind, buffer=self._object.buf, offset=offset)
@@ -108,8 +109,7 @@ class SharedArrays:
     def _remove(self) -> None:
         self._arrays.clear()
         self._object.unlink()
-        with contextlib.suppress(BufferError):  # a view still exists: the memory goes with it
-            self._object.close()
+        self._object.close()
 
     def __getitem__(self, name: str) -> Any:
         """A view of an array in the region."""

@@ -32,7 +32,6 @@ cdef class Link:
     cdef object tls
     cdef set lingering       # calls that have ended and that the session or the output still refers to
     cdef readonly str peer
-    cdef readonly int process
     cdef readonly bint attended
     cdef public object owner
 

@@ -6,7 +6,6 @@ Calls that announce themselves are told to their owners by `Link.attend`, in a t
 The lock of a line is waited for without the GIL only, because whoever holds it may need the GIL for TLS.
 """
 
-import os
 import sys
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -34,6 +33,7 @@ from inferd_client._native.session cimport (
 
 cdef enum:
     SLICE_NS = 200000000     # how long a thread waits without looking for signals
+    TURNS = 64               # how often it reads for others without looking for them
     BATCH = 64               # calls of which one takes the news at once
     CONNECTION_WINDOW = (1 << 30) - 1  # of flow control: no stream holds up another
 
@@ -173,7 +173,9 @@ cdef class Call:
         found = []
         while arrived != NULL:
             following = arrived.next
-            encoding = (<bytes> self.wire.encoding).decode("latin-1") if arrived.compressed else ""
+            encoding = ""
+            if arrived.compressed:
+                encoding = (<bytes> self.wire.encoding).decode("latin-1") or "identity"
             found.append((message_of(arrived.data, arrived.size, arrived.capacity), encoding))
             free(arrived)
             arrived = following
@@ -233,12 +235,14 @@ cdef class Call:
 cdef bint wait_for(Link link, Call call, bint message) noexcept nogil:
     """Wait for its end, or a message; the lock is held, and given back. False: signals are to be looked for."""
     cdef bint heard
+    cdef int turns = 0
     while not call.wire.done and not (message and call.wire.first != NULL):
         if not link.line.reading:
             link.line.reading = True
             heard = line_turn(&link.line, 0)
             link.line.reading = False
-            if not heard:
+            turns += 1
+            if not heard or turns == TURNS:  # a signal that comes between two polls interrupts neither
                 line_hand_over(&link.line)
                 pthread_mutex_unlock(&link.line.lock)
                 return False
@@ -272,7 +276,6 @@ cdef class Link:
         self.line.fd = fd
         self.line.wake = -1
         self.peer = peer
-        self.process = os.getpid()
         self.lingering = set()
         self.tls = tls
         self.line.tls = <void *> tls if tls is not None else NULL

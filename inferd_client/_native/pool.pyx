@@ -5,6 +5,10 @@ from libc.stdlib cimport free, malloc
 
 from inferd_client._native.linux cimport pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
 
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
+                       void (*in_child)() noexcept nogil)
+
 cdef enum:
     BUFFERS = 16
     LARGE = 1 << 16          # smaller ones are malloc's
@@ -21,7 +25,18 @@ cdef struct BufferPool:
     size_t kept              # bytes
 
 cdef BufferPool pool
+
+
+cdef void hold() noexcept nogil:
+    pthread_mutex_lock(&pool.lock)
+
+
+cdef void let_go() noexcept nogil:
+    pthread_mutex_unlock(&pool.lock)
+
+
 pthread_mutex_init(&pool.lock, NULL)
+pthread_atfork(hold, let_go, let_go)  # a child has no thread that would unlock what another thread has locked
 
 
 cdef inline size_t before(size_t size) noexcept nogil:

@@ -79,7 +79,7 @@ class InferenceServerClient(Rpcs):
         )
         self._channel = Channel(target, options, connections, retries)
         self._verbose = verbose
-        self._stream: Stream | None = None
+        self._begun: Stream | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -90,13 +90,12 @@ class InferenceServerClient(Rpcs):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream"):
+        if hasattr(self, "_begun"):
             self.close()
 
     def close(self) -> None:
         """End the stream and all connections; later calls fail."""
-        if self._stream is not None:
-            self.stop_stream()
+        self.stop_stream()
         self._channel.close()
 
     def _ask(self, method: str, request: Any, then: Then, headers: Metadata, timeout: float | None) -> Any:
@@ -221,6 +220,12 @@ class InferenceServerClient(Rpcs):
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
+    @property
+    def _stream(self) -> Stream | None:
+        """The stream, unless it is that of a parent process."""
+        begun = self._begun
+        return begun if begun is not None and begun.forks == self._channel.forks else None
+
     def start_stream(
         self,
         callback: Callback,
@@ -245,11 +250,11 @@ class InferenceServerClient(Rpcs):
             )
         encoding = encoding_of(compression_algorithm)
         said = self._headers.of(STREAM, self._metadata(headers), encoding)
-        self._stream = Stream(self._channel, said, stream_timeout, encoding, callback)
+        self._begun = Stream(self._channel, said, stream_timeout, encoding, callback)
 
     def stop_stream(self, cancel_requests: bool = False) -> None:
         """End the stream when all requests are answered, or at once with `cancel_requests`."""
-        stream, self._stream = self._stream, None
+        stream, self._begun = self._stream, None
         if stream is not None:
             stream.close(cancel_requests)
 
@@ -277,9 +282,10 @@ class InferenceServerClient(Rpcs):
         Raises:
             InferenceServerException: there is no stream, or it has ended.
         """
-        if self._stream is None:
+        stream = self._stream
+        if stream is None:
             raise_error("stream not available, use start_stream() to make one available.")
-        self._stream.send(
+        stream.send(
             request_pieces(
                 model_name,
                 inputs,
@@ -347,6 +353,9 @@ class Stream:
         self._encoding = encoding
         self._callback = callback
         self._ended = threading.Event()
+        self._sending = threading.RLock()  # a signal handler may send, too
+        self._complete = False  # no request follows
+        self.forks = channel.forks
         self._call = Call(headers, [], timeout, many=True, goes_on=True, owner=self)
         self._link: Link = channel.announced(self._call, end_of(timeout))
 
@@ -356,19 +365,27 @@ class Stream:
         Raises:
             InferenceServerException: the stream has ended.
         """
-        if self._ended.is_set():
-            raise_error(
-                "The stream is no longer in valid state, the error detail is reported through provided callback. A new "
-                "stream should be started after stopping the current stream."
-            )
-        self._link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
+        if self._encoding:
+            pieces = compressed(pieces, self._encoding)
+        with self._sending:
+            if self._ended.is_set() or self._complete:
+                raise_error(
+                    "The stream is no longer in valid state, the error detail is reported through provided callback. A "
+                    "new stream should be started after stopping the current stream."
+                )
+            self._link.send(self._call, pieces)
 
     def close(self, cancel: bool) -> None:
         """End the stream, and wait for the end."""
+        if sys.is_finalizing():
+            return  # the thread that reads runs no more
         if cancel:
             self._link.give_up(self._call)
-        elif not self._ended.is_set():
-            self._link.send(self._call, [], goes_on=False)
+        else:
+            with self._sending:
+                self._complete = True
+                if not self._ended.is_set():
+                    self._link.send(self._call, [], goes_on=False)
         if self._link.owner is not threading.current_thread():
             self._ended.wait()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import gc
 import random
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent import futures
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
-from inferd_client.utils import InferenceServerException, np_to_triton_dtype
+from inferd_client.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.front.certificates import Authority
@@ -213,6 +214,21 @@ def test_shared_arrays(server):
             client.shared({"x": np.array([b"a"], dtype=object)})
 
 
+def test_views_outlive_their_regions(server):
+    """Guards against views of memory that is not there any more."""
+    with grpcclient.InferenceServerClient(server.unix) as client, client.shared({"x": np.arange(5000)}) as region:
+        kept = region["x"]
+    handle = shared_memory.create_shared_memory_region("r", "/inferd-views-test", 80_000)
+    shared_memory.set_shared_memory_region(handle, [np.arange(10_000)])
+    views = [shared_memory.get_contents_as_numpy(handle, np.int64, [10_000]) for _ in range(2)]
+    shared_memory.destroy_shared_memory_region(handle)
+    gc.collect()
+    assert (kept == np.arange(5000)).all()
+    assert all((view == np.arange(10_000)).all() for view in views)
+    with pytest.raises(shared_memory.SharedMemoryException, match="destroyed"):
+        shared_memory.get_contents_as_numpy(handle, np.int64, [10_000])
+
+
 # ---- connections ----------------------------------------------------------------------------------------------------
 
 
@@ -337,8 +353,47 @@ def test_a_silent_server_is_found_out():
             async with aioclient.InferenceServerClient(url, keepalive_options=alive) as client:
                 with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
                     await client.is_server_live()
+            async with aioclient.InferenceServerClient(url, keepalive_options=alive) as client:
+                with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                    await anext(client.stream_infer(nothing()))
+
+        async def nothing():
+            await asyncio.Event().wait()
+            yield {}
 
         asyncio.run(loop())
+
+
+def test_a_client_of_coroutines_that_nobody_has_leaves_no_connection():
+    """Guards that the loop, which polls the connections, does not keep them."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        async def loop():
+            client = aioclient.InferenceServerClient(f"127.0.0.1:{silent.getsockname()[1]}")
+            with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+                await client.is_server_live(client_timeout=0.2)
+            del client
+            reader, writer = await asyncio.open_connection(sock=silent.accept()[0])
+            await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+
+        asyncio.run(loop())
+
+
+def test_loops_one_after_the_other(server):
+    """Guards that a client's stream and calls are polled by the loop that is running."""
+    client = aioclient.InferenceServerClient(server.tcp)
+    tensor = np.ones((1, 4), np.float32)
+
+    async def requests():
+        yield {"model_name": "fp32", "inputs": [made(tensor)]}
+
+    async def stream():
+        return [result.as_numpy("OUTPUT0").sum() async for result, _ in client.stream_infer(requests())]
+
+    for _ in range(2):
+        assert asyncio.run(asyncio.wait_for(client.infer("fp32", [made(tensor)]), 60)).as_numpy("OUTPUT0").sum() == 4
+        assert asyncio.run(asyncio.wait_for(stream(), 60)) == [4]
 
 
 def test_a_server_that_takes_nothing_does_not_hold_up_a_deadline():
@@ -359,20 +414,6 @@ def test_answers_too_large(server):
         large = [made(np.zeros((1, 1000), np.float32))]
         assert status(client.infer, "fp32", large) == "StatusCode.RESOURCE_EXHAUSTED"
         assert client.is_server_live()
-
-
-def test_a_fork_has_connections_of_its_own(server):
-    """Guards that a child does not write to its parent's connection."""
-    tensor = np.ones((1, 4), np.float32)
-    with grpcclient.InferenceServerClient(server.tcp) as client:
-        client.infer("fp32", [made(tensor)])
-        child = os.fork()
-        if child == 0:
-            right = (client.infer("fp32", [made(tensor * 7)]).as_numpy("OUTPUT0") == 7).all()
-            os._exit(0 if right else 1)
-        found = [client.infer("fp32", [made(tensor * i)]).as_numpy("OUTPUT0")[0, 0] for i in range(50)]
-        assert os.waitpid(child, 0)[1] == 0
-        assert found == list(range(50))
 
 
 # ---- every answer is the right one, whatever happens -----------------------------------------------------------------
@@ -529,8 +570,6 @@ async def test_coroutines_under_cancels_and_reconnects(breaking):
 
 def test_calls_leave_nothing_behind(server):
     """Guards against calls that hold each other: without the cycle collector, tensors of past calls are gone."""
-    import gc
-    import weakref
 
     class Tensor(np.ndarray):
         """One that can be watched."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import threading
 from concurrent import futures
@@ -31,6 +32,8 @@ class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.sent = 0
         self.reads = threading.Event()
         self.read: list[int] = []
+        self.wrong: list[int] = []
+        self.cancelled = threading.Event()
 
     def ServerLive(self, request, context):  # noqa: N802 - the protocol's name
         return pb.ServerLiveResponse(live=True)
@@ -39,9 +42,14 @@ class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
         first = next(requests)
         if first.model_name == "sink":
             self.reads.wait(PATIENCE)
-            self.read = [int(first.id), *(int(each.id) for each in requests)]
+            for each in (first, *requests):
+                self.read.append(int(each.id))
+                for data in each.raw_input_contents:
+                    if (np.frombuffer(data, np.float32) != int(each.id)).any():
+                        self.wrong.append(int(each.id))
             yield answer(len(self.read), 1)
             return
+        context.add_callback(self.cancelled.set)
         for i in range(MESSAGES):
             self.sent += 1
             yield answer(i, SIZE)
@@ -72,8 +80,9 @@ def slow():
     server.stop(None)
 
 
-def request(size=1):
-    return [grpcclient.InferInput("IN", [size], "FP32").set_data_from_numpy(np.zeros(size, np.float32))]
+def request(size=1, number=0):
+    content = np.full(size, number, np.float32)
+    return [grpcclient.InferInput("IN", [size], "FP32").set_data_from_numpy(content)]
 
 
 def test_grpcio_itself_with_the_messages_and_stubs(slow):
@@ -164,7 +173,7 @@ async def test_requests_that_a_server_does_not_read_are_not_asked_for(slow):
         nonlocal asked
         for i in range(MESSAGES):
             asked += 1
-            yield {"model_name": "sink", "inputs": request(SIZE), "request_id": str(i)}
+            yield {"model_name": "sink", "inputs": request(SIZE, i), "request_id": str(i)}
 
     async with aioclient.InferenceServerClient(slow.address) as client:
         answers = client.stream_infer(requests())
@@ -180,3 +189,45 @@ async def test_requests_that_a_server_does_not_read_are_not_asked_for(slow):
         assert error is None
         assert result.id == str(MESSAGES)
         assert slow.read == list(range(MESSAGES))
+        assert not slow.wrong
+
+
+def test_threads_send_requests_that_a_server_does_not_read(slow):
+    """Guards that the tensors of all requests stay until they are sent, whoever sends at the same time."""
+    threads, each = 4, 60
+
+    def send(first):
+        for number in range(first, first + each):
+            client.async_stream_infer("sink", request(1 << 14, number), request_id=str(number))
+
+    answers = queue.Queue()
+    with grpcclient.InferenceServerClient(slow.address) as client:
+        client.start_stream(lambda result, error: answers.put(error or result.id))
+        with futures.ThreadPoolExecutor(threads) as pool:
+            list(pool.map(send, range(0, threads * each, each)))
+        slow.reads.set()
+        client.stop_stream()
+    assert answers.get(timeout=PATIENCE) == str(threads * each)
+    assert sorted(slow.read) == list(range(threads * each))
+    assert not slow.wrong
+
+
+async def test_a_stream_ends_when_nobody_has_its_iterator(slow):
+    """Guards against streams that a coroutine has left by `break`, and that the server would go on with."""
+    asking = asyncio.Event()
+
+    async def requests():
+        try:
+            yield {"model_name": "source", "inputs": request()}
+            await asyncio.Event().wait()
+        finally:
+            asking.set()
+
+    async with aioclient.InferenceServerClient(slow.address) as client:
+        async for result, _ in client.stream_infer(requests()):
+            assert right(result, 0)
+            break
+        assert await asyncio.to_thread(slow.cancelled.wait, PATIENCE)
+        await asyncio.wait_for(asking.wait(), PATIENCE)
+        assert slow.sent < MESSAGES
+        assert await client.is_server_live()

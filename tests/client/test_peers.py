@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import random
 import socket
 import struct
@@ -143,6 +144,26 @@ def test_answers_in_any_frames():
             for number, result in zip(sizes, results, strict=True):
                 assert np.array_equal(result.as_numpy("Y"), content(number, sizes[number])), number
         assert running.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "damage"),
+    [((), bytes), ([("grpc-encoding", "identity")], bytes), ([("grpc-encoding", "gzip")], lambda packed: packed[:-9])],
+)
+def test_answers_that_are_not_compressed_as_they_say(encoding, damage):
+    """Guards that the client tells them from answers: a flag without an encoding, and data without their end."""
+
+    def answer(asked, encode):
+        stream, _ = asked[0]
+        packed = damage(gzip.compress(message(1, 100_000)[5:]))
+        head = HeadersFrame(stream, data=encode([*FIRST, *encoding]), flags=["END_HEADERS"]).serialize()
+        body = frames(stream, b"\1" + struct.pack(">I", len(packed)) + packed, random.Random(1))
+        return head + b"".join(body) + begun(stream, encode, last=True)
+
+    with peer(answer) as running, grpcclient.InferenceServerClient(running.url) as client:
+        with pytest.raises(InferenceServerException, match="compressed") as raised:
+            client.infer("m", [])
+        assert raised.value.status() == "StatusCode.INTERNAL"
 
 
 def over_long(asked, encode):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -180,11 +182,11 @@ class InferenceServerClient(Rpcs):
             compression_algorithm: of requests: "gzip", "deflate" or None.
 
         Returns:
-            an iterator of pairs (result, error), one of them None, with a method `cancel`.
+            an iterator of pairs (result, error), one of them None, with a method `cancel`. The stream ends with it.
         """
         encoding = encoding_of(compression_algorithm)
         said = self._headers.of(STREAM, self._metadata(headers), encoding)
-        return ResponseIterator(self._channel, said, stream_timeout, encoding, inputs_iterator)
+        return ResponseIterator(Stream(self._channel, said, stream_timeout, encoding, inputs_iterator))
 
 
 def _pieces(inputs: Any) -> Any:
@@ -202,7 +204,31 @@ def _pieces(inputs: Any) -> Any:
 
 
 class ResponseIterator:
-    """The answers of a stream: pairs (result, error), one of them None."""
+    """The answers of a stream: pairs (result, error), one of them None.
+
+    The stream is cancelled when nobody has the iterator any more, such as after a `break`.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._stream.abandon()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[InferResult | None, InferenceServerException | None]:
+        return await self._stream.following()
+
+    def cancel(self) -> bool:
+        """Cancel the stream. Returns whether it was still going on."""
+        return self._stream.cancel()
+
+
+class Stream:
+    """A stream of requests from an iterator, and the answers that nobody has taken yet."""
 
     def __init__(
         self,
@@ -229,14 +255,16 @@ class ResponseIterator:
     async def _feed(self) -> None:
         """Send the requests."""
         try:
+            loop = asyncio.get_running_loop()
             while self._polled is None:
-                polled = await self._channel.link(self._ends) if self._channel.usable() is None else None
-                polled = polled or self._channel.usable()
-                if polled is not None and polled.link.start(self._call):
+                polled = self._channel.usable(loop) or await self._channel.link(self._ends)
+                if polled.link.start(self._call):
                     self._polled = polled
+            if self._channel.options.keepalive is not None:
+                self._polled.keep_alive()
             left = left_of(self._ends)
             if left is not None:
-                self._alarm = asyncio.get_running_loop().call_later(left, give_up, self._polled, self._call, True)
+                self._alarm = loop.call_later(left, give_up, self._polled, self._call, True)
             async for inputs in self._inputs:
                 pieces = _pieces(inputs)
                 self._polled.link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
@@ -267,10 +295,13 @@ class ResponseIterator:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def __aiter__(self) -> Self:
-        return self
+    async def following(self) -> tuple[InferResult | None, InferenceServerException | None]:
+        """The next answer.
 
-    async def __anext__(self) -> tuple[InferResult | None, InferenceServerException | None]:
+        Raises:
+            StopAsyncIteration: there is no further one.
+            InferenceServerException, asyncio.CancelledError, or what the iterator of requests has raised.
+        """
         while not self._found:
             if self._take():
                 break
@@ -292,8 +323,14 @@ class ResponseIterator:
             self._polled.flush_soon()
         return bool(self._found)
 
+    def abandon(self) -> None:
+        """Nobody will ask for answers; any thread may say so."""
+        if not self._ended:
+            with suppress(RuntimeError):  # the loop is closed
+                self._feeder.get_loop().call_soon_threadsafe(self.cancel)
+
     def cancel(self) -> bool:
-        """Cancel the stream. Returns whether it was still going on."""
+        """See ResponseIterator."""
         if self._ended:
             return False
         self._cancelled = True

@@ -6,6 +6,7 @@ Regions are objects of POSIX shared memory; the last handle to a region that thi
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import warnings
 from collections.abc import Sequence
@@ -53,9 +54,22 @@ class SharedMemoryRegion:
         self._mpsm_handle: Any = None
 
 
+class MappedObject(shared_memory.SharedMemory):
+    """A mapped object. When it is closed its memory stays mapped as long as there are views of it."""
+
+    _fd: int
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._buf = self._mmap = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def _opened(key: str) -> shared_memory.SharedMemory:
     """Open an existing object; its creator removes it, not this process's resource tracker."""
-    found = shared_memory.SharedMemory(key)
+    found = MappedObject(key)
     resource_tracker.unregister(found._name, "shared_memory")  # type: ignore[attr-defined]
     return found
 
@@ -75,7 +89,7 @@ def create_shared_memory_region(
             region._mpsm_handle = _opened(shm_key)
     if region._mpsm_handle is None:
         try:
-            region._mpsm_handle = shared_memory.SharedMemory(shm_key, create=True, size=byte_size)
+            region._mpsm_handle = MappedObject(shm_key, create=True, size=byte_size)
         except (OSError, ValueError) as error:
             raise SharedMemoryException("unable to create the shared memory region") from error
         created = True
@@ -91,12 +105,18 @@ def create_shared_memory_region(
     return region
 
 
+def _memory(region: SharedMemoryRegion) -> Any:
+    if region._mpsm_handle.buf is None:
+        raise SharedMemoryException(f"the region {region._triton_shm_name!r} was destroyed")
+    return region._mpsm_handle.buf
+
+
 def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Sequence[Any], offset: int = 0) -> None:
     """Copy arrays into the region, one behind the other; of an array of objects, which `serialize_byte_tensor` made,
     its only element.
 
     Raises:
-        SharedMemoryException: they do not fit, or are no arrays.
+        SharedMemoryException: they do not fit, or are no arrays; or the region was destroyed.
     """
     import numpy as np
 
@@ -104,7 +124,7 @@ def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Seque
         raise SharedMemoryException("input_values must be specified as a list/tuple of numpy arrays")
     if not all(isinstance(value, np.ndarray) for value in input_values):
         raise SharedMemoryException("each element of input_values must be a numpy array")
-    memory = shm_handle._mpsm_handle.buf
+    memory = _memory(shm_handle)
     for value in input_values:
         data = value.item() if value.dtype == np.object_ else value.tobytes() if value.nbytes < 4096 else None
         size = len(data) if data is not None else value.nbytes
@@ -123,11 +143,11 @@ def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: 
     """A tensor in the region: a view of it, but for strings.
 
     Raises:
-        SharedMemoryException: the tensor exceeds the region.
+        SharedMemoryException: the tensor exceeds the region, or the region was destroyed.
     """
     import numpy as np
 
-    memory = shm_handle._mpsm_handle.buf
+    memory = _memory(shm_handle)
     if np.dtype(datatype).kind not in "OS":
         try:
             return np.ndarray(shape, datatype, buffer=memory, offset=offset)
@@ -161,7 +181,7 @@ def mapped_shared_memory_regions() -> list[str]:
 
 
 def destroy_shared_memory_region(shm_handle: SharedMemoryRegion) -> None:
-    """Unmap a region; the last handle removes an object that this process created."""
+    """Unmap a region, once there is no view of it; the last handle removes an object that this process created."""
     key = shm_handle._shm_key
     known = _mapped[key]
     known.handles -= 1
