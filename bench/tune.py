@@ -35,9 +35,9 @@ from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Requests, model_of, serialised
 from server.tools.reach import Reach
 from server.tools.tune.configurations import THREADS, applied, setting_of
-from server.tools.tune.running import measured
+from server.tools.tune.pair import Pair
 from server.tools.tune.search import Search, Setting, Tried, Wanted
-from server.tools.tune.trial import OF_PROCESS, Trial, copy_model
+from server.tools.tune.trial import OF_PROCESS, copy_model
 
 RESULT = Path(__file__).parent / "results" / "tune.md"
 IN_FLIGHT = 64
@@ -97,9 +97,8 @@ def compared(wanted: Wanted) -> Comparison:
     start = nearest(setting_of(config), axes)
     grid = list(grid_of(start, axes))
     most = int(SHARE * len(grid))
-    with tempfile.TemporaryDirectory() as folder, Trial(wanted, Path(folder)) as trial:
-        complete = trial.config()
-        own = Search(lambda setting: measured(trial, complete, setting, wanted), _told, most)
+    with tempfile.TemporaryDirectory() as folder, Pair(wanted, Path(folder)) as pair:
+        own = Search(pair.measure, _told, most)
         print(f"{wanted.model}: search from {start.text()}", flush=True)
         chosen = own.settle(own.climb(start, axes)).setting
     print(f"{wanted.model}: grid of {len(grid)}", flush=True)
@@ -107,7 +106,7 @@ def compared(wanted: Wanted) -> Comparison:
     step = SIDE_BY_SIDE.get(config.backend, len(grid))
     for first in range(0, len(grid), step):
         rates |= rates_of(wanted, config, grid[first : first + step], ROUNDS)
-    known = Search(lambda setting: known_rate(setting, rates[setting]), _untold, most)
+    known = Search(lambda setting, _: known_rate(setting, rates[setting]), _untold, most)
     rivals = [each.setting for each in known.rivals(known.climb(start, axes))]
     ranked = sorted(grid, key=lambda setting: -rates[setting])
     finals = rates_of(wanted, config, list(dict.fromkeys([chosen, *rivals, *ranked[:FINALISTS]])), LAST_ROUNDS)

@@ -22,8 +22,9 @@ import torch
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
 from server import cli
+from server.pb import model_config_pb2 as pb
 from server.tools.perf.measuring import process_of
-from server.tools.tune.configurations import BATCHES, DELAYS_US, applied, setting_of
+from server.tools.tune.configurations import BATCHES, DELAYS_US, applied, axes_of, setting_of
 from server.tools.tune.search import Search, Setting, Tried, Wanted
 from server.tools.tune.trial import Trial
 from tests.backends.models import identity_onnx, save_script
@@ -465,7 +466,7 @@ def test_runs_are_drawn(inferd, tmp_path):
 class Hill:
     """What a setting gives: the more the nearer it is to the best, and nothing beyond 64 rows."""
 
-    def __call__(self, setting):
+    def __call__(self, setting, best):
         if setting.batch > 64:
             return Tried(setting, None, 10, "too large")
         rate = 100.0 * min(setting.batch, 64) * min(setting.instances, 3) * (1.2 if setting.delay_us == 300 else 1.0)
@@ -493,8 +494,8 @@ class Lucky(Hill):
     def __init__(self):
         self.before = set()
 
-    def __call__(self, setting):
-        found = super().__call__(setting)
+    def __call__(self, setting, best):
+        found = super().__call__(setting, best)
         if setting.batch == 16 and setting not in self.before:
             found.best.inferences *= 4.2
         self.before.add(setting)
@@ -516,6 +517,24 @@ def test_the_search_ends_when_it_may_not_try_more():
     search = Search(Hill(), lambda tried: None, 5)
     assert search.climb(Setting(1, 1, 0, 0), AXES).rate > 100
     assert len(search.tried) == 5
+
+
+def test_settings_are_written_as_they_are_read():
+    """Guards what `tune` writes: each setting that it tries is the one that its configuration has."""
+    config = pb.ModelConfig(name="m", backend="onnxruntime", max_batch_size=8)
+    config.dynamic_batching.preferred_batch_size[:] = [8]  # as completion leaves it
+    start = setting_of(config)
+    assert start == Setting(8, 1, 0, 0)
+    tried = [start]
+    for name, values in axes_of(config, start, Wanted("m", Path("models"))):
+        tried += [setting.changed(name, value) for setting in list(tried) for value in values]
+    assert {setting.adaptive for setting in tried} == {False, True}
+    assert {(4,), (64,)} < {setting.preferred for setting in tried}
+    for setting in tried:
+        assert setting_of(applied(config, setting)) == setting
+        assert not setting.preferred or (
+            setting.preferred[0] < setting.batch and (setting.delay_us or setting.adaptive)
+        )
 
 
 def test_threads_of_a_whole_process_want_another_server(tmp_path):
@@ -540,8 +559,8 @@ def test_threads_of_a_whole_process_want_another_server(tmp_path):
 
 
 def test_a_model_is_tuned(tmp_path, capsys):
-    """Guards `tune`: a model that takes 20 ms for any batch gets larger ones, and what is written serves."""
-    slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "20000"})
+    """Guards `tune`: a model that takes 5 ms for any batch gets larger ones, and what is written serves."""
+    slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "5000"})
     write(tmp_path / "models", [slow])
     command = ["tune", "slow", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
     command += ["--concurrency", "32", "--max-runs", "4", "--most-instances", "2", "--measurement-interval", "100"]
@@ -553,6 +572,33 @@ def test_a_model_is_tuned(tmp_path, capsys):
     assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
     assert cli.main(["check", str(tmp_path / "models")]) == 0
     assert cli.main(["tune", "nobody", "--model-repository", str(tmp_path)]) == 2
+
+
+ONLY_ONCE = """
+import fcntl
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.room = open({lock!r}, "w")
+        fcntl.flock(self.room, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+
+
+def test_a_model_is_tuned_that_has_room_only_once(tmp_path, capsys):
+    """Guards that a model that cannot be served by two servers side by side is measured by one after the other."""
+    folder = tmp_path / "models" / "single"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(ONLY_ONCE.format(lock=str(tmp_path / "lock")))
+    config = 'backend: "python" max_batch_size: 1 input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }'
+    config += ' output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } instance_group { count: 1 kind: KIND_CPU }'
+    (folder / "config.pbtxt").write_text(config)
+    command = ["tune", "single", "--model-repository", str(tmp_path / "models"), "--concurrency", "4"]
+    command += ["--max-runs", "2", "--most-instances", "1", "--measurement-interval", "50"]
+    assert cli.main([*command, "--out", str(tmp_path / "tried.json")]) == 0
+    assert "best of 2: " in capsys.readouterr().out
+    assert not any(each["problem"] for each in json.loads((tmp_path / "tried.json").read_text())["tried"])
 
 
 # ---- the others -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -102,21 +102,40 @@ def _levels(
     process = process_of(reach.url) if len(plans) == 1 else None  # several models share the process's CPU time
     ends = time.monotonic() + plans[0].longest if plans[0].longest else 0.0
     with contextlib.ExitStack() as stack:
-        makers: list[Callable[[float], Load]] = []
-        for plan, model in zip(plans, models, strict=True):
-            accounts = Accounts(client, plan, reach.metadata, process)
-            streams = plan.streaming or model.decoupled
-            if model.sequences and plan.compression and not streams:
-                raise Misused(
-                    "--grpc-compression-algorithm: requests of sequences are compressed with --streaming only"
-                )
-            requests = stack.enter_context(Requests(client, model, plan))
-            if streams:
-                makers.append(partial(Streams, reach, plan, model, requests, accounts))
-            else:
-                messages = [serialised(plan, each) for each in requests]
-                makers.append(partial(Unary, reach, plan, model, messages, accounts))
+        makers = [_maker(client, reach, plan, model, process, stack) for plan, model in zip(plans, models, strict=True)]
         return _swept(plans, ends, makers, quiet)
+
+
+def _maker(
+    client: Any, reach: Reach, plan: LoadPlan, model: Model, process: int | None, stack: contextlib.ExitStack
+) -> Callable[[float], Load]:
+    """What makes the load of a level; the stack keeps its requests."""
+    accounts = Accounts(client, plan, reach.metadata, process)
+    streams = plan.streaming or model.decoupled
+    if model.sequences and plan.compression and not streams:
+        raise Misused("--grpc-compression-algorithm: requests of sequences are compressed with --streaming only")
+    requests = stack.enter_context(Requests(client, model, plan))
+    if streams:
+        return partial(Streams, reach, plan, model, requests, accounts)
+    messages = [serialised(plan, each) for each in requests]
+    return partial(Unary, reach, plan, model, messages, accounts)
+
+
+@contextlib.contextmanager
+def under_load(reach: Reach, plan: LoadPlan, level: float) -> Iterator[Load]:
+    """A level's load, for windows that the caller makes.
+
+    Raises:
+        CallFailed: the server cannot be asked.
+        Misused: the plan makes no sense for the model.
+    """
+    with reach.client() as client, contextlib.ExitStack() as stack:
+        try:
+            load = _maker(client, reach, plan, model_of(client, reach, plan), None, stack)(level)
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+        stack.callback(load.close)
+        yield load
 
 
 def _swept(

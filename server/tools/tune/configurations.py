@@ -11,8 +11,16 @@ from google.protobuf import text_format
 from server.pb import model_config_pb2 as pb
 from server.tools.tune.search import Setting, Wanted
 
-THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
-"""By backend, the parameter with the number of threads of an instance."""
+THREADS = {
+    "onnxruntime": "intra_op_thread_count",
+    "openvino": "INFERENCE_NUM_THREADS",
+    "pytorch": "INTRA_OP_THREAD_COUNT",
+    "tensorflow": "TF_NUM_INTRA_THREADS",
+}
+"""By backend, the parameter with the number of threads that compute."""
+ADAPTIVE = "adaptive_queue_delay"
+PREFERRED = 4
+"""The least preferred batch size that is tried."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DELAYS_US = (0, 100, 300, 1000, 3000, 10000)
 
@@ -23,11 +31,19 @@ def setting_of(config: pb.ModelConfig) -> Setting:
     count = sum(max(group.count, 1) for group in config.instance_group) or 1
     text = threads_of(config)
     threads = int(text) if text.isdecimal() else 0
-    return Setting(config.max_batch_size, count, delay, threads)
+    sizes = tuple(config.dynamic_batching.preferred_batch_size)
+    return Setting(
+        batch=config.max_batch_size,
+        instances=count,
+        delay_us=delay,
+        threads=threads,
+        adaptive=ADAPTIVE in config.parameters and config.parameters[ADAPTIVE].string_value == "true",
+        preferred=() if sizes == (config.max_batch_size,) else sizes,  # auto-completion says that
+    )
 
 
 def threads_of(config: pb.ModelConfig) -> str:
-    """The configured threads of an instance; empty without the parameter."""
+    """The configured threads; empty without the parameter."""
     name = THREADS.get(config.backend, "")
     return config.parameters[name].string_value if name in config.parameters else ""
 
@@ -42,10 +58,11 @@ def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
     else:
         made.dynamic_batching.SetInParent()
         made.dynamic_batching.max_queue_delay_microseconds = setting.delay_us
-        sizes = list(made.dynamic_batching.preferred_batch_size)
-        if sizes == [config.max_batch_size]:
-            sizes = []  # from auto-completion, which the server repeats
-        made.dynamic_batching.preferred_batch_size[:] = [size for size in sizes if size <= setting.batch]
+        made.dynamic_batching.preferred_batch_size[:] = setting.preferred
+    if setting.adaptive:
+        made.parameters[ADAPTIVE].string_value = "true"
+    elif ADAPTIVE in made.parameters:
+        del made.parameters[ADAPTIVE]
     if made.instance_group:
         del made.instance_group[1:]
     else:
@@ -67,9 +84,10 @@ def lines(config: pb.ModelConfig, setting: Setting) -> str:
     part = pb.ModelConfig(max_batch_size=whole.max_batch_size, instance_group=whole.instance_group)
     if whole.HasField("dynamic_batching"):
         part.dynamic_batching.CopyFrom(whole.dynamic_batching)
-    name = THREADS.get(whole.backend)
-    if name and setting.threads:
-        part.parameters[name].string_value = str(setting.threads)
+    names = (THREADS.get(whole.backend, ""), ADAPTIVE)
+    for name in names:
+        if name in whole.parameters:
+            part.parameters[name].CopyFrom(whole.parameters[name])
     return text_format.MessageToString(part)
 
 
@@ -82,6 +100,9 @@ def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tupl
     found.append(("instances", list(range(1, wanted.most_instances + 1))))
     if batches:
         found.append(("delay_us", list(DELAYS_US)))
+        found.append(("adaptive", [False, True]))
+        sizes = [(size,) for size in BATCHES if PREFERRED <= size < wanted.largest_batch]
+        found.append(("preferred", [*dict.fromkeys([start.preferred, ()]), *sizes]))
     if config.backend in THREADS:
         found.append(("threads", [0, *(count for count in (1, 2, 4, 8, 16) if count <= (os.cpu_count() or 1))]))
     return found

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from google.protobuf import text_format
 
 from server.errors import Misused
 from server.pb import model_config_pb2 as pb
-from server.tools.perf.measuring import Level
-from server.tools.perf.plan import LoadPlan, Range
-from server.tools.perf.running import best_of, levels_of
 from server.tools.tables import table
 from server.tools.tune.configurations import applied, axes_of, lines, setting_of
+from server.tools.tune.pair import Pair
 from server.tools.tune.search import Search, Setting, Tried, Wanted
-from server.tools.tune.trial import CONFIG, Trial
+from server.tools.tune.trial import CONFIG
 
 
 def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
@@ -31,12 +28,12 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
         CallFailed: the model cannot be served with its own configuration.
         Misused: the model cannot be tuned.
     """
-    with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Trial(wanted, Path(folder)) as trial:
-        config = trial.config()
+    with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Pair(wanted, Path(folder)) as pair:
+        config = pair.config
         if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
             raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
         start = setting_of(config)
-        search = Search(lambda setting: measured(trial, config, setting, wanted), _tell, wanted.runs)
+        search = Search(pair.measure, _tell, wanted.runs)
         print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
         best = search.settle(search.climb(start, axes_of(config, start, wanted)))
     first = search.tried[start]
@@ -52,36 +49,6 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
     if write:
         _write(wanted.repository / wanted.model, config, best.setting)
     return 0
-
-
-def measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
-    """Serve the model with a setting by the trial's server, and put it under load."""
-    if problem := trial.serve(applied(config, setting)):
-        return Tried(setting, None, 0, problem)
-    plan = LoadPlan(
-        model=wanted.model,
-        percentile=wanted.percentile,
-        limit_ms=wanted.latency_ms,
-        window=wanted.window,
-        warm_up=wanted.window,
-        stability=0.05,
-        trials=4,
-        shapes=wanted.shapes,
-        data=wanted.data,
-    )
-    levels: list[Level] = []
-    for level in wanted.levels:
-        found = levels_of(trial.reach, replace(plan, concurrency=Range(level, level, 1)))[0]
-        if found.errors:
-            return Tried(setting, None, trial.memory_mb(), found.sample or "calls failed")
-        levels.append(found)
-        if not best_of([found], plan):
-            break
-    memory = trial.memory_mb()
-    best = next(iter(best_of(levels, plan)), None)
-    if wanted.memory_mb and memory > wanted.memory_mb:
-        return Tried(setting, None, memory, f"{memory} MiB of memory")
-    return Tried(setting, best, memory, "" if best else "no level is within the latency budget")
 
 
 def _tell(tried: Tried) -> None:
@@ -118,8 +85,11 @@ def _as_json(search: Search) -> list[Mapping[str, Any]]:
             "instances": setting.instances,
             "delay_us": setting.delay_us,
             "threads": setting.threads,
+            "adaptive": setting.adaptive,
+            "preferred": setting.preferred,
             "memory_mb": tried.memory_mb,
             "problem": tried.problem,
+            "inferences": tried.rate,
             "level": tried.best.as_dict() if tried.best else None,
         }
         for setting, tried in search.tried.items()

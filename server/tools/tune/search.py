@@ -57,17 +57,36 @@ class Setting:
         batch: max_batch_size; 0: the model has no batch dimension.
         instances: of the model.
         delay_us: of the dynamic batcher; None: no dynamic batching.
-        threads: of an instance; 0: the backend decides.
+        threads: that compute, as the backend counts them; 0: it decides.
+        adaptive: the dynamic batcher adapts its delay, and `delay_us`, if it is not 0, is the limit.
+        preferred: batch sizes for which the dynamic batcher does not wait longer.
     """
 
     batch: int
     instances: int
     delay_us: int | None
     threads: int
+    adaptive: bool = False
+    preferred: tuple[int, ...] = ()
+
+    def changed(self, name: str, value: Any) -> Setting:
+        """With another value of a field, and without what has no effect then."""
+        made = replace(self, **{name: value})
+        if made.delay_us is None:
+            made = replace(made, adaptive=False)
+        if not made.delay_us and not made.adaptive:
+            return replace(made, preferred=())
+        return replace(made, preferred=tuple(size for size in made.preferred if size < made.batch))
 
     def text(self) -> str:
         """For people."""
-        delay = "no dynamic batching" if self.delay_us is None else f"delay {self.delay_us} us"
+        delay = f"delay {self.delay_us} us"
+        if self.delay_us is None:
+            delay = "no dynamic batching"
+        elif self.adaptive:
+            delay = f"adaptive delay up to {self.delay_us} us" if self.delay_us else "adaptive delay"
+        if self.preferred:
+            delay += f", preferred {','.join(map(str, self.preferred))}"
         batch = f"batch {self.batch}, {delay}" if self.batch else "no batches"
         return f"{self.instances} x, {batch}" + (f", {self.threads} threads" if self.threads else "")
 
@@ -80,17 +99,20 @@ class Tried:
         best: its level with the most throughput within the limits; None without one.
         memory_mb: of the server's processes, after the measurement.
         problem: why the setting does not qualify; empty if it does.
+        pace: factor of its throughput that makes it comparable with that of the others: how much slower the machine
+            was than at the first measurement.
     """
 
     setting: Setting
     best: Level | None
     memory_mb: int
     problem: str = ""
+    pace: float = 1.0
 
     @property
     def rate(self) -> float:
-        """Inferences per second; 0 if the setting does not qualify."""
-        return self.best.inferences if self.best is not None else 0.0
+        """Inferences per second, at the pace of the first measurement; 0 if the setting does not qualify."""
+        return self.best.inferences * self.pace if self.best is not None else 0.0
 
 
 @dataclass(slots=True)
@@ -98,22 +120,22 @@ class Search:
     """Tries settings, one change at a time.
 
     Args:
-        measure: tries a setting.
+        measure: tries a setting, beside the best one so far if there is one.
         tell: called with each result.
         runs: how many settings are tried at most.
     """
 
-    measure: Callable[[Setting], Tried]
+    measure: Callable[[Setting, Tried | None], Tried]
     tell: Callable[[Tried], None]
     runs: int
     tried: dict[Setting, Tried] = field(default_factory=dict)
 
-    def look(self, setting: Setting) -> Tried | None:
-        """Try a setting, once; None if the search has used up its runs."""
+    def look(self, setting: Setting, best: Tried | None = None) -> Tried | None:
+        """Try a setting beside the best one, once; None if the search has used up its runs."""
         if setting not in self.tried:
             if len(self.tried) >= self.runs:
                 return None
-            self.tried[setting] = self.measure(setting)
+            self.tried[setting] = self.measure(setting, best)
             self.tell(self.tried[setting])
         return self.tried[setting]
 
@@ -138,7 +160,10 @@ class Search:
             missed = 0
             while missed < 2 and 0 <= here + step < len(values):
                 here += step
-                found = self.look(replace(best.setting, **{name: values[here]}))
+                setting = best.setting.changed(name, values[here])
+                if setting == best.setting:
+                    break  # it has no effect
+                found = self.look(setting, best)
                 if found is None:
                     return best
                 if found.rate > best.rate * BETTER:
@@ -162,8 +187,9 @@ class Search:
             return best
         for _ in range(AGAIN):
             for setting, found in measured.items():
-                found.append(self.measure(setting))
-                self.tell(found[-1])
+                found.append(self.measure(setting, best))
+                if found[-1] is not best:
+                    self.tell(found[-1])
         for setting, found in measured.items():
             self.tried[setting] = sorted(found, key=lambda each: each.rate)[len(found) // 2]
         return max((self.tried[setting] for setting in measured), key=lambda each: each.rate)
@@ -188,6 +214,8 @@ def _latency(tried: Tried) -> float:
 
 def _nearest(values: Sequence[Any], value: Any) -> int:
     """The index of a value, or of the next larger one."""
+    if value in values:
+        return values.index(value)
     known = [-1 if each is None else each for each in values]
     wanted = -1 if value is None else value
     return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))

@@ -100,6 +100,11 @@ class Trial:
                 return str(error.message())
         return ""
 
+    def unload(self) -> None:
+        """Serve nothing, and let go of the memory."""
+        with self.reach.client() as client, contextlib.suppress(InferenceServerException):
+            client.unload_model(self._wanted.model)
+
     def memory_mb(self) -> int:
         """The memory of the server and its workers: private pages, and their share of shared ones."""
         return sum(_proportional(process) for process in _family(self._process.pid)) >> 20

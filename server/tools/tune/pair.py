@@ -1,0 +1,143 @@
+"""Two servers, so that a setting is measured beside the best one so far."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from server.tools.perf.measuring import Level
+from server.tools.perf.plan import LoadPlan, Range
+from server.tools.perf.running import best_of, levels_of, under_load
+from server.tools.tune.configurations import applied
+from server.tools.tune.search import Setting, Tried, Wanted
+from server.tools.tune.trial import Trial
+
+TURNS = 6
+"""So often at most is a setting measured in turns with the best one."""
+PLAIN = 1.15
+"""Two turns are enough where one of the two settings has so many times the throughput of the other."""
+
+
+class Pair:
+    """Measures settings of a model.
+
+    What else a machine does changes its speed by more than most settings differ. So one server goes on serving the best
+    setting so far, while another serves the next one, and the two take turns under load: the ratio of their throughputs
+    counts. Where there is no room to serve the model twice, settings are measured one after the other.
+
+    Attributes:
+        config: the model's complete configuration.
+    """
+
+    def __init__(self, wanted: Wanted, folder: Path) -> None:
+        self._wanted = wanted
+        self._folder = folder
+        self._served: dict[Trial, Setting | None] = {}
+        self._has_room = True  # for two
+
+    def __enter__(self) -> Pair:
+        with contextlib.ExitStack() as stack:
+            self._stack = stack
+            self.config = self._another().config()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def _another(self) -> Trial:
+        """One more server."""
+        trial = self._stack.enter_context(Trial(self._wanted, self._folder / str(len(self._served))))
+        self._served[trial] = None
+        return trial
+
+    def measure(self, setting: Setting, best: Tried | None) -> Tried:
+        """Put the model under load with a setting.
+
+        Args:
+            best: the best setting so far, which stays served; None: there is none.
+
+        Raises:
+            CallFailed: a server does not start.
+        """
+        if best is not None and setting == best.setting and self._has_room:
+            return best
+        trial, problem = self._serve(setting, best)
+        if problem:
+            return Tried(setting, None, 0, problem)
+        found = self._tried(trial, setting)
+        rival = next((each for each, served in self._served.items() if best and served == best.setting), None)
+        if found.best is None or best is None or best.best is None or rival is None or rival is trial:
+            return found
+        ratio = self._ratio((rival, best.best), (trial, found.best))
+        return replace(found, pace=best.rate * ratio / found.best.inferences)
+
+    def _serve(self, setting: Setting, best: Tried | None) -> tuple[Trial, str]:
+        """A server that serves the setting, or the reason why none does."""
+        free = [each for each, served in self._served.items() if best is None or served != best.setting]
+        trial = free[0] if free else (self._another() if self._has_room else next(iter(self._served)))
+        self._served[trial] = None
+        changed = applied(self.config, setting)
+        problem = trial.serve(changed)
+        others = [each for each in self._served if each is not trial or problem]
+        if problem and others:
+            for each in others:  # alone it may have the memory that it lacks
+                each.unload()
+                self._served[each] = None
+            problem = trial.serve(changed)
+            self._has_room = bool(problem)
+        if not problem:
+            self._served[trial] = setting
+        return trial, problem
+
+    def _tried(self, trial: Trial, setting: Setting) -> Tried:
+        """The levels of a setting, one after the other."""
+        levels: list[Level] = []
+        for level in self._wanted.levels:
+            found = levels_of(trial.reach, self._plan(level))[0]
+            if found.errors:
+                return Tried(setting, None, trial.memory_mb(), found.sample or "calls failed")
+            levels.append(found)
+            if not best_of([found], self._plan(level)):
+                break
+        memory = trial.memory_mb()
+        best = next(iter(best_of(levels, self._plan(levels[0].level))), None)
+        if self._wanted.memory_mb and memory > self._wanted.memory_mb:
+            return Tried(setting, None, memory, f"{memory} MiB of memory")
+        return Tried(setting, best, memory, "" if best else "no level is within the latency budget")
+
+    def _plan(self, level: float) -> LoadPlan:
+        return LoadPlan(
+            model=self._wanted.model,
+            concurrency=Range(level, level, 1),
+            percentile=self._wanted.percentile,
+            limit_ms=self._wanted.latency_ms,
+            window=self._wanted.window,
+            warm_up=self._wanted.window,
+            stability=0.05,
+            trials=4,
+            shapes=self._wanted.shapes,
+            data=self._wanted.data,
+        )
+
+    def _ratio(self, first: tuple[Trial, Level], second: tuple[Trial, Level]) -> float:
+        """How many times the throughput of the first the second has: the median of turns."""
+        with contextlib.ExitStack() as stack:
+            loads = [
+                stack.enter_context(under_load(trial.reach, self._plan(level.level), level.level))
+                for trial, level in (first, second)
+            ]
+            # in a turn all requests in flight are answered once at least
+            seconds = [max(self._wanted.window, level.level / level.rate) for _, level in (first, second)]
+            ratios: list[float] = []
+            for turn in range(TURNS):
+                rates = {}
+                for at in (0, 1) if turn % 2 else (1, 0):
+                    rates[at] = loads[at].window(seconds[at], 1).report.rate
+                ratios.append(rates[1] / rates[0] if rates[0] else 1.0)
+                if len(ratios) == 2 and (min(ratios) > PLAIN or max(ratios) < 1 / PLAIN):
+                    break
+        return statistics.median(ratios)
