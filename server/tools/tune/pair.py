@@ -15,10 +15,12 @@ from server.tools.tune.configurations import applied
 from server.tools.tune.search import Setting, Tried, Wanted
 from server.tools.tune.trial import Trial
 
-TURNS = 6
-"""So often at most is a setting measured in turns with the best one."""
-PLAIN = 1.15
-"""Two turns are enough where one of the two settings has so many times the throughput of the other."""
+TURNS, FIRST_TURNS = 16, 4
+"""So often at most are two settings measured in turns, and so often at least."""
+PLAIN = 1.6
+"""The first turns are enough where one of the two settings has so many times the throughput of the other."""
+SHARE = 0.35
+"""Of a window: so long is a turn."""
 
 
 class Pair:
@@ -124,20 +126,24 @@ class Pair:
         )
 
     def _ratio(self, first: tuple[Trial, Level], second: tuple[Trial, Level]) -> float:
-        """How many times the throughput of the first the second has: the median of turns."""
+        """How many times the throughput of the first the second has.
+
+        Of the turns of each the quicker half counts: what else the machine does makes a turn slower, never quicker.
+        """
         with contextlib.ExitStack() as stack:
             loads = [
                 stack.enter_context(under_load(trial.reach, self._plan(level.level), level.level))
                 for trial, level in (first, second)
             ]
             # in a turn all requests in flight are answered once at least
-            seconds = [max(self._wanted.window, level.level / level.rate) for _, level in (first, second)]
-            ratios: list[float] = []
-            for turn in range(TURNS):
-                rates = {}
+            seconds = [max(SHARE * self._wanted.window, level.level / level.rate) for _, level in (first, second)]
+            rates: tuple[list[float], list[float]] = ([], [])
+            ratio = 1.0
+            for turn in range(1, TURNS + 1):
                 for at in (0, 1) if turn % 2 else (1, 0):
-                    rates[at] = loads[at].window(seconds[at], 1).report.rate
-                ratios.append(rates[1] / rates[0] if rates[0] else 1.0)
-                if len(ratios) == 2 and (min(ratios) > PLAIN or max(ratios) < 1 / PLAIN):
+                    rates[at].append(loads[at].window(seconds[at], 1).report.rate)
+                one, other = (statistics.mean(sorted(each)[turn // 2 :]) for each in rates)
+                ratio = other / one if one else 1.0
+                if turn == FIRST_TURNS and not 1 / PLAIN < ratio < PLAIN:
                     break
-        return statistics.median(ratios)
+        return ratio
