@@ -302,6 +302,8 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
+    # the last that the model hears of it is an end: that of the sequence which a START has replaced, and the START was
+    # cancelled
     if sequence.queue.last != NULL:
         return sequence.queue.last.sequence_end
     return sequence.running != NULL and sequence.running.sequence_end

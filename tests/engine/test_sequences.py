@@ -469,6 +469,25 @@ async def test_a_deadline_in_the_queue_ends_the_sequence(tmp_path):
     assert gate._execute.told[-1] == {"WHY": [3]}
 
 
+async def test_a_model_hears_once_of_a_sequence_that_a_cancelled_start_has_ended(tmp_path):
+    """A START ends the sequence before it; the one that it begins is cancelled before the model knows of it."""
+    gate = Gate(Accumulator(("CORRID", "START", "WHY")))
+    async with serving(tmp_path, gate, m=config("oldest { }", controls(), STATE % "", after=TELL_END)) as engine:
+        first = Pending(engine, step(1, 7, start=True))
+        await gate.entered()
+        again = Pending(engine, step(2, 7, start=True))
+        again.ticket.cancel()
+        gate.go(100)
+        assert value(await first.answer()) == 1
+        await until(lambda: engine.model("m").lane.live == 0)
+        assert value(await infer(engine, step(1, 8, start=True, end=True))) == 1
+    assert gate._execute.told == [
+        {"CORRID": [7], "START": [1], "WHY": [0]},
+        {"CORRID": [7], "START": [0], "WHY": [5]},
+        {"CORRID": [8], "START": [1], "WHY": [1]},
+    ]
+
+
 async def test_a_sequence_that_waits_too_long_for_a_slot(tmp_path):
     gate = Gate(Accumulator())
     text = config("oldest { max_candidate_sequences: 1 }", STATE % "")

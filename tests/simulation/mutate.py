@@ -369,11 +369,10 @@ FAULTS = (
         "    if own != NULL and load32",
     ),
     fault(
-        "a model is told of an end that it has heard of from the client",
+        "a model is told twice of the end of a sequence that a cancelled START has replaced",
         "sequences/slots",
         "(sequence.begun or sequence.queue.first != NULL) and not ends_itself(sequence):",
         "(sequence.begun or sequence.queue.first != NULL):",
-        "a sequence whose client has sent END is not in the table any more, and what ends others finds them there",
     ),
     fault(
         "no model is told that a sequence has become idle",
