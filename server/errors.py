@@ -106,12 +106,51 @@ class ConfigError(InvalidArgument):
     """A model configuration that cannot be served; the text carries file, line and what to write instead."""
 
 
+LACKS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
+"""Errors by which the system says that it has no more of something, and nothing about a file."""
+
+
 def system_says(error: OSError) -> str:
-    """The text of a system's error; with the limit, where the process has reached that on its open files."""
+    """The text of a system's error; with what to do where the process has reached its limit of open files."""
     text = error.strerror or str(error)
-    if error.errno != errno.EMFILE:
-        return text
-    return f"{text}: the server has reached its limit of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} (ulimit -n)"
+    return f"{text}: {_advice(error.errno)}" if error.errno == errno.EMFILE else text
+
+
+def lack_of(error: BaseException) -> str:
+    """What to do where an error, or one that led to it, says that the system has no more of something.
+
+    Empty for other errors.
+    """
+    led: BaseException | None = error
+    seen: set[int] = set()
+    while led is not None and id(led) not in seen:
+        seen.add(id(led))
+        if isinstance(led, MemoryError):
+            return _advice(errno.ENOMEM)
+        if isinstance(led, OSError) and led.errno in LACKS:
+            return _advice(led.errno)
+        if isinstance(led, RuntimeError) and str(led) == NO_THREAD:
+            return _advice(errno.EAGAIN)
+        led = led.__cause__ or led.__context__
+    return ""
+
+
+NO_THREAD = "can't start new thread"  # as Python's interpreter says it
+
+
+def _advice(number: int | None) -> str:
+    match number:
+        case errno.EMFILE:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"the server has reached its limit of {most} open files, raise it (ulimit -n)"
+        case errno.ENFILE:
+            return "the system has reached its limit of open files, raise it (sysctl fs.file-max)"
+        case errno.EAGAIN:
+            return (
+                "the server has reached a limit of threads and processes, raise that of its user (ulimit -u) or of its "
+                "container (pids)"
+            )
+    return "the server has no memory for it, raise the limit of its container or load fewer models"
 
 
 def answer(error: BaseException) -> tuple[Status, str]:

@@ -26,7 +26,6 @@ LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an a
 FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
 MOST_DOUBLINGS = 30  # a model may fail for weeks: the power stays a number
 LONGEST_DELAY = 30.0
-DESCRIPTORS = 16  # that a worker takes of the server, at most while it is started
 STEP = 0.05  # seconds between looks at what is still open while an instance is closed
 
 
@@ -42,7 +41,7 @@ def _limit_of(error: OSError) -> str:
     if error.errno != errno.EMFILE:
         return ""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f": the server has reached its limit of {most} (ulimit -n), and needs {DESCRIPTORS} to start a worker"
+    return f": the server has reached its limit of {most} open files, raise it (ulimit -n)"
 
 
 class Packets(Protocol):
@@ -87,6 +86,7 @@ class Attendant:
         self._waits = False  # before the next worker is started
         self._pid = 0
         self.said: dict[str, Any] = {}  # by the worker, when it was ready
+        self._refusal: Exception | None = None  # why the last worker could not be started or looked after
         self._closing = threading.Event()
         self._loaded: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"attend {self._name}", daemon=True)
@@ -157,7 +157,9 @@ class Attendant:
                 worker.close()
             self._set_up(False)
             if first:
-                self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
+                failure = BackendError(f"{self._name}: {why}")
+                failure.__cause__, self._refusal = self._refusal, None
+                self._loaded.set_exception(failure)
                 return
             if state != "closed":
                 log.error("%s: %s; %s", self._name, why,
@@ -175,9 +177,11 @@ class Attendant:
     def _live(self) -> tuple[AnyWorker | None, str]:
         """One worker, from its start to its end; why it ended, as a sentence for callers."""
         make: type[ThreadWorker | Worker] = ThreadWorker if self._post.launch.in_process else Worker
+        self._refusal = None
         try:
             worker = make(self._post.launch, self._post.arena)
         except OSError as error:
+            self._refusal = error.with_traceback(None)  # its frames hold this
             return None, f"its worker process cannot be started: {error}{_limit_of(error)}"
         self._pid = worker.pid
         link = self.link
@@ -195,6 +199,7 @@ class Attendant:
             said = str(error)
         except Exception as error:  # of ours, or a worker that sends nonsense
             log.exception("%s: its worker cannot be looked after", self._name)
+            self._refusal = error.with_traceback(None)
             said = f"{type(error).__name__}: {error}"
         overdue, fault = link.overdue, link.fault
         how = bury(link, worker)

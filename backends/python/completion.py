@@ -41,10 +41,11 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     )
     said: dict[str, Any] = {}
     why = ""
+    cause: Exception | None = None
     try:
         said = bring_up(link, launch)
     except (WorkerError, MemoryError) as error:
-        why = str(error)
+        why, cause = str(error), error.with_traceback(None)  # its frames hold the link
     finally:
         fault = link.fault
         how = bury(link, worker)
@@ -55,7 +56,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     if not isinstance(config, dict):
         if fault:
             why = f"its worker was ended because it {fault}"
-        raise BackendError(f"{launch.name}: {why or f'its {how}'}")
+        raise BackendError(f"{launch.name}: {why or f'its {how}'}") from cause
     return config
 
 

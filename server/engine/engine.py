@@ -41,7 +41,7 @@ from server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
 from server.engine.repository.sources import Repositories, RepositorySource
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
-from server.errors import Internal, InvalidArgument, Unavailable
+from server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -283,13 +283,14 @@ class Engine:
             Unavailable: models are not loaded on demand, or the server is stopping.
             Denied: the caller may not load the model of an ensemble's step; the text does not name it.
             InvalidArgument: the name or the override is not well formed, or the model does not load.
+            Exhausted: the server has no more descriptors, threads or memory, which the load needs.
             Internal: the model is in no repository.
         """
         self._require_control(name)
         override = read_override(name, config, files or {}) if config or files else NOTHING
         failures = await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
         if failure := failures.get(name):
-            raise (Internal if failure.is_missing else InvalidArgument)(failure.answer)
+            raise failure.error
 
     async def unload(
         self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything

@@ -30,7 +30,7 @@ from server.engine.config.runtimes import broken_runtime_rules
 from server.engine.config.specification import to_spec
 from server.engine.pbtxt.source import Source
 from server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
-from server.errors import ConfigError, ServerError
+from server.errors import ConfigError, ServerError, lack_of
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
@@ -148,6 +148,9 @@ class _Preparation:
                 errors[version] = error
         if not found:
             raise _only(errors, versions[-1])
+        for version, problem in errors.items():
+            if lack_of(problem):  # which says nothing about the version
+                raise _only(errors, version)
         for version, problem in errors.items():
             if not _is_foreseen(problem):
                 log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)

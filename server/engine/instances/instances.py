@@ -449,7 +449,9 @@ class Instances:
 
 
 def _no_thread(spec: InstanceSpec, refusal: RuntimeError) -> BackendError:
-    return BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}")
+    error = BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}")
+    error.__cause__ = refusal
+    return error
 
 
 def usual_policy(spec: InstanceSpec) -> str:

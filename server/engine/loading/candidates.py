@@ -21,7 +21,7 @@ from server.engine.models.registry import UNAVAILABLE, VersionState
 from server.engine.models.version import LoadedVersion
 from server.engine.repository.fingerprint import fingerprint
 from server.engine.repository.folders import Marks, ModelFolder
-from server.errors import ServerError
+from server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
@@ -29,11 +29,16 @@ log = logging.getLogger("inferd.engine")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a model was not loaded: a problem of the model, or of its versions; without either, no repository has it."""
+    """Why a model was not loaded: a problem of the model, or of its versions; without either, no repository has it.
+
+    Attributes:
+        lacks: the cause is that the server, or its machine, has no more of something.
+    """
 
     name: str
     problem: str = ""
     versions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    lacks: bool = False
 
     def __str__(self) -> str:
         """The failure in one line."""
@@ -57,6 +62,12 @@ class Failure:
             f"version {version} is at {UNAVAILABLE} state: {reason};" for version, reason in self.versions.items()
         ]
         return f"load failed for model '{self.name}': {' '.join(reasons) or self.problem}"
+
+    @property
+    def error(self) -> ServerError:
+        """The failure as the answer of the load that a client has asked for."""
+        family = Internal if self.is_missing else Exhausted if self.lacks else InvalidArgument
+        return family(self.answer)
 
 
 class Maker:
@@ -182,6 +193,7 @@ class Candidate:
         explicit: a client or option has named the model.
         own: its configuration; None before `prepare`, or if that has failed.
         problem: why `prepare` has failed.
+        lacks: because the server, or its machine, has no more of something.
         prepared: an ensemble's configuration, completed by the models of its steps; None if the load has failed.
         kept: serving versions that stay.
         made: new versions that no request can find yet.
@@ -199,6 +211,7 @@ class Candidate:
     explicit: bool = False
     own: configuration.Prepared | None = None
     problem: str = ""
+    lacks: bool = False
     prepared: configuration.Prepared | None = None
     kept: dict[int, VersionState] = field(default_factory=dict)
     made: dict[int, LoadedVersion] = field(default_factory=dict)
@@ -227,11 +240,18 @@ class Candidate:
         try:
             self.own = maker.prepare(self.folder, override, known, each)
         except (ServerError, BackendError) as error:
-            self.problem = str(error)
+            self.problem = self.why(error, str(error))
         except Exception as error:
             if maker.is_news(self.name, error):
                 log.exception("model %s could not be prepared", self.name)
-            self.problem = f"{type(error).__name__}: {error}"
+            self.problem = self.why(error, f"{type(error).__name__}: {error}")
+
+    def why(self, error: Exception, text: str = "") -> str:
+        """The text of an error for which a version is not served, with what to do if the server lacks something."""
+        text = text or str(error) or type(error).__name__
+        advice = lack_of(error)
+        self.lacks = self.lacks or bool(advice)
+        return text if advice in text else f"{text}: {advice}"
 
     async def discard(self) -> None:
         """Give up the load: close the new versions."""

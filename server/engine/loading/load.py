@@ -121,7 +121,8 @@ class Loading:
             if candidate.own is not None:
                 self._models[name].steps = candidate.steps
             if candidate.own is None:
-                self._fail(candidate, Failure(name, candidate.folder.shown(candidate.problem)))
+                problem = candidate.folder.shown(candidate.problem)
+                self._fail(candidate, Failure(name, problem, lacks=candidate.lacks))
             elif isinstance(found, configuration.Prepared):
                 candidate.prepared = found
             else:
@@ -239,7 +240,7 @@ class Loading:
                     f"ensemble '{candidate.name}' depends on '{step}' which has no loaded version. Model '{step}' "
                     f"loading failed with error: {self.failures[step]}"
                 )
-                self._fail(candidate, Failure(candidate.name, text))
+                self._fail(candidate, Failure(candidate.name, text, lacks=self.failures[step].lacks))
                 return
         state = self._models[candidate.name]
         candidate.kept = {v: state.versions[v] for v in prepared.versions if self._stays(candidate, state, v)}
@@ -292,7 +293,7 @@ class Loading:
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)) and self._maker.is_news(candidate.name, error):
                 log.exception("model %s version %d did not load", candidate.name, version)
-            candidate.reasons[version] = str(error) or type(error).__name__
+            candidate.reasons[version] = candidate.why(error)
 
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Give versions that stay fingerprints if they need them now."""
@@ -317,7 +318,7 @@ class Loading:
             try:
                 leave = await on_thread(entry.loaded.change_instances, own.config, own.spec.instances, candidate.halt)
             except BackendError as error:
-                candidate.reasons[version] = str(error)
+                candidate.reasons[version] = candidate.why(error)
                 await self._scale_back(candidate, before)
                 return
             before[version] = had
@@ -345,7 +346,7 @@ class Loading:
         if not candidate.reasons:
             return
         reasons = {version: candidate.folder.shown(why) for version, why in sorted(candidate.reasons.items())}
-        failure = Failure(candidate.name, versions=reasons)
+        failure = Failure(candidate.name, versions=reasons, lacks=candidate.lacks)
         if self._models[candidate.name].loaded:
             await asyncio.gather(*(on_thread(version.close) for version in candidate.made.values()))
             candidate.made = {}
@@ -361,7 +362,7 @@ class Loading:
             try:
                 await self._maker.warm_up(loaded, candidate.halt)
             except Exception as error:
-                candidate.reasons[version] = str(error) or type(error).__name__
+                candidate.reasons[version] = candidate.why(error)
                 del candidate.made[version]
                 await on_thread(loaded.close)
         await self._report_failures(candidate)

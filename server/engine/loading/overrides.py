@@ -10,7 +10,7 @@ from types import MappingProxyType
 from backends.temporary import TemporaryFolder
 from server.engine.config import config_from_json
 from server.engine.repository.folders import ModelFolder, versions_of
-from server.errors import Internal, InvalidArgument
+from server.errors import LACKS, Exhausted, Internal, InvalidArgument, ServerError, system_says
 from server.pb import model_config_pb2 as pb
 
 FILE = "file:"
@@ -81,9 +81,13 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
 
     Raises:
         InvalidArgument: a path leads through another file.
+        Exhausted: the server has no descriptor or no memory for them.
         Internal: the files cannot be written.
     """
-    holder = TemporaryFolder("load")
+    try:
+        holder = TemporaryFolder("load")
+    except OSError as error:
+        raise _unwritten(name, error) from error
     folder = holder.path / name
     try:
         folder.mkdir()
@@ -96,4 +100,9 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         raise InvalidArgument(f"Invalid file parameter '{FILE}{path}', directory has been created as a file") from error
     except OSError as error:
         holder.cleanup()
-        raise Internal(f"{POLLED.format(name)}its files cannot be written: {error.strerror or error}") from error
+        raise _unwritten(name, error) from error
+
+
+def _unwritten(name: str, error: OSError) -> ServerError:
+    text = f"{POLLED.format(name)}its files cannot be written: {system_says(error)}"
+    return Exhausted(text) if error.errno in LACKS else Internal(text)

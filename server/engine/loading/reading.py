@@ -20,7 +20,7 @@ from server.engine.loading.room import Room
 from server.engine.models.registry import Models
 from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
 from server.engine.repository.sources import Repositories
-from server.errors import ConfigError
+from server.errors import ConfigError, Exhausted
 
 Listed = Mapping[str, ModelFolder]
 """Models that a scan has just found, by name."""
@@ -126,13 +126,17 @@ class Reader:
         holder = None
         try:
             folder = self._repositories.find(name) if listed is None else self._repositories.brought(listed)
-        except ConfigError as error:
-            return Candidate(name, ModelFolder(name, Path(name), Path()), {}, problem=str(error))
-        if override.files:
-            folder, holder = write_files(name, override.files)
-        if folder is None:
-            return None
-        candidate = Candidate(name, folder, marks(folder), holder, is_own=override is NOTHING)
+            if override.files:
+                folder, holder = write_files(name, override.files)
+            if folder is None:
+                return None
+            candidate = Candidate(name, folder, marks(folder), holder, is_own=override is NOTHING)
+        except (ConfigError, Exhausted) as error:
+            if holder is not None:
+                holder.cleanup()
+            candidate = Candidate(name, ModelFolder(name, Path(name), Path()), {})
+            candidate.problem = candidate.why(error)
+            return candidate
         if own is not None and candidate.marks == seen:
             candidate.own = own
         else:
