@@ -143,10 +143,10 @@ class Engine:
         if self._store is not None:
             await self._store.start()
         await on_thread(remove_left_folders)
-        folders = await on_thread(self._repositories.scan)
         if self._control.mode is ControlMode.POLL:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
-            await self._poller.remember(folders)
+            await self._poller.remember()  # before the scan: what changes after it is found by the next look
+        folders = await on_thread(self._repositories.scan)
         self._tell_emptiness(folders)
         wanted = self._control.at_start([folder.name for folder in folders])
         if self._control.mode is ControlMode.LAZY:

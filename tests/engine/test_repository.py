@@ -2,10 +2,15 @@
 
 import logging
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from _native.model_files import Watch
 from server.engine.repository.folders import (
     AMBIGUOUS,
     CONFIGURATION,
@@ -13,7 +18,9 @@ from server.engine.repository.folders import (
     ModelFolder,
     check_name,
     find,
+    look,
     marks,
+    part_of,
     scan,
     select_versions,
     versions_of,
@@ -230,7 +237,7 @@ def test_marks_do_not_leave_by_a_link_to_what_is_around(tmp_path: Path) -> None:
         (folder / "1" / name).symlink_to(target)
     (folder / "1" / "beside").symlink_to(tmp_path / "repository" / "other")
     found = marks(ModelFolder("m", folder, tmp_path / "repository", (1,)))
-    assert {name for part in found.values() for name, *_ in part} == {"1/model", "1/beside/model"}
+    assert sum(part.files for part in found.values()) == found["1"].files == 2, "1/model and 1/beside/model"
 
 
 def test_marks_of_very_many_files_end(tmp_path: Path, monkeypatch, caplog) -> None:
@@ -238,5 +245,116 @@ def test_marks_of_very_many_files_end(tmp_path: Path, monkeypatch, caplog) -> No
     folder = make(tmp_path, "m", "1")
     for number in range(9):
         (folder / "1" / f"part {number}").touch()
-    assert sum(len(part) for part in marks(ModelFolder("m", folder, tmp_path, (1,))).values()) == 5
+    assert sum(part.files for part in marks(ModelFolder("m", folder, tmp_path, (1,))).values()) == 5
     assert "more than 5 files" in caplog.text
+
+
+# -- the looks of a poll, against plain Python --
+
+
+def files_of(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Path, time of modification and size of the files that `marks` is about, for trees without circles."""
+    for entry in folder.iterdir():
+        if entry.name.startswith(".") or entry.name == "__pycache__" or not entry.exists():
+            continue
+        if entry.is_dir():
+            yield from ((f"{entry.name}/{path}", *rest) for path, *rest in files_of(entry))
+        else:
+            about = entry.stat()
+            yield entry.name, about.st_mtime_ns, about.st_size
+
+
+def plain_marks(folder: Path) -> dict[str, set[tuple[str, int, int]]]:
+    """By part; parts without files are left out."""
+    found: dict[str, set[tuple[str, int, int]]] = {}
+    for path, modified, size in files_of(folder):
+        found.setdefault(part_of(path), set()).add((path, modified, size))
+    return found
+
+
+FOLDERS = ("", "1", "2", "10", "configs", "1/configs", "2/inner", "1/inner/1", "warmup", "one", ".hidden", "1/.h", "x")
+FILES = ("config.pbtxt", "model.onnx", "a.pbtxt", "1", "\u00e4.txt", ".hidden", "b\udcff")
+
+
+def disturb(model: Path, random: Random) -> None:
+    """Change one thing in a model's folder."""
+    folder = model / random.choice(FOLDERS)
+    file = folder / random.choice(FILES)
+    what = random.randrange(12)
+    if any(each.is_file() for each in (folder, *folder.parents)):
+        return  # "1" may be a file
+    if what == 0 and folder != model:
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
+    elif what == 1:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif what == 2 and not folder.exists():
+        target = model.parent.parent / "elsewhere" / str(random.randrange(2))
+        if target not in [path.resolve() for path in model.rglob("*") if path.is_symlink()]:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(target)  # the only one: a second link would not be followed
+    elif what == 3 and file.is_file():
+        os.utime(file, ns=(0, random.randrange(10**18)))
+    elif what == 4 and file.is_file():
+        file.unlink()
+    elif folder.is_dir() and not folder.is_symlink() and not file.is_dir():
+        file.write_text("x" * random.randrange(3))
+        os.utime(file, ns=(0, random.randrange(3)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_looks_see_what_plain_python_sees(tmp_path: Path, seed: int) -> None:
+    """A part has another mark, and a model another state, if and only if something has changed there."""
+    random = Random(seed)
+    root = tmp_path / "repository"
+    model = root / "m"
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "other" / "1").mkdir(parents=True)
+    for number in range(2):
+        (tmp_path / "elsewhere" / str(number)).mkdir(parents=True)
+        (tmp_path / "elsewhere" / str(number) / "config.pbtxt").touch()
+    watch = Watch()
+    before: tuple[Any, ...] = ()
+    changes = 0
+    for _ in range(300):
+        plain = plain_marks(model)
+        found = marks(scan([root])[0])
+        assert {part: (mark.files, mark.size) for part, mark in found.items() if mark.files} == {
+            part: (len(files), sum(size for *_, size in files)) for part, files in plain.items()
+        }
+        inside = {each.name for each in model.iterdir() if each.is_dir() and not each.name.startswith(".")}
+        state = look(root, watch)
+        if before:
+            parts = plain.keys() | before[0].keys()
+            assert {part for part in parts if found.get(part) != before[1].get(part)} == {
+                part for part in parts if plain.get(part) != before[0].get(part)
+            }
+            assert (state["m"] != before[3]["m"]) == ((plain, inside) != (before[0], before[2]))
+            assert state["other"] == before[3]["other"]
+            changes += state["m"] != before[3]["m"]
+        before = plain, found, inside, state
+        disturb(model, random)
+    assert changes > 40
+
+
+def test_a_look_finds_the_models_of_a_scan(tmp_path: Path) -> None:
+    make(tmp_path, "m", "1")
+    (make(tmp_path, "configured") / "config.pbtxt").touch()
+    for name in ("empty", ".hidden", "__pycache__", "lost+found"):
+        make(tmp_path, name)
+    (make(tmp_path, "nothing but hidden") / ".keep").touch()
+    (tmp_path / "README.md").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    make(tmp_path, "wrong\udcff name", "1")
+    assert look(tmp_path, Watch()).keys() == {folder.name for folder in scan([tmp_path])}
+    with pytest.raises(ConfigError, match="cannot be read: no such file or directory"):
+        look(tmp_path / "nowhere", Watch())
+
+
+def test_a_look_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """A stop does not wait until the files of thousands of models were looked at."""
+    make(tmp_path, "m", "1")
+    watch = Watch()
+    watch.end()
+    with pytest.raises(InterruptedError):
+        look(tmp_path, watch)

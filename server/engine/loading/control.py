@@ -8,9 +8,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from _native.model_files import Watch
 from server.engine.housekeeping.threads import on_thread
 from server.engine.loading.lifecycle import Lifecycle
-from server.engine.repository.folders import Marks, ModelFolder, marks
 from server.engine.repository.sources import Repositories
 from server.errors import ServerError
 
@@ -63,21 +63,23 @@ class Poller:
         self._repositories = repositories
         self._lifecycle = lifecycle
         self._seconds = seconds
-        self._seen: dict[str, tuple[ModelFolder, Marks]] = {}
+        self._seen: dict[str, object] = {}  # the state of each model at the last look
+        self._watch = Watch()
         self._task: asyncio.Task[None] | None = None
         self._unreached: set[str] = set()
         repositories.unreached = self._unreached
 
-    async def remember(self, folders: Iterable[ModelFolder]) -> None:
-        """Remember the present state of these models, which are about to be loaded."""
-        self._seen = await on_thread(_look, folders)
+    async def remember(self) -> None:
+        """Remember the present state of all models, which are about to be found and loaded."""
+        self._seen = await on_thread(self._repositories.look, self._watch)
 
     def start(self) -> None:
         """Begin to look every few seconds."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop looking. A running load goes on."""
+        """Stop looking, and end a look that is under way. A running load goes on."""
+        self._watch.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -94,7 +96,7 @@ class Poller:
 
     async def look(self) -> None:
         """Look once, and return when each changed model was loaded or has failed."""
-        seen = await on_thread(lambda: _look(self._repositories.scan()))
+        seen = await on_thread(self._repositories.look, self._watch)
         before, self._seen = self._seen, seen
         for name in before.keys() - seen.keys():
             try:
@@ -102,7 +104,7 @@ class Poller:
             except (ServerError, OSError) as error:
                 log.error("'%s' is not in the repositories any more, but could not be unloaded yet: %s", name, error)
                 self._look_again(name, before)
-        changed = [name for name, found in seen.items() if before.get(name) != found]
+        changed = sorted(name for name, found in seen.items() if before.get(name) != found)
         for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # at the next look: others shall not wait
             changed.remove(name)
             self._look_again(name, before)
@@ -115,14 +117,10 @@ class Poller:
                     self._look_again(name, before)
                 raise
             for name in self._unreached & set(changed):
-                self._seen[name] = (seen[name][0], {})  # tried again even without a change
+                self._seen[name] = None  # tried again even without a change
 
-    def _look_again(self, name: str, before: Mapping[str, tuple[ModelFolder, Marks]]) -> None:
+    def _look_again(self, name: str, before: Mapping[str, object]) -> None:
         """Have the next look treat this model as changed."""
         self._seen.pop(name, None)
         if name in before:
             self._seen[name] = before[name]
-
-
-def _look(folders: Iterable[ModelFolder]) -> dict[str, tuple[ModelFolder, Marks]]:
-    return {folder.name: (folder, marks(folder)) for folder in folders}

@@ -238,7 +238,7 @@ class Demand:
     def _cost(self, name: str) -> int:
         """Bytes of the files of the model's versions that are served."""
         state = self._models[name]
-        return sum(size for version in state.loaded for _, _, size in state.marks.get(str(version), ()))
+        return sum(state.marks[str(version)].size for version in state.loaded if str(version) in state.marks)
 
     async def _make_room(self, name: str, needed: int) -> None:
         """Unload models until there is room for so many bytes; `name` and the models of its steps stay.
@@ -358,5 +358,4 @@ def _unexpected(name: str, failure: Exception) -> Unavailable:
 
 
 def _size_of_latest(folder: ModelFolder) -> int:
-    found = marks(folder)
-    return sum(size for _, _, size in found.get(str(folder.versions[-1]), ())) if folder.versions else 0
+    return marks(folder)[str(folder.versions[-1])].size if folder.versions else 0

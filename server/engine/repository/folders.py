@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from server.errors import ConfigError, InvalidArgument, system_says
+from _native.model_files import NO_FILES, Mark, Watch, folders_in, look_at_parts
+from server.errors import LACKS, ConfigError, Exhausted, InvalidArgument, ServerError, system_says
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
@@ -19,6 +21,7 @@ AMBIGUOUS = "model appears in two or more repositories"
 
 MAX_NAME_BYTES = 255
 MAX_FILES = 100_000  # files of a model that are watched for changes
+NOTHING_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 NOT_MODELS = frozenset({"lost+found", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information"})
 """Folders that file systems and tools make. Hidden folders, which begin with a dot, are no models either."""
 CONFIG_FILE = "config.pbtxt"
@@ -29,12 +32,9 @@ MAX_VERSION = (1 << 63) - 1
 CONFIGURATION = "configuration"
 REST = "rest"
 
-Marks = Mapping[str, frozenset[tuple[str, int, int]]]
-"""The state of files, to notice changes: (path in the model's folder, time of modification in ns, size) of every file,
-by the part of the model that it belongs to: a version's number, CONFIGURATION (versions' ones too), or the REST."""
-
-
-_NO_FILES: frozenset[tuple[str, int, int]] = frozenset()  # one for all models, of which there may be thousands
+Marks = Mapping[str, Mark]
+"""The state of files, to notice changes: that of all files of a part of the model, which is a version's number,
+CONFIGURATION (versions' ones too), or the REST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,8 @@ def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
     except InvalidArgument:
         return None
     repositories = dict.fromkeys(os.path.realpath(path) for path in paths)
-    found = [
-        _model_folder(Path(f"{repository}/{name}"), _repository(repository))
-        for repository in repositories
-        if os.path.isdir(f"{repository}/{name}")  # noqa: PTH112 (a start looks for each of all models)
-    ]
+    folders = (_model_folder(Path(f"{each}/{name}"), _repository(each)) for each in repositories)
+    found = [folder for folder in folders if folder is not None]
     return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
 
 
@@ -133,15 +130,55 @@ def _repository(path: str) -> Path:
 
 
 def marks(folder: ModelFolder) -> Marks:
-    """The present marks of a model's files, without compiled Python files and hidden files."""
+    """The present marks of a model's files, without compiled Python files and hidden files.
+
+    Raises:
+        Exhausted: the server has no descriptor or no memory to look at them.
+    """
     if folder.seen is not None:
         return folder.seen
-    found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
-    for path, size, modified in _files(folder.path):
-        found.setdefault(part_of(path), set()).add((path, modified, size))
+    try:
+        found, is_crowded = look_at_parts(str(folder.path), MAX_FILES)
+    except OSError as error:
+        raise Exhausted(f"{folder.path}: {system_says(error).lower()}") from error
+    if is_crowded:
+        log.warning("%s: more than %d files: changes of the others are not noticed", folder.path, MAX_FILES)
     for version in folder.versions:
-        found.setdefault(str(version), set())
-    return {part: frozenset(files) if files else _NO_FILES for part, files in found.items()}
+        found.setdefault(str(version), NO_FILES)
+    return found
+
+
+def look(path: Path, watch: Watch) -> dict[str, object]:
+    """The present state of each model of a repository, another one whenever its marks or its versions are other ones.
+
+    Raises:
+        ConfigError: the repository is no readable folder.
+        Exhausted: the server has no descriptor or no memory to look at it.
+        InterruptedError: `watch` was told to end.
+    """
+    repository = path.resolve()
+    try:
+        digests = watch.look(str(repository), NOT_MODELS, MAX_FILES)
+    except InterruptedError:
+        raise
+    except OSError as error:
+        raise _unreadable(repository, error) from error
+    found: dict[str, object] = {}
+    for name, digest in digests.items():
+        shown = _shown(name)
+        found[shown] = (str(repository), digest, found.get(shown))
+    return found
+
+
+def states(found: Iterable[ModelFolder]) -> dict[str, object]:
+    """The states of these models, as `look` tells them: here what was found itself, with the marks of its files."""
+    return {folder.name: (folder, marks(folder)) for folder in found}
+
+
+def mark_of(files: Iterable[tuple[str, int, int]]) -> Mark:
+    """The mark of these files: the path, the time of modification or another number that stands for it, the size."""
+    listed = frozenset(files)
+    return Mark(hash(listed), len(listed), sum(size for _, _, size in listed))
 
 
 def part_of(path: str) -> str:
@@ -155,86 +192,64 @@ def part_of(path: str) -> str:
     return first if is_versions else REST
 
 
-def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
-    """The marks of files directly in a folder whose names begin with `beginning`."""
-    found = set()
-    for entry in os.scandir(folder):
-        if entry.name.startswith(beginning) and entry.is_file():
-            about = entry.stat()
-            found.add((entry.name, about.st_mtime_ns, about.st_size))
-    return frozenset(found)
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Path in the folder, size and time of modification of each file, of at most MAX_FILES.
-
-    Links are followed once into each folder, but not to a folder around this one.
-    """
-    top, count = str(folder), 0
-    seen: set[tuple[int, int]] = set()
-    left = [""]  # folders in this one
-    while left:
-        place = left.pop()
-        try:
-            about = os.stat(os.path.join(top, place))  # noqa: PTH116, PTH118 (a start looks at every file of all models)
-            entries = sorted(os.scandir(os.path.join(top, place)), key=lambda entry: entry.name)  # noqa: PTH118
-        except OSError:
-            continue  # it has gone meanwhile
-        if (about.st_dev, about.st_ino) in seen:
-            continue
-        seen.add((about.st_dev, about.st_ino))
+def marks_of(folder: Path, beginning: str) -> Mark:
+    """The mark of the files directly in a folder whose names begin with `beginning`."""
+    found = []
+    with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name == "__pycache__":
-                continue
-            try:
-                is_folder, about = entry.is_dir(), entry.stat()
-            except OSError:
-                continue
-            path = f"{place}/{entry.name}" if place else entry.name
-            if is_folder:
-                left.append(path)
-                if entry.is_symlink():
-                    seen |= _around(folder)
-                continue
-            count += 1
-            if count > MAX_FILES:
-                log.warning("%s: more than %d files: changes of the others are not noticed", folder, MAX_FILES)
-                return
-            yield path, about.st_size, about.st_mtime_ns
-
-
-def _around(folder: Path) -> set[tuple[int, int]]:
-    """Device and inode of each folder around this one."""
-    return {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
+            if entry.name.startswith(beginning) and entry.is_file():
+                about = entry.stat()
+                found.append((entry.name, about.st_mtime_ns, about.st_size))
+    return mark_of(found)
 
 
 def _scan_one(repository: Path, but: Set[str]) -> list[ModelFolder]:
     try:
-        with os.scandir(repository) as listed:
-            names = [entry.name for entry in listed if entry.name not in but and not _is_no_model(entry.name)]
-        entries = [path for path in (repository / name for name in names) if path.is_dir()]
+        names, _ = folders_in(str(repository))
     except OSError as error:
-        text = system_says(error).lower()
-        raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None
+        raise _unreadable(repository, error) from error
     found = []
-    for path in entries:
-        folder = _model_folder(path, repository)
+    for name in names:
+        if name in but or _is_no_model(name):
+            continue
+        folder = _model_folder(repository / name, repository)
+        if folder is None:
+            continue
         if folder.is_empty:
-            log.warning("%s: ignored: the folder is empty", path)
+            log.warning("%s: ignored: the folder is empty", folder.path)
         else:
             found.append(folder)
     return found
+
+
+def _unreadable(repository: Path, error: OSError) -> ServerError:
+    family = Exhausted if error.errno in LACKS else ConfigError
+    return family(f"model repository '{repository}' cannot be read: {system_says(error).lower()}")
 
 
 def _is_no_model(name: str) -> bool:
     return name.startswith(".") or name in NOT_MODELS
 
 
-def _model_folder(path: Path, repository: Path) -> ModelFolder:
-    name = path.name.encode(errors="surrogateescape").decode(errors="replace")
+def _shown(name: str) -> str:
+    """The name of a folder as text that has no bytes but UTF-8."""
+    return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _model_folder(path: Path, repository: Path) -> ModelFolder | None:
+    """A model's folder; None if it is no folder, or there is none.
+
+    Raises:
+        Exhausted: the server has no descriptor or no memory to look at it.
+    """
+    name = _shown(path.name)
     try:
         listed = _list(path)  # once: a start does this twice for each of all models
     except OSError as error:
+        if error.errno in LACKS:
+            raise Exhausted(f"{path}: {system_says(error).lower()}") from error
+        if error.errno in NOTHING_THERE:
+            return None
         return ModelFolder(name, path, repository, problem=f"{path}: {system_says(error).lower()}")
     try:
         check_name(name)
@@ -254,15 +269,12 @@ class _Listed(NamedTuple):
 def _list(path: Path) -> _Listed:
     versions: list[int] = []
     others: list[str] = []
-    is_empty = True
-    with os.scandir(path) as entries:
-        for entry in entries:
-            is_empty = is_empty and entry.name.startswith(".")
-            if entry.is_dir():
-                if _why_none(entry.name):
-                    others.append(entry.name)
-                else:
-                    versions.append(int(entry.name))
+    names, is_empty = folders_in(str(path))
+    for name in names:
+        if _why_none(name):
+            others.append(name)
+        else:
+            versions.append(int(name))
     return _Listed(tuple(sorted(versions)), tuple(sorted(others)), is_empty)
 
 

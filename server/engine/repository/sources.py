@@ -15,6 +15,7 @@ from typing import Protocol
 
 from google.protobuf import text_format
 
+from _native.model_files import Watch
 from backends.loader import BUILTIN, model_files
 from backends.temporary import TemporaryFolder
 from server.engine.pbtxt.parse import parse_file
@@ -47,6 +48,17 @@ class RepositorySource(Protocol):
             ConfigError: the source cannot be read.
         """
 
+    def look(self, watch: Watch) -> dict[str, object]:
+        """The present state of each model, another one whenever the model has changed.
+
+        Args:
+            watch: ends the look early.
+
+        Raises:
+            ConfigError, Exhausted: the source cannot be read.
+            InterruptedError: `watch` was told to end.
+        """
+
     def find(self, name: str) -> ModelFolder | None:
         """One model as it is now, on this machine; None if the source does not have it.
 
@@ -77,6 +89,10 @@ class FolderSource:
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """See RepositorySource."""
         return folders.scan([self._path], but)
+
+    def look(self, watch: Watch) -> dict[str, object]:
+        """See RepositorySource."""
+        return folders.look(self._path, watch)
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource."""
@@ -127,6 +143,10 @@ class SingleModelSource:
         """See RepositorySource."""
         found = None if self._name in but else self.find(self._name)
         return [found] if found else []
+
+    def look(self, watch: Watch) -> dict[str, object]:  # noqa: ARG002
+        """See RepositorySource."""
+        return folders.states(self.scan())
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource."""
@@ -196,7 +216,7 @@ class SingleModelSource:
             return None
         found = folders.marks_of(self._file.parent, self._file.stem)
         configuration = folders.marks_of(model, CONFIG_FILE)
-        return {folders.CONFIGURATION: configuration, folders.REST: frozenset(), "1": found}
+        return {folders.CONFIGURATION: configuration, folders.REST: folders.mark_of(()), "1": found}
 
     def close(self) -> None:
         """See RepositorySource."""
@@ -282,6 +302,22 @@ class Repositories:
                 known = found.get(folder.name)
                 found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
         return [found[name] for name in sorted(found)]
+
+    def look(self, watch: Watch) -> dict[str, object]:
+        """The present state of each model of all sources, another one whenever the model has changed.
+
+        Args:
+            watch: ends the look early.
+
+        Raises:
+            ConfigError, Exhausted: a source cannot be read.
+            InterruptedError: `watch` was told to end.
+        """
+        found: dict[str, object] = {}
+        for source in self._sources:
+            for name, state in source.look(watch).items():
+                found[name] = (found[name], state) if name in found else state
+        return found
 
     def find(self, name: str) -> ModelFolder | None:
         """The model of this name, with its problem if two sources have it; None if none has.

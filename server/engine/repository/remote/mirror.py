@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from _native.model_files import Watch
 from backends.temporary import TemporaryFolder, remove_left_folders
 from server.engine.repository import folders
-from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, part_of
+from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, mark_of, part_of
 from server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url
 from server.errors import ConfigError, InvalidArgument
 
@@ -102,6 +103,10 @@ class CloudSource:
     def has(self, name: str) -> bool:
         """See RepositorySource."""
         return _is_name(name) and next(self._list(f"{name}/"), None) is not None
+
+    def look(self, watch: Watch) -> dict[str, object]:  # noqa: ARG002
+        """See RepositorySource. Copies nothing."""
+        return folders.states(self.scan())
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource. Copies the model, unless the newest copy equals the store's."""
@@ -241,7 +246,7 @@ def _marks(listing: Listing, versions: list[int]) -> Marks:
     for path, each in listing.items():
         mark = int.from_bytes(hashlib.sha256(each.tag.encode()).digest()[:8], "big")
         found.setdefault(part_of(path), set()).add((path, mark, each.size))
-    return {part: frozenset(files) for part, files in found.items()}
+    return {part: mark_of(files) for part, files in found.items()}
 
 
 def _digest(name: str, listing: Listing) -> str:
