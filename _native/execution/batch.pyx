@@ -5,15 +5,15 @@ Everything here works without the GIL, for native executors. `_native.execution.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memset, strncpy
+from libc.string cimport memset
 
-from _native.atomic cimport add_own, fetch_add32, fetch_add64
+from _native.atomic cimport add_own, fetch_add32
 from _native.clock cimport now_ns
 from _native.execution.gather cimport batch_give_inputs
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.lane cimport Lane
-from _native.request.record cimport NOTED_TEXT, Record, record_taken
+from _native.request.record cimport Record, record_taken
 from _native.request.request cimport Request, request_expired, request_fail, request_free
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
@@ -35,8 +35,6 @@ from _native.tensors.placement cimport inputs_fetch
 from _native.text cimport format_text, text_or_no_memory
 
 import os
-
-cdef int64_t batches = 0     # of requests with records, in the process; atomic
 
 
 cdef str batch_fail_by(NativeBatch *batch, str text):
@@ -285,24 +283,16 @@ cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept n
 
 
 cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:
-    # in the records of the requests that have one: the times and the batch
-    cdef uint64_t number = <uint64_t>fetch_add64(&batches, 1) + 1
+    # the times, in the records of the requests that have one; the begin of the batch is in them (batch_log)
     cdef Record *record
     cdef uint32_t i
     for i in range(batch.count):
         record = <Record *>batch.requests[i].record
         if record == NULL:
             continue
-        record.taken_ns = batch.taken_ns
         record.input_end_ns = batch.input_end_ns
         record.output_start_ns = batch.output_start_ns
         record.computed_ns = end
-        record.batch = number
-        record.batch_rows = batch.rows
-        record.batch_requests = batch.count
-        record.why = batch.why
-        if batch.instance != NULL:
-            strncpy(record.instance, batch.instance, NOTED_TEXT - 1)
 
 
 cdef void return_requests(NativeBatch *batch) noexcept nogil:

@@ -1,18 +1,21 @@
-"""The optional log line of each batch: its requests, how long they waited, and why it left.
+"""What is told of each batch when it begins: in the records of its requests, and by an optional line in the log.
 
 Instances read one flag for each batch, and enter Python only if it is set.
 """
 
 import logging
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport strncpy
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport fetch_add64, load32, store32
+from _native.request.record cimport NOTED_TEXT, Record
 from _native.request.signature cimport Signature
 
 logger = logging.getLogger("inferd.batch")
 
 cdef int32_t switched_on = 0
+cdef int64_t batches = 0     # of requests with records, in the process; atomic
 cdef const char *SCHEDULER = "as its scheduler decided"
 
 
@@ -24,9 +27,28 @@ def switch(on: bool) -> None:
 cdef void batch_log(NativeBatch *batch, const char *instance, const char *why) noexcept nogil:
     batch.instance = instance
     batch.why = why if why != NULL else SCHEDULER
+    if batch.recorded:
+        note(batch)
     if load32(&switched_on) and batch.count:
         with gil:
             write(batch, instance, batch.why)
+
+
+cdef void note(const NativeBatch *batch) noexcept nogil:
+    # now: a request that is answered before the batch ends takes its record with it
+    cdef uint64_t number = <uint64_t>fetch_add64(&batches, 1) + 1
+    cdef Record *record
+    cdef uint32_t i
+    for i in range(batch.count):
+        record = <Record *>batch.requests[i].record
+        if record == NULL:
+            continue
+        record.taken_ns = batch.taken_ns
+        record.batch = number
+        record.batch_rows = batch.rows
+        record.batch_requests = batch.count
+        record.why = batch.why
+        strncpy(record.instance, batch.instance, NOTED_TEXT - 1)
 
 
 cdef void write(const NativeBatch *batch, const char *instance, const char *why) noexcept:

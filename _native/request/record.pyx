@@ -181,12 +181,17 @@ cdef bint keep_texts(Record *record, const Request *request) noexcept nogil:
     return True
 
 
+cdef inline bint has_input(const Request *request, uint32_t i) noexcept nogil:
+    # the fields of other inputs are not set; the data of one on a device is not in this memory
+    return request.inputs[i].present and request.inputs[i].region == NULL
+
+
 cdef size_t input_bytes(const Request *request) noexcept nogil:
     # the bytes that `keep_inputs` would copy
     cdef size_t total = 0
     cdef uint32_t i
     for i in range(request.signature.input_count):
-        if request.inputs[i].present and request.inputs[i].size <= MOST_TENSOR:
+        if has_input(request, i) and request.inputs[i].size <= MOST_TENSOR:
             total += request.inputs[i].size
     return total
 
@@ -249,6 +254,18 @@ cdef void record_response(Request *request, const Response *response) noexcept n
             record.sent += response.outputs[i].size
 
 
+cdef void forget_earlier(Record *record) noexcept nogil:
+    # A request that is executed several times is described from the last time on that it came into the queue.
+    if record.placed_ns < record.queued_ns:
+        record.placed_ns = 0
+    if record.taken_ns < record.queued_ns:  # it has left the queue without another batch
+        record.taken_ns = 0
+        record.input_end_ns = 0
+        record.output_start_ns = 0
+        record.computed_ns = 0
+        record.batch = 0
+
+
 cdef void record_end(Request *request) noexcept nogil:
     cdef Record *record = <Record *>request.record
     cdef Recorder *recorder = record.recorder
@@ -270,6 +287,7 @@ cdef void record_end(Request *request) noexcept nogil:
     record.queued_ns = request.queued_ns
     if record.taken_ns == 0:
         record.taken_ns = request.taken_ns
+    forget_earlier(record)
     record.rows = request.rows
     record.single = request.single
     if request.signature != NULL:
@@ -337,7 +355,7 @@ cdef void keep_inputs(Record *record, const Request *request) noexcept:
     cdef list inputs = []
     for i in range(request.signature.input_count):
         into = &request.inputs[i]
-        if into.present:
+        if has_input(request, i):
             inputs.append(tensor(request.signature.inputs[i].name.data.decode("utf-8", "replace"),
                                  datatype_name(request.signature.inputs[i].datatype).decode(),
                                  into.shape, into.rank, into.data, into.size))

@@ -108,19 +108,24 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
             refuse(request, format_text("input '%.*s' already exists in request",
                                         clip(head.name.size), head.name.data))
             return False
-        request.inputs[index].present = True
-        if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):
-            if not place_input(request, regions, head, index):
-                return False
-        else:
-            if not find_data(request, head, raw, index):
-                return False
-            raw += 1
-        if not (check_datatype(request, head, index)
-                and take_shape(request, head, index)
-                and check_tensor(request, index)):
+        if not bind_input(request, regions, head, &raw, index):
+            request.inputs[index].present = False  # some of its fields are not set
             return False
     return check_presence(request)
+
+
+cdef inline bint bind_input(Request *request, const RegionAccess *regions, const InputHead *head, uint32_t *raw,
+                            int index) noexcept nogil:
+    # `raw` counts the inputs with data in the message
+    request.inputs[index].present = True
+    if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):
+        if not place_input(request, regions, head, index):
+            return False
+    else:
+        if not find_data(request, head, raw[0], index):
+            return False
+        raw[0] += 1
+    return check_datatype(request, head, index) and take_shape(request, head, index) and check_tensor(request, index)
 
 
 cdef bint check_presence(Request *request) noexcept nogil:

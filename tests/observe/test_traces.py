@@ -107,6 +107,31 @@ def test_tensors_steps_and_files_of_so_many_traces(repository, tmp_path):
     assert ("TENSOR_BACKEND_OUTPUT", {"name": "y", "data": "1,1", "shape": "1,2", "dtype": "INT64"}) in whole["tensors"]
 
 
+def without_data(client_id):
+    message = pb.ModelInferRequest(model_name="plain", id=client_id)
+    message.inputs.add(name="x", datatype="INT64", shape=[1, 2])
+    return message
+
+
+def test_no_trace_tells_of_an_input_that_a_refused_request_has_not_sent(repository, tmp_path):
+    """The memory of a request serves later ones: what it held would be told of them, or be gone."""
+    file = tmp_path / "trace.json"
+    configured = (f"--trace-config={each}" for each in ("level=TENSORS", "rate=1", f"triton,file={file}"))
+    with (
+        doors.running_server("native", repository, *configured) as process,
+        doors.connected(process) as client,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        for number in range(8):
+            client.infer("plain", [tensor(1, 2000)], request_id=f"good {number}")
+            with pytest.raises(grpc.RpcError, match="unable to find data for input tensor 'x'"):
+                Stub(channel).ModelInfer(without_data(f"bad {number}"))
+    found = traces_of(file).values()
+    assert len(found) == 16
+    for each in found:
+        assert bool(each["tensors"]) == each["request_id"].startswith("good")
+
+
 IN_PLACE = """
 platform: "pytorch_libtorch"
 max_batch_size: 8
@@ -508,6 +533,23 @@ def test_baggage_is_passed_on_to_models(repository, http_collector, door):
         assert context("x" * 8192)["baggage"] == "x" * 8192
         for wrong in ('a="b"', "a=\\", "", "x" * 8193):
             assert context(wrong).keys() == {"traceparent"}
+
+
+def test_a_request_that_is_answered_before_its_batch_ends_names_the_batch(repository, http_collector):
+    """As all of decoupled models may be."""
+    message = pb.ModelInferRequest(model_name="stream", raw_input_contents=[bytes(16)])
+    message.inputs.add(name="x", datatype="INT64", shape=[1, 2])
+    with (
+        server_of(repository, http_collector, "rate=1") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        [answer] = Stub(channel).ModelStreamInfer(iter([message]))
+        assert not answer.error_message
+        spans = http_collector.wait(lambda spans: named(spans, "batch"))
+    [batch] = named(spans, "batch")
+    told = attributes(batch)
+    assert (told["inferd.batch.rows"], told["inferd.batch.requests"]) == (1, 1)
+    assert told["inferd.instance"].startswith("stream")
 
 
 def test_buckets_name_a_trace_that_is_in_them(repository, http_collector):
