@@ -138,6 +138,8 @@ class Call:
     classes: int = 0  # that are asked for in place of numbers
     wrong: bool = False  # it has to be refused
     message: pb.ModelInferRequest | None = None
+    headers: tuple[tuple[str, str], ...] = ()  # of the call, or of the stream that it is on
+    size: int = 0  # of the message
     over: bool = False
 
     def __str__(self) -> str:
@@ -179,6 +181,7 @@ class Client:
         self.pause_ns = temper.pause_ns * simulation.pace
         self.sequences: list[Sequence] = []
         self.name = f"client {number}"
+        self.address = f"sim:{number}"
         self.places = 0
         self.begun = 0  # sequences
         self.reading = False
@@ -194,10 +197,10 @@ class Client:
         self.wire = Wire(self.temper.window, 1 << 24)
         self.pipe = Pipe()
         use = simulation.uses[self.number % len(simulation.uses)]
-        self.connection = Connection(simulation.endpoint, f"sim:{self.number}", use=use)
+        self.connection = Connection(simulation.endpoint, self.address, use=use)
         self.connection.flush = self._flushed
         self.connection.on_refused = self.tell
-        simulation.desk.meet(self.connection, use, self.name)
+        simulation.desk.meet(self.connection, use, self.address)
         self.tell(f"connects, {self.temper.name}")
 
     def tell(self, what: str) -> None:
@@ -312,16 +315,19 @@ class Client:
     def _headers(self, deadline_ns: int) -> tuple[tuple[str, str], ...]:
         """Of a call with this deadline; negative for none."""
         packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
-        return (*packing, ("grpc-timeout", grpc_timeout(deadline_ns))) if deadline_ns >= 0 else packing
+        timeout = (("grpc-timeout", grpc_timeout(deadline_ns)),) if deadline_ns >= 0 else ()
+        return (*packing, *timeout, *self.simulation.traces.headers(self.random))
 
     def call(self, kind: Kind) -> None:
         """One call."""
         deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
-        stream = self.wire.open(INFER, self._headers(deadline), b"")
-        call, message = self.request(kind, stream, deadline)
+        headers = self._headers(deadline)
+        stream = self.wire.open(INFER, headers, b"")
+        call, message = self.request(kind, stream, deadline, headers)
         is_free = call.sequence is None and call.region is None
         call.wrong = is_free and self.random.random() < self.simulation.errors
         data = spoil(self.random, message) if call.wrong else serialized(self.random, message)
+        call.size = len(data)
         stream.body += framed(data, packed=self.packs)
         self.calls[stream.number] = call
         self.unsent.append(call)
@@ -335,6 +341,7 @@ class Client:
         kind: Kind,
         stream: Stream,
         deadline: int,
+        headers: tuple[tuple[str, str], ...],
         talk: Talk | None = None,
     ) -> tuple[Call, pb.ModelInferRequest]:
         """One request, and what it says."""
@@ -360,6 +367,7 @@ class Client:
             self._share(call, message)
         reword(self.random, call, message)
         call.message = message
+        call.headers = headers
         simulation.opened(call)
         return call, message
 

@@ -186,12 +186,13 @@ class Inquiry:
         if simulation.is_faulty or (code == p.CODE_CANCELLED and self._may_be_cancelled()) or self._is_late():
             return
         if kind is None:
-            if code != p.CODE_NOT_FOUND or not flags & p.EMPTY:
+            refused = simulation.demand.may_refuse({"nobody"}, self._begun_ns, text)
+            if not refused and (code != p.CODE_NOT_FOUND or not flags & p.EMPTY):
                 raise Violation(f"{self}: code {code} '{text}'")
             return
         if kind.decoupled and not self._decoupled and code == p.CODE_UNSUPPORTED and flags & p.DECOUPLED:
             return
-        if not (simulation.oracle.was_away(kind.name, self._begun_ns) or self._may_be_refused(kind)):
+        if not (simulation.oracle.was_away(kind.name, self._begun_ns) or self._may_be_refused(kind, text)):
             raise Violation(f"{self}: code {code} '{text}'")
 
     def _may_be_cancelled(self) -> bool:
@@ -208,9 +209,11 @@ class Inquiry:
         call = self._simulation.oracle.open.get(self.parent.number)
         return call is None or (call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns)
 
-    def _may_be_refused(self, kind: Kind) -> bool:
+    def _may_be_refused(self, kind: Kind, text: str) -> bool:
         """Whether its model may have no room for it, or lose it."""
         simulation = self._simulation
+        if simulation.demand.may_refuse(STEPS[kind.name], self._begun_ns, text):
+            return True
         expires = any(level.timeout_us for level in kind.queue.levels)
         return bool(simulation.service_limit) or kind.bounded or expires or simulation.may_lose_workers(kind)
 

@@ -95,6 +95,7 @@ class InstanceThread(threading.Thread):
     def __init__(self, *, args: tuple[Any, ...], **arguments: Any) -> None:
         super().__init__(args=args, **arguments)
         self.late = len(args) == 1  # its instance was made before, on another thread
+        self._gone = False
 
     def start(self) -> None:
         """Begin, and return when the instance is made: what several take of a device they take in one order."""
@@ -114,11 +115,13 @@ class InstanceThread(threading.Thread):
         try:
             super().run()
         finally:
+            self._gone = True
             self.world.leave()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end: within the world, where another thread of the world does, for this one needs its turns."""
-        while self.is_alive() and threading.current_thread() is not threading.main_thread():
+        is_elsewhere = threading.current_thread() is not threading.main_thread()
+        while is_elsewhere and self.is_alive() and not self._gone:
             self.world.sleep(MS)
         super().join(timeout)
 

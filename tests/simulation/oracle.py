@@ -184,8 +184,11 @@ class Oracle:
         if status == UNAVAILABLE and text.startswith("Request timeout expired"):
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
+        if simulation.demand.may_refuse(STEPS[kind.name], call.opened_ns, text):
+            return True
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
-            return self.was_away(kind.name, call.opened_ns) or (not text and status == UNAVAILABLE)
+            was_away = self.was_away(kind.name, call.opened_ns) and not simulation.demand.on
+            return was_away or (not text and status == UNAVAILABLE)
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
             # here a version serves before its workers are up, and another may take its place until then
             early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)

@@ -26,6 +26,8 @@ EXTREMES: dict[str, tuple[float, ...]] = {
     "service limit": (1, 3, 8),
     "held limit": (1 << 16,),
     "ttl": (0.0003, 1),
+    "traces": (1,),
+    "demand": (1,),
 }
 
 

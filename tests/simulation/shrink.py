@@ -16,6 +16,8 @@ FEATURES = (
     "errors",
     "jumps",
     "late",
+    "traces",
+    "demand",
     "regions",
     "streams",
     "operator",

@@ -19,6 +19,7 @@ from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
+from tests.simulation.demand import Demand
 from tests.simulation.desk import Desk
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
@@ -27,6 +28,7 @@ from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.story import Story
+from tests.simulation.traces import Traces
 from tests.simulation.wire import Violation
 from tests.simulation.world import BRIDGE_FD, NEVER, START_NS, TIMERS_FD, Do, World
 
@@ -66,6 +68,8 @@ class Scale:
         errors: clients ask what has to be refused.
         jumps: the machine stands still now and then.
         late: instances get their threads with the first request, or later, where the system refuses them.
+        traces: requests are recorded.
+        demand: models are loaded when somebody asks for them.
         fails_at: the number of the first take of memory that fails; 0 for as the seed says.
         fails: how many fail then, one after the other.
         crowd: calls of crowds, beside those of the clients; see `crowd`.
@@ -90,6 +94,8 @@ class Scale:
     errors: bool = True
     jumps: bool = True
     late: bool = True
+    traces: bool = True
+    demand: bool = True
     fails_at: int = 0
     fails: int = 1
     crowd: int = 0
@@ -161,6 +167,8 @@ class Simulation:
         self.desk = Desk(self)
         self.town = Town(self)
         self.graphics = Graphics(world)
+        self.traces = Traces(self)
+        self.demand = Demand(self)
         self.regions = Regions(max_count=1000, max_byte_size=1 << 30)
         self.service.use_regions(self.regions, shared=True)
         self.endpoint = Endpoint(
@@ -208,6 +216,15 @@ class Simulation:
         drawn = self.random.choice(values)
         return self.scale.fixed.get(name, drawn)
 
+    def has(self, feature: str, share: float, *, when: bool) -> bool:
+        """Whether it has what only this share of simulations has, unless the scale fixes that; without any other draw.
+
+        So what is added makes no difference for seeds that do not have it.
+        """
+        self.drawn.add(feature)
+        drawn = Random(f"{self.outcome.seed} has {feature}").random() < share
+        return when and bool(self.scale.fixed.get(feature, drawn))
+
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
         chosen = {name for name in sorted(KINDS) if KINDS[name].weight and self.random.random() < share} or {"plain"}
@@ -249,8 +266,10 @@ class Simulation:
         self.tell("operator", f"loads {version.prefix} with {version.count} instances")
         old = self.versions.get(name)
         self.versions[name] = version
+        self.traces.loaded(version)
         self._depart(name, old)
         self.oracle.loaded(name)
+        self.demand.loaded(name)
 
     def change(self, name: str) -> None:
         """Its version gets another number of instances, while requests go on."""
@@ -334,7 +353,7 @@ class Simulation:
             return
         name = self.random.choice(sorted(self.kinds))
         deed = self.random.random()
-        if name not in self.versions or deed < 0.6:
+        if name not in self.versions or deed < (0.3 if self.demand.on else 0.6):
             self.load(name)
         elif deed < 0.7 and not self._is_step(name):
             self.unload(name)
@@ -477,6 +496,7 @@ class Simulation:
             raise Violation(f"versions never end: {[version.prefix for version in self.leaving]}")
         self.regions.close()
         self.graphics.check()
+        self.traces.end()
         self.oracle.end()
 
     # -- calls --
@@ -497,6 +517,7 @@ class Simulation:
             self.oracle.over[name] = self.oracle.over.get(name, 0) + 1
         self.oracle.asked(call.kind, at_any_time=not good)
         self.last_answer_ns = self.world.now()
+        self.traces.ended(call, answered=good)
         if call.talk is not None:
             self.outcome.streamed += 1
             self.outcome.cancelled += not good

@@ -27,13 +27,17 @@ class Talk:
         stream: its HTTP/2 stream.
         length: requests that will be made.
         deadline_ns: of the whole, from now; negative for none.
+        headers: that it was opened with, beside those of every call.
     """
 
     sequence = None  # it has none that others have to wait for
 
-    def __init__(self, client: Client, stream: Stream, length: int, deadline_ns: int) -> None:
+    def __init__(
+        self, client: Client, stream: Stream, length: int, deadline_ns: int, headers: tuple[tuple[str, str], ...]
+    ) -> None:
         self.client = client
         self.stream = stream
+        self.headers = headers
         self.left = length
         self.deadline_ns = deadline_ns
         self.opened_ns = client.simulation.world.now()
@@ -69,14 +73,16 @@ class Talk:
         else:
             self.left -= 1
             kind = self.kept.kind if self.kept else client.streamed_kind()
-            call, message = client.request(kind, self.stream, self.deadline_ns, talk=self)
+            call, message = client.request(kind, self.stream, self.deadline_ns, self.headers, self)
             call.opened_ns = self.opened_ns  # its deadline is the stream's
             if call.kind.decoupled:
                 self.rows[call.number] = set()
                 if client.random.random() < 0.5:
                     message.parameters[WITH_END].bool_param = True
                     self.ends.add(call.number)
-            self.stream.body += framed(serialized(client.random, message), packed=client.packs)
+            data = serialized(client.random, message)
+            call.size = len(data)
+            self.stream.body += framed(data, packed=client.packs)
             self.open.append(call)
             client.tell(f"asks {call.kind.name} on {self}: {call.number}, {list(call.x.shape)}")
             client.later(self.say)
@@ -150,9 +156,9 @@ class Talk:
             self.client.simulation.oracle.ended[one.number] = one
 
 
-def open_talk(client: Client, length: int, deadline_ns: int, extra: tuple[tuple[str, str], ...]) -> Talk:
+def open_talk(client: Client, length: int, deadline_ns: int, headers: tuple[tuple[str, str], ...]) -> Talk:
     """A new one, on a connection that the client has."""
-    return Talk(client, client.wire.open(STREAM, extra, b""), length, deadline_ns)
+    return Talk(client, client.wire.open(STREAM, headers, b""), length, deadline_ns, headers)
 
 
 def row_of(x: np.ndarray, y: np.ndarray) -> int:

@@ -1,0 +1,357 @@
+"""Traces of requests: which of them there are, and what they say, judged by what clients have sent and got.
+
+The recorder gives its records to nobody but this module, which looks at each: every request that has to have a record
+has one, none has two, and what a record says of its request is so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import _native.request.recorder
+from _native.request.recorder import RecorderHandle, SamplingHandle
+from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Call
+    from tests.simulation.models import Version
+    from tests.simulation.simulation import Simulation
+
+Record = dict[str, Any]
+
+SHARE = 0.12  # of simulations that have traces
+EACH = 24  # requests that end, until somebody takes the records
+MS = 1_000_000
+RESET, CANCELLED, EXHAUSTED = 100, 1, 8
+COURSE = ("arrived", "queued", "placed", "taken", "input_end", "output_start")  # of a request, in this order
+MOST_TENSOR = 1 << 20  # bytes of one that is kept
+CROWD = 1 << 31  # numbers of requests of a crowd
+FEW = 1000  # calls of a crowd, with more of which there are more records than somebody takes
+BAGGAGE = "team=blue,run=7"
+
+
+class Traces:
+    """The recorder of a simulation, and what is owed of it.
+
+    Attributes:
+        on: there is one.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = random = Random(f"{simulation.outcome.seed} traces")
+        scale = simulation.scale
+        self.on = simulation.has("traces", SHARE, when=scale.traces and scale.crowd <= FEW)
+        self._ended: dict[int, tuple[Call, int | None]] = {}  # requests without a record yet, with their statuses
+        self._early: dict[int, Record] = {}  # of requests that their clients take for open
+        self._seen: set[int] = set()  # requests that have a record
+        self._spans: dict[int, Record] = {}  # what is known of every span, by its number
+        self._batches: dict[int, Counter[str]] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()  # requests by whose sampling it was, and what became of it
+        self._changed_ns = 0
+        self._changes = 0
+        self._since = 0
+        if not self.on:
+            return
+        world = simulation.world
+        _native.request.recorder.time = SimpleNamespace(time_ns=world.now)  # type: ignore[attr-defined]
+        self._is_restless = random.random() < 0.4
+        self._recorder = RecorderHandle()
+        self._own: dict[str, SamplingHandle] = {}
+        self._owners = {name for name in sorted(KINDS) if random.random() < 0.2}  # models with a sampling of their own
+        self._rates: dict[str, tuple[int, int]] = {}  # of the server ("") and of models: rate, and traces at most
+        self._set()
+        simulation.service.record(self._recorder)
+
+    # -- settings
+
+    def _set(self) -> None:
+        """Draw the settings."""
+        random, recorder = self._random, self._recorder
+        self._tensors = random.random() < 0.5
+        self._rates[""] = self._draw_rate()
+        rate, count = self._rates[""]
+        recorder.sample(on=True, tensors=self._tensors, rate=rate, count=count)
+        for name, handle in self._own.items():
+            self._set_own(name, handle)
+        self._access_rate = random.choice((0, 1, 1, 5))
+        self._slow_ns = random.choice((0, 0, 1, 3 * MS))
+        self._log_slow_ns = random.choice((0, 0, 2 * MS))
+        recorder.keep(access_rate=self._access_rate, slow_ns=self._slow_ns, log_slow_ns=self._log_slow_ns)
+        self._is_on = self._changes == 0 or random.random() < 0.7
+        recorder.switch(self._is_on)
+        self._changed_ns = self._simulation.world.now()
+        self._changes += 1
+
+    def _draw_rate(self) -> tuple[int, int]:
+        return self._random.choice((0, 1, 1, 1, 3, 10)), self._random.choice((-1, -1, -1, 20))
+
+    def _set_own(self, name: str, handle: SamplingHandle) -> None:
+        rate, count = self._rates[name] = self._draw_rate()
+        handle.set(on=True, tensors=self._tensors, rate=rate, count=count)
+
+    def loaded(self, version: Version) -> None:
+        """A version is about to serve."""
+        name = version.kind.name
+        if not self.on or name not in self._owners:
+            return
+        if name not in self._own:
+            self._own[name] = SamplingHandle()
+            self._set_own(name, self._own[name])
+        self._recorder.assign(version.loaded.lane, self._own[name])
+
+    # -- clients
+
+    def headers(self, random: Random) -> tuple[tuple[str, str], ...]:
+        """What a client says of the trace that its call belongs to."""
+        if not self.on or random.random() < 0.7:
+            return ()
+        trace, span = random.randrange(1, 1 << 128), random.randrange(1, 1 << 64)
+        said = [("traceparent", f"00-{trace:032x}-{span:016x}-{random.choice((0, 1)):02x}")]
+        if random.random() < 0.5:
+            said.append(("baggage", BAGGAGE))
+        if random.random() < 0.1:
+            said[0] = ("traceparent", random.choice(("00-0-0-01", f"ff-{trace:032x}-{span:016x}-01", "")))
+        return tuple(said)
+
+    def ended(self, call: Call, *, answered: bool) -> None:
+        """A request is over for its client."""
+        if not self.on:
+            return
+        number = call.number
+        if call.talk is not None:
+            status = 0 if answered else None  # of a failure only the text is known
+        else:
+            status = self._simulation.oracle.status(call) if answered else None
+        if number in self._early:
+            self._judge(call, status, self._early.pop(number))
+        elif number not in self._seen:
+            self._ended[number] = (call, status)
+        self._since += 1
+        if self._since >= EACH:
+            self._since = 0
+            self._take()
+            if self._is_restless and self._random.random() < 0.3:
+                self._set()
+
+    # -- judging
+
+    def _take(self) -> None:
+        for record in self._recorder.take():
+            self._check_course(record)
+            self._spans[record["number"]] = {
+                key: record[key] for key in ("trace_id", "span_id", "parent", "parent_id", "arrived", "inner", "traced")
+            }
+            if record["batch"]:
+                self._note_batch(record)
+            if record["inner"]:
+                self._check_inner(record)
+            else:
+                self._match(record)
+        if self._recorder.lost:
+            raise Violation(f"{self._recorder.lost} records were lost, and somebody takes them")
+
+    def _match(self, record: Record) -> None:
+        """Find whose it is."""
+        if record["traced"] and not record["joined"]:
+            self._counts[self._whose(record), "traced"] += 1
+        if not record["joined"]:
+            self._counts[self._whose(record), "all"] += 1
+        if not record["request_id"].isdecimal():
+            return  # what cannot be decoded has no id
+        number = int(record["request_id"])
+        if number in self._seen:
+            raise Violation(f"request {number} has two records")
+        self._seen.add(number)
+        if number >= CROWD:
+            return  # who asks much for little keeps nothing to compare it with
+        if number in self._ended:
+            call, status = self._ended.pop(number)
+            self._judge(call, status, record)
+        else:
+            self._early[number] = record
+
+    def _whose(self, record: Record) -> str:
+        """The sampling that has decided: the model's, if it has been found."""
+        return record["model"] if record["version"] and record["model"] in self._own else ""
+
+    def _check_course(self, record: Record) -> None:
+        """Its steps come one after the other."""
+        times = [record[name] for name in COURSE if record[name]]
+        if times != sorted(times) or record["ended"] < record["arrived"]:
+            raise Violation(f"the course of request '{record['request_id']}' of '{record['model']}': {record}")
+        if record["looked"] and not record["arrived"] <= record["looked"] <= record["found"] <= record["ended"]:
+            raise Violation(f"the look-up of request '{record['request_id']}' of '{record['model']}': {record}")
+
+    def _judge(self, call: Call, status: int | None, record: Record) -> None:
+        """What the record says of a request of a client."""
+        kind = call.kind
+        if call.wrong:
+            return
+        method = "ModelInfer" if call.talk is None else "ModelStreamInfer"
+        told = (record["model"], record["method"], record["received"], record["peer"])
+        expected = (kind.name, method, call.size, call.client.address)
+        if told != expected:
+            raise Violation(f"{call}: its record is of {told}, not {expected}")
+        if status is not None and status < RESET and not self._agree(record["status"], status):
+            raise Violation(f"{call}: status {status}, and its record says {record['status']}: {record['error']}")
+        self._check_context(call, record)
+        if self._changed_ns < call.opened_ns:
+            self._check_choice(call, record)
+        if status == 0:
+            self._check_success(call, record)
+        if record["tensors"] is not None:
+            self._check_tensors(call, status, *record["tensors"])
+
+    def _agree(self, recorded: int, status: int) -> bool:
+        """Whether that may have become of a request: it was cancelled when there was no room for its client."""
+        if status == EXHAUSTED and (self._simulation.is_faulty or self._simulation.held_limit):
+            return recorded in (CANCELLED, EXHAUSTED)
+        return recorded == status
+
+    def _check_context(self, call: Call, record: Record) -> None:
+        """The trace is its client's, if that has named one."""
+        said = dict(call.headers).get("traceparent", "")
+        joined = said.startswith("00-") and len(said) == 55
+        if record["joined"] != joined:
+            raise Violation(f"{call}: its trace joins '{said}': {record['joined']}")
+        if joined and f"00-{record['trace_id']}-{record['parent_id']}-" != said[:-2]:
+            raise Violation(f"{call}: its trace is {record['trace_id']} below {record['parent_id']}, not {said}")
+
+    def _check_choice(self, call: Call, record: Record) -> None:
+        """It has a record for a reason."""
+        took = record["ended"] - record["arrived"]
+        said = dict(call.headers).get("traceparent", "")
+        if record["joined"] and record["traced"] != said.endswith("1"):
+            raise Violation(f"{call}: its trace is kept: {record['traced']}, and its client has said {said}")
+        is_slow = self._slow_ns > 0 and (record["status"] != 0 or took > self._slow_ns)
+        if record["kept"] != (record["traced"] or is_slow):
+            raise Violation(f"{call}: its trace is kept: {record['kept']}, it took {took} ns: {record}")
+        is_late = 0 < self._log_slow_ns < took
+        if not (record["kept"] or record["accessed"] or is_late):
+            raise Violation(f"{call}: it has a record, and nobody wants one: {record}")
+
+    def _check_success(self, call: Call, record: Record) -> None:
+        """Of a request that has an answer."""
+        kind = call.kind
+        if record["version"] != 1 or record["rows"] != len(call.x):
+            raise Violation(f"{call}: {record['rows']} rows of version {record['version']} in its record")
+        responses = len(call.x) if kind.decoupled else 1
+        if record["responses"] != responses:
+            raise Violation(f"{call}: {record['responses']} responses in its record, not {responses}")
+        if (record["cached"] and not kind.caches) or (record["shared"] and not kind.reuses):
+            raise Violation(f"{call}: cached {record['cached']}, shared {record['shared']}")
+        if not (kind.text or kind.decoupled or call.classes or call.region or call.lost):
+            sent = call.expected.nbytes * len(kind.factors(call.number))
+            if record["sent"] != sent:
+                raise Violation(f"{call}: {record['sent']} bytes are sent in its record, not {sent}")
+        executes = not (kind.steps or kind.splits or kind.reuses)
+        if executes and not (record["batch"] and record["instance"].startswith(kind.name[:8])):
+            raise Violation(f"{call}: batch {record['batch']} of instance '{record['instance']}' in its record")
+
+    def _check_tensors(self, call: Call, status: int | None, inputs: list[Record], outputs: list[Record]) -> None:
+        """Those that were kept are those that were sent."""
+        if call.lost or (call.sequence is not None and call.sequence.broken):
+            return
+        kind = call.kind
+        for tensor in inputs:
+            self._check_tensor(call, tensor, call.x)
+        if status == 0 and not (kind.decoupled or call.classes or call.region):
+            for tensor in outputs:
+                expected = call.expected
+                if tensor["name"] != "y":
+                    expected = call.x.copy()
+                    expected[:, 1:] *= kind.factors(call.number)[tensor["name"]]
+                self._check_tensor(call, tensor, expected)
+
+    @staticmethod
+    def _check_tensor(call: Call, tensor: Record, expected: np.ndarray) -> None:
+        data, shape = tensor["data"], tuple(tensor["shape"])
+        if shape != expected.shape or tensor["datatype"] != call.kind.datatype:
+            raise Violation(f"{call}: {tensor['name']} is {tensor['datatype']} {shape} in its record")
+        if data is None and expected.nbytes <= MOST_TENSOR and not call.kind.text:
+            raise Violation(f"{call}: {tensor['name']} of {expected.nbytes} bytes is not in its record")
+        if data is not None and data != call.kind.encoded(expected):
+            raise Violation(f"{call}: {tensor['name']} is {data[:80]!r} in its record")
+
+    def _check_inner(self, record: Record) -> None:
+        """One of a step, of an execution that several wait for, or of what a worker asks."""
+        if record["model"] not in self._simulation.kinds and record["model"] != "nobody":
+            raise Violation(f"a request to '{record['model']}' on behalf of another: {record}")
+
+    def _note_batch(self, record: Record) -> None:
+        """Requests of one batch say the same of it, and have its rows."""
+        kind = KINDS[record["model"]]
+        known = self._batches.setdefault(
+            record["batch"], Counter(rows=record["batch_rows"], requests=record["batch_requests"])
+        )
+        known["have rows"] += record["rows"]
+        known["have requests"] += 1
+        told = (record["batch_rows"], record["batch_requests"])
+        if told != (known["rows"], known["requests"]) or known["have requests"] > known["requests"]:
+            raise Violation(f"batch {record['batch']} has {dict(known)}, and {record}")
+        if not kind.sequence and (
+            known["have rows"] > known["rows"]
+            or (known["have requests"] == known["requests"] and known["have rows"] != known["rows"])
+        ):
+            raise Violation(f"batch {record['batch']} has {dict(known)}, and {record}")
+
+    def end(self) -> None:
+        """All is over, and every record has been taken.
+
+        Raises:
+            Violation: a request has none that has to have one, or a record is of nobody.
+        """
+        if not self.on:
+            return
+        self._take()
+        if self._early:
+            raise Violation(f"records of requests that are not over: {sorted(self._early)}")
+        if self._simulation.is_faulty:
+            return
+        for call, status in self._ended.values():
+            if self._must_have(call, status):
+                raise Violation(f"{call}: it has status {status}, and no record")
+        for number, span in self._spans.items():
+            self._check_parent(number, span)
+        if self._changes == 1 and self._access_rate == 1 and not self._simulation.demand.on:
+            self._check_rates()
+
+    def _must_have(self, call: Call, status: int | None) -> bool:
+        """Whether it is sure that it was chosen, by settings that did not change."""
+        number, kind = call.number, call.kind
+        executed = any((name, number) in self._simulation.executions.count for name in STEPS[kind.name])
+        if call.wrong or not (status == 0 or (executed and not kind.reuses)):
+            return False
+        if self._changed_ns >= call.opened_ns or not self._is_on:
+            return False
+        said = dict(call.headers).get("traceparent", "")
+        if said.startswith("00-") and len(said) == 55:
+            return said.endswith("1") or self._access_rate == 1
+        rate, count = self._rates[kind.name if kind.name in self._own else ""]
+        return self._access_rate == 1 or (rate == 1 and count < 0)
+
+    def _check_parent(self, number: int, span: Record) -> None:
+        """A span is below another one of the same trace, which began before."""
+        above = self._spans.get(span["parent"]) if span["inner"] else None
+        if span["inner"] and span["traced"] and above is None:
+            raise Violation(f"span {number} is below {span['parent']}, which there is not")
+        if above is None:
+            return
+        told = (span["trace_id"], span["parent_id"])
+        if told != (above["trace_id"], above["span_id"]) or span["arrived"] < above["arrived"]:
+            raise Violation(f"span {number}, {span}, is below {above}")
+
+    def _check_rates(self) -> None:
+        """So many of all requests were traced as the settings say: all have records, for the log."""
+        for whose, (rate, count) in self._rates.items():
+            traced, requests = self._counts[whose, "traced"], self._counts[whose, "all"]
+            expected = 0 if rate == 0 else requests // rate if count < 0 else min(requests // rate, count)
+            if traced != expected:
+                raise Violation(f"{traced} of {requests} requests of '{whose}' are traced: one of {rate}, {count}")
