@@ -334,8 +334,10 @@ class Traces:
         said = dict(call.headers).get("traceparent", "")
         if said.startswith("00-") and len(said) == 55:
             return said.endswith("1") or self._access_rate == 1
-        rate, count = self._rates[kind.name if kind.name in self._own else ""]
-        return self._access_rate == 1 or (rate == 1 and count < 0)
+        whose = [kind.name if kind.name in self._own else ""]
+        if self._simulation.demand.on:
+            whose.append("")  # of a model that is not there yet nobody knows a sampling
+        return self._access_rate == 1 or all(self._rates[name] == (1, -1) for name in whose)
 
     def _check_parent(self, number: int, span: Record) -> None:
         """A span is below another one of the same trace, which began before."""
