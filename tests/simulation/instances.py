@@ -109,6 +109,7 @@ class SimulatedInstance(Instance):
         name = self.kind.name
         executions.batches += 1
         self.backend.executed += 1
+        self.backend.rows += batch.rows
         if batch.rows > self.kind.rows:
             executions.complain(f"a batch of {batch.rows} rows for model '{name}', which takes {self.kind.rows}")
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:

@@ -46,7 +46,7 @@ class SimulatedBackend(Backend):
         self.executions = executions
         self.town = town
         self.workers: list[WorkerInstance] = []
-        self.executed = 0  # batches
+        self.executed = self.rows = 0  # batches, and in them
 
     def load(self, source: ModelSource) -> Model:
         return SimulatedModel(self, source.spec)
@@ -110,6 +110,12 @@ class InstanceThread(threading.Thread):
             super().start()
             self.world.admit(1)
             self.world.may_fail(may_fail)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Return when it has ended. A thread that closes a version may have to wait for one that begins late."""
+        while threading.current_thread() is not threading.main_thread() and self.is_alive():
+            self.world.sleep(MS)
+        super().join(timeout)
 
     def run(self) -> None:
         try:

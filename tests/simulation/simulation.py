@@ -17,6 +17,7 @@ from _native.transport.client import ClientUse
 from _native.transport.endpoint import Endpoint
 from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
+from tests.simulation.books import Books
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.demand import Demand
@@ -190,6 +191,7 @@ class Simulation:
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
         self.crowd: Crowd | None = None
         self.oracle = Oracle(self)
+        self.books = Books()
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
         names = scale.models or tuple(sorted({*self._choose(), *(ALWAYS if scale.crowd > MANY else ())}))
         self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
@@ -343,6 +345,7 @@ class Simulation:
                 self.oracle.leaves(version)
                 version.close()
             if version.joined and not version.loaded.lane.in_flight:
+                self.books.left(version, all_looked_up=not (self.is_faulty or self.sharing))
                 self.service.forget(version.loaded.lane)
                 self.leaving.remove(version)
 
@@ -498,6 +501,7 @@ class Simulation:
         self.graphics.check()
         self.traces.end()
         self.oracle.end()
+        self.books.check(self.kinds)
 
     # -- calls --
 
@@ -519,12 +523,14 @@ class Simulation:
         self.last_answer_ns = self.world.now()
         self.traces.ended(call, answered=good)
         if call.talk is not None:
+            self.books.heard(call.kind, good=good)
             self.outcome.streamed += 1
             self.outcome.cancelled += not good
 
     def over(self, call: Call, answered: bool) -> None:
         """A call is over."""
         self.closed(call, answered)
+        self.books.heard(call.kind, good=answered and self.oracle.status(call) == 0)
         if answered:
             self.oracle.answered(call)
             status = self.oracle.status(call)

@@ -1,0 +1,107 @@
+"""What models say of themselves in their statistics, beside what clients have heard and instances have done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.simulation.kinds import KINDS, STEPS, Kind
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tests.simulation.models import Version
+
+
+@dataclass
+class Account:
+    """Of one model, over all of its versions.
+
+    Attributes:
+        asked: requests of clients that are over.
+        good: of these, those that have good answers.
+        missed: those that were never the model's: the client has heard that it was not there, or has no place.
+        success, failed: as the model tells.
+    """
+
+    asked: int = 0
+    good: int = 0
+    missed: int = 0
+    success: int = 0
+    failed: int = 0
+
+
+class Books:
+    """Of one simulation."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+
+    def _account(self, name: str) -> Account:
+        return self._accounts.setdefault(name, Account())
+
+    def heard(self, kind: Kind, *, good: bool) -> None:
+        """A client has got an answer, or an error, or has given up."""
+        account = self._account(kind.name)
+        account.asked += 1
+        account.good += good
+
+    def left(self, version: Version, *, all_looked_up: bool) -> None:
+        """A version has ended, and nothing of it is under way.
+
+        Args:
+            version: it.
+            all_looked_up: no request was kept from the cache, as those are that lie in memory of clients.
+        """
+        stats = version.loaded.statistics()
+        said, kind = stats.inference_stats, version.kind
+        account = self._account(kind.name)
+        account.success += said.success.count
+        account.failed += said.fail.count
+        over = said.success.count + said.fail.count
+        looked_up = said.cache_hit.count + said.cache_miss.count
+        problem = ""
+        if kind.caches and (looked_up > over or (all_looked_up and looked_up < over)):
+            problem = f"{looked_up} requests were looked up"
+        backend = version.backend
+        uncounted = backend.executed - stats.execution_count, backend.rows - stats.inference_count
+        # a request that fails by itself, say for its client has taken its region away, is executed and does not count
+        most = said.fail.count, said.fail.count * kind.rows
+        if counts_batches(kind) and not all(0 <= count <= limit for count, limit in zip(uncounted, most, strict=True)):
+            problem = (
+                f"{stats.execution_count} executions of {stats.inference_count} rows, and there were "
+                f"{backend.executed} of {backend.rows}"
+            )
+        if sum(each.compute_infer.count for each in stats.batch_stats) != stats.execution_count:
+            problem = f"batches of all sizes are not {stats.execution_count}"
+        if problem:
+            raise Violation(f"the statistics of {version.prefix}, with {over} requests: {problem}")
+
+    def check(self, kinds: Collection[str]) -> None:
+        """All is over.
+
+        Raises:
+            Violation: a model has counted others than its clients have asked it.
+        """
+        shared = {name for other in kinds for name in STEPS[other] if name != other}
+        shared |= {name for name in kinds if KINDS[name].splits}  # whose statistics count the parts
+        if any(KINDS[name].asks for name in kinds):
+            return  # what workers ask is not counted here
+        for name, account in sorted(self._accounts.items()):
+            if name in shared:
+                continue
+            most = account.asked
+            if not account.good <= account.success <= account.success + account.failed <= most:
+                raise Violation(f"the statistics of '{name}' do not add up: {account}")
+
+
+def counts_batches(kind: Kind) -> bool:
+    """Whether each batch of which an instance knows counts: not one that fails, or has nobody's requests alone."""
+    return not (
+        kind.steps
+        or kind.sequence
+        or kind.fails
+        or kind.decoupled
+        or kind.style.startswith(("native", "gpu", "worker"))
+    )
