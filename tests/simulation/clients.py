@@ -216,6 +216,8 @@ class Client:
 
     def leave(self) -> None:
         """For good."""
+        if self.wire.went_away is None and not self.simulation.is_faulty:
+            self.wire.judge()
         self.close()
         if self.region is not None:
             self.region.close()

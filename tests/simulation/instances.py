@@ -253,6 +253,7 @@ class SequenceInstance(SimulatedInstance):
         # by sequence and row, what came so far: what the state has to be, where the server keeps it
         self.known: dict[int, np.ndarray] = {}
         self.touched_ns: dict[int, int] = {}
+        self.places: dict[int, int] = {}  # rows of sequences
 
     def compute(self, batch: Batch) -> None:
         x, start = (self.input(batch, name) for name in ("x", "start"))
@@ -291,6 +292,8 @@ class SequenceInstance(SimulatedInstance):
         for one in dict.fromkeys(corrid[ready != 0].tolist()):
             chosen = (corrid == one) & (ready != 0)
             begins = bool(start[chosen][0])
+            if self.kind.sequence is not None and self.kind.sequence.direct:
+                self._check_slot(one, int(np.flatnonzero(chosen)[0]), begins=begins)
             if begins:
                 self.known[one] = np.full((int(chosen.sum()), 1), self.kind.initial)
             expected = self.known.get(one)
@@ -302,6 +305,13 @@ class SequenceInstance(SimulatedInstance):
             elif not np.array_equal(states[chosen], expected) and not self.backend.executions.is_faulty:
                 self.complain(f"the state of sequence {one} is {states[chosen].tolist()}, not {expected.tolist()}")
         return states
+
+    def _check_slot(self, one: int, place: int, *, begins: bool) -> None:
+        """A sequence has the same row of each batch, from its beginning on."""
+        if begins:
+            self.places[one] = place
+        elif self.places.get(one, place) != place:
+            self.complain(f"sequence {one} is in row {place}, and was in row {self.places[one]}")
 
     def _keep(self, batch: Batch, states: np.ndarray) -> None:
         """Have the server keep them, perhaps where they lay."""

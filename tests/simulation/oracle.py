@@ -25,8 +25,10 @@ MS = 1_000_000
 GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers' grain, and what the loop did first
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
+LONG_STAND = 5000 * MS  # for which a machine has to stand still that peers seem slower than they may be
 PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
+NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
@@ -40,9 +42,14 @@ class Oracle:
         self.open: dict[int, Call] = {}
         self.order: dict[tuple[int, int, str, int], int] = {}
         self.ended: dict[int, Sequence] = {}  # without a request that says so, of which their models are told
+        self.full_ns = -1  # when the house was full last
         self.over: dict[str, int] = {}  # calls, by model, however they ended
         self.since: dict[str, int] = {}  # the version of a model that serves
         self.asked_ns: dict[str, int] = {}  # when somebody may have asked a model last
+
+    @property
+    def _workers_ask(self) -> bool:
+        return any(kind.asks for kind in self.simulation.kinds.values())
 
     # -- models come and go --
 
@@ -113,6 +120,8 @@ class Oracle:
         executed = not call.kind.reuses and simulation.executions.count.get((call.kind.name, call.number))
         if call.wrong and (status == OK or executed):
             raise Violation(f"{call}: it has to be refused, and was not")
+        if call.region is not None and not call.lost and (found := call.region.altered(call)):
+            raise Violation(f"{call}: {found}")
         if status == OK:
             self._check_answer(call)
         elif call.stream.data and status < RESET:
@@ -146,11 +155,13 @@ class Oracle:
         if status == OK:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
-            allowed = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
+            is_late = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
+            allowed = is_late or (simulation.stood_ns > LONG_STAND and "has not arrived" in text)
         elif simulation.is_faulty:
             allowed = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         else:
-            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and bool(simulation.held_limit)
+            may_calm = bool(simulation.held_limit) or simulation.stood_ns > LONG_STAND
+            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and may_calm
         if not allowed:
             unanswered = [call.number for call in talk.open]
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
@@ -175,10 +186,14 @@ class Oracle:
             return status != UNKNOWN
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
             return True
+        if simulation.stood_ns > LONG_STAND and (status == RESET + ENHANCE_YOUR_CALM or "has not arrived" in text):
+            return True
         if status == LATE:
             return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
+        if status == UNAVAILABLE and text.startswith(NOT_EXECUTED) and self._was_executed(call):
+            return False
         if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size: the server"):
-            return bool(simulation.service_limit)
+            return self.full_ns >= call.opened_ns
         if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size"):
             return kind.bounded
         if status == UNAVAILABLE and text.startswith("Request timeout expired"):
@@ -202,6 +217,22 @@ class Oracle:
         if status == EXHAUSTED or status == RESET + ENHANCE_YOUR_CALM:
             return bool(simulation.held_limit)
         return False
+
+    def _was_executed(self, call: Call) -> bool:
+        """Whether the model itself has executed a request, as far as that can be told of one as a whole."""
+        kind = call.kind
+        if kind.reuses or kind.splits or kind.steps or kind.repeats:
+            return False
+        return (kind.name, call.number) in self.simulation.executions.count
+
+    def note_house(self) -> None:
+        """Look how many requests are in the house: as many as may be, at most, but for what workers ask."""
+        simulation = self.simulation
+        limit, count = simulation.service_limit, simulation.service.in_house
+        if limit and count >= limit:
+            self.full_ns = simulation.world.now()
+            if count > limit and not self._workers_ask:
+                raise Violation(f"{count} requests are in the house, where {limit} may be")
 
     def _check_answer(self, call: Call) -> None:
         head = bytes(call.stream.data[:20])

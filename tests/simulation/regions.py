@@ -31,6 +31,7 @@ class Region:
         self.name = f"region of {client.number}"
         self.fd = os.memfd_create(self.name)
         self.calls: list[Call] = []
+        self._inputs: dict[int, int] = {}  # where they lie, by number of their requests
         self.sound = True
         self._used = first = SLOTS * (client.regions % REGIONS)
         self._end = first + SLOTS
@@ -48,6 +49,7 @@ class Region:
     def put(self, call: Call, message: pb.ModelInferRequest, *, output: bool) -> None:
         """Have the input of a request lie here, and its output, too, if that is wanted."""
         self.calls.append(call)
+        self._inputs[call.number] = SLOT * self._used
         os.pwrite(self.fd, call.x.tobytes(), SLOT * self._used)
         del message.raw_input_contents[:]
         self._refer(message.inputs[0].parameters, call.x.nbytes)
@@ -65,6 +67,18 @@ class Region:
     def read(self, call: Call) -> bytes:
         """The output of a request."""
         return os.pread(self.fd, call.x.nbytes, call.answer_at)
+
+    def altered(self, call: Call) -> str:
+        """What of this region has changed that nobody may change, now that a request is over; empty: nothing."""
+        given = call.x.tobytes()
+        at = self._inputs[call.number]
+        if os.pread(self.fd, len(given), at) != given:
+            return "its input has changed"
+        if os.pread(self.fd, SLOT - len(given), at + len(given)).strip(b"\0"):
+            return "something is written behind its input"
+        if call.answer_at >= 0 and os.pread(self.fd, SLOT - len(given), call.answer_at + len(given)).strip(b"\0"):
+            return "something is written behind its output"
+        return ""
 
     def spoil(self, *, truncate: bool) -> None:
         """Take it away, or make it shorter, whoever uses it."""

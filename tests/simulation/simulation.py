@@ -151,7 +151,7 @@ class Simulation:
         self.errors = self._draw("errors", 0, 0, 0.05, when=scale.errors)  # how often a request is wrong
         self.hostile_left = int(self._draw("hostile", 0, 0, 5, when=scale.hostile))
         self.stands_ppm = int(self._draw("stands", 0, 0, 0, STANDS_PPM, when=scale.jumps))
-        self.jumped_ns = 0
+        self.jumped_ns = self.stood_ns = 0  # when it stood still last, and how long in all
         self.pressed_ns = 0  # when the main thread had so much to do last that clients were late
         resources = int(self._draw("resources", 2, 3))
         self.late = self._draw("late", 0, 0.5, 1, when=scale.late)  # how often threads come late
@@ -393,6 +393,8 @@ class Simulation:
             if world.now() - due_ns > PRESSED:
                 self.pressed_ns = world.now()
             do()
+            if self.service_limit:
+                self.oracle.note_house()
             self.flush()
         elif what == Do.LOOP:
             self._turn_loop(world.loop_ready())
@@ -413,6 +415,7 @@ class Simulation:
             jump = int(self.random.random() ** 4 * JUMP)
             self.tell("machine", f"stands still for {jump // US} us")
             world.advance(world.now() + jump)
+            self.stood_ns += jump
             self.jumped_ns = world.now()
         else:
             raise Violation(world.problem)

@@ -110,6 +110,8 @@ class Wire:
         self.initial_window = 65_535
         self.went_away: int | None = None
         self.farewell = ""
+        self.unanswered = 0  # PINGs
+        self.most_window = self.send_window  # that there ever was
         self._in = bytearray()
         self._block: tuple[Stream, bool, bytearray] | None = None
         self.begun: list[Stream] = []  # with what is not a refusal
@@ -146,6 +148,7 @@ class Wire:
 
     def ping(self) -> None:
         self.out += frame(PING, 0, 0, b"simulate")
+        self.unanswered += 1
 
     def give(self, stream: Stream | None, size: int) -> None:
         """Let the server send so much more."""
@@ -157,6 +160,17 @@ class Wire:
             stream.credit += size
         number = 0 if stream is None else stream.number
         self.out += frame(WINDOW_UPDATE, 0, number, struct.pack(">I", size))
+
+    def judge(self) -> None:
+        """All has been said, and the connection is still there.
+
+        Raises:
+            Violation: something is never answered, or never given back.
+        """
+        if self.unanswered:
+            raise Violation(f"{self.unanswered} PINGs are never answered")
+        if self.send_window < self.most_window // 2:
+            raise Violation(f"{self.send_window} bytes of the window of a connection are left of {self.most_window}")
 
     # -- from the server --
 
@@ -203,6 +217,10 @@ class Wire:
         elif kind == PING:
             if not flags & ACK:
                 self.out += frame(PING, ACK, 0, payload)
+            elif payload == b"simulate":
+                self.unanswered -= 1
+                if self.unanswered < 0:
+                    raise Violation("a PING is answered twice")
         elif kind == GOAWAY:
             self.went_away = int.from_bytes(payload[4:8], "big")
             self.farewell = payload[8:].decode()
@@ -210,6 +228,7 @@ class Wire:
             size = int.from_bytes(payload, "big")
             if number == 0:
                 self.send_window += size
+                self.most_window = max(self.most_window, self.send_window)
             elif number in self.streams:
                 self.streams[number].window += size
         else:
