@@ -21,13 +21,11 @@ class Account:
     Attributes:
         asked: requests of clients that are over.
         good: of these, those that have good answers.
-        missed: those that were never the model's: the client has heard that it was not there, or has no place.
         success, failed: as the model tells.
     """
 
     asked: int = 0
     good: int = 0
-    missed: int = 0
     success: int = 0
     failed: int = 0
 
@@ -47,12 +45,17 @@ class Books:
         account.asked += 1
         account.good += good
 
-    def left(self, version: Version, *, all_looked_up: bool) -> None:
+    def asked(self, kind: Kind, count: int) -> None:
+        """So many requests are over, and nobody says how."""
+        self._account(kind.name).asked += count
+
+    def left(self, version: Version, *, all_looked_up: bool, is_faulty: bool) -> None:
         """A version has ended, and nothing of it is under way.
 
         Args:
             version: it.
             all_looked_up: no request was kept from the cache, as those are that lie in memory of clients.
+            is_faulty: there may be no memory to count a batch of a new size.
         """
         stats = version.loaded.statistics()
         said, kind = stats.inference_stats, version.kind
@@ -73,7 +76,8 @@ class Books:
                 f"{stats.execution_count} executions of {stats.inference_count} rows, and there were "
                 f"{backend.executed} of {backend.rows}"
             )
-        if sum(each.compute_infer.count for each in stats.batch_stats) != stats.execution_count:
+        counted = sum(each.compute_infer.count for each in stats.batch_stats)
+        if counted != stats.execution_count and not is_faulty:
             problem = f"batches of all sizes are not {stats.execution_count}"
         if problem:
             raise Violation(f"the statistics of {version.prefix}, with {over} requests: {problem}")

@@ -243,6 +243,8 @@ class Crowd:
         for status in range(128):
             if statuses[status]:
                 outcome.statuses[status] = outcome.statuses.get(status, 0) + statuses[status]
+        for place, kind in enumerate(self.kinds):
+            self.simulation.books.asked(kind, int(self.lib.crowd_over(self.handle, place)))
         for line in self.lines:
             line.leave()
         self.lib.crowd_free(self.handle)

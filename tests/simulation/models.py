@@ -111,12 +111,6 @@ class InstanceThread(threading.Thread):
             self.world.admit(1)
             self.world.may_fail(may_fail)
 
-    def join(self, timeout: float | None = None) -> None:
-        """Return when it has ended. A thread that closes a version may have to wait for one that begins late."""
-        while threading.current_thread() is not threading.main_thread() and self.is_alive():
-            self.world.sleep(MS)
-        super().join(timeout)
-
     def run(self) -> None:
         try:
             super().run()

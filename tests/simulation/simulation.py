@@ -345,7 +345,8 @@ class Simulation:
                 self.oracle.leaves(version)
                 version.close()
             if version.joined and not version.loaded.lane.in_flight:
-                self.books.left(version, all_looked_up=not (self.is_faulty or self.sharing))
+                all_looked_up = not (self.is_faulty or self.sharing)
+                self.books.left(version, all_looked_up=all_looked_up, is_faulty=self.is_faulty)
                 self.service.forget(version.loaded.lane)
                 self.leaving.remove(version)
 
