@@ -21,6 +21,7 @@ that is a refusal is handed to Python, whose oracle knows which are allowed. */
 #define FRAME 16384
 #define BLOCKS 1024           /* header blocks that are known, a power of two */
 #define MOST_STATUSES 128
+#define LATE 4                /* grpc-status: DEADLINE_EXCEEDED */
 #define RESET 100             /* and the code of RST_STREAM: in place of a status */
 #define LARGEST_WIDTH 1500
 #define MICROSECOND 1000
@@ -93,7 +94,7 @@ struct crowd {
 
 struct mood {
     int32_t window, conn_window;
-    int32_t cancels_ppm, hurried, has_deadlines, indexed, whole_rows, large_ppm, split_permille;
+    int32_t cancels_ppm, hurried, has_deadlines, indexed, single_rows, usual_widths, large_ppm, split_permille;
     int64_t strict_ns; /* that an outcome may come behind its deadline; negative: any time */
 };
 
@@ -341,8 +342,8 @@ static void draw_call(struct line *line, struct call *call, int chosen) {
     call->kind = chosen;
     call->number = FIRST + line->crowd->asked++;
     call->content = call->number;
-    call->rows = below(line, 100) < line->mood.whole_rows ? 1 : 1 + below(line, kind->max_rows);
-    call->width = below(line, 10) < 8 ? 4 : 2 + below(line, 5);
+    call->rows = below(line, 100) < line->mood.single_rows ? 1 : 1 + below(line, kind->max_rows);
+    call->width = below(line, 100) < line->mood.usual_widths ? 4 : 2 + below(line, 5);
     if (below(line, 1000000) < line->mood.large_ppm) call->width = 2 + below(line, LARGEST_WIDTH);
     if (kind->flags & REUSES && below(line, 10) < 8) {
         call->content = below(line, QUESTIONS);
@@ -591,7 +592,7 @@ static int finish(struct line *line, struct call *call, int status, int block, i
     } else if (call->data_size && status < RESET) {
         return fail(line, "%s: status %d after %zu bytes of an answer", described(line, call), status,
                     call->data_size);
-    } else {
+    } else if (status != LATE || call->deadline_ns < 0 || now < call->opened_ns + call->deadline_ns) {
         line->refusals[line->refusal_count++] =
             (struct refusal){call->number, call->deadline_ns, call->opened_ns, call->kind,
                              call->level ? call->level : crowd->kinds[call->kind].level, status, block};

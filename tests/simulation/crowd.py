@@ -26,6 +26,7 @@ GRAIN = MS + MS // 5  # that an outcome may come behind its deadline, but for th
 TEXTS = 4096  # of refusals that are remembered
 WAITING = 2000  # bytes of the text that tells which calls are open
 MOST = 60  # calls of a line that are open: with so many it waits
+READING = ((30 * US, 1 << 20), (300 * US, 1 << 20), (MS, 1 << 20), (2 * MS, 6000))  # until it reads, and how much
 CHUNKS = 40  # that arrive at a time, at most
 BITS = {name: bit for bit, name in enumerate(KINDS)}
 STYLES = ("fresh", "in place", "native", "native gathered", "again", "gpu")
@@ -41,7 +42,8 @@ class Mood(ctypes.Structure):
         ("hurried", ctypes.c_int32),
         ("has_deadlines", ctypes.c_int32),
         ("indexed", ctypes.c_int32),
-        ("whole_rows", ctypes.c_int32),
+        ("single_rows", ctypes.c_int32),
+        ("usual_widths", ctypes.c_int32),
         ("large_ppm", ctypes.c_int32),
         ("split_permille", ctypes.c_int32),
         ("strict_ns", ctypes.c_int64),
@@ -155,7 +157,7 @@ class Crowd:
             self._add(kind)
             self.loaded(kind.name)
             simulation.oracle.asked(kind, at_any_time=True)
-        count = min(scale.lines, self.random.choice((1, 2, scale.lines)))
+        count = min(scale.lines, self.random.choice((2, 4, 8, scale.lines)))
         self.lines = [Line(self, number) for number in range(count)]
 
     def _add(self, kind: Kind) -> None:
@@ -163,6 +165,10 @@ class Crowd:
         flags = REUSES * kind.reuses | FAILS * kind.fails | ORDERED * kind.queue.preserve_ordering | ONCE * is_told
         levels, level = len(kind.queue.levels), kind.queue.default_level
         weight = kind.weight * self.random.choice((1, 1, 4))
+        if kind.popular:
+            weight *= 4
+        elif kind.batching is None:
+            weight = 1
         self.lib.crowd_add_kind(
             self.handle, kind.name.encode(), flags, kind.max_rows, levels, level, weight, BITS[kind.name]
         )
@@ -258,7 +264,8 @@ def draw_mood(random: Random, scale: Scale) -> Mood:
     mood.has_deadlines = scale.deadlines
     mood.hurried = random.choice((0, 0, 0, 0, 0, 1))
     mood.indexed = random.choice((0, 1, 1))
-    mood.whole_rows = random.choice((60, 90, 100))  # of a hundred calls, how many have one row
+    mood.single_rows = random.choice((80, 95, 100))  # of a hundred calls, how many have one row
+    mood.usual_widths = random.choice((80, 98, 100))  # and of a usual width
     mood.large_ppm = random.choice((0, 0, 3000))
     mood.split_permille = random.choice((0, 0, 100))
     return mood
@@ -281,11 +288,11 @@ class Line:
         seed, scale = self.simulation.outcome.seed, self.simulation.scale
         self.random = random = Random(f"{seed} crowd {number}")
         self.mood = draw_mood(random, scale)
-        self.burst = random.choice((4, 30, 90, 90))
-        self.pause_ns = random.choice((20 * US, 500 * US, 3 * MS))
-        self.send_ns = random.choice((0, 10 * US, 30 * US))
-        self.chunk = random.choice((0, 0, 0, 3000, 100))  # bytes that come at a time, at most; 0 for all
-        self.read_ns, self.gulp = random.choice(((30 * US, 1 << 20), (300 * US, 1 << 20), (2 * MS, 4000)))
+        self.burst = random.choice((10, 60, 90, 90))
+        self.pause_ns = random.choice((100 * US, 500 * US, 3 * MS))
+        self.send_ns = random.choice((0, 0, 30 * US))
+        self.chunk = random.choice((0, 0, 0, 5000, 500))  # bytes that come at a time, at most; 0 for all
+        self.read_ns, self.gulp = random.choice(READING)
         self.hangs_up = random.choice((0.0, 0.0, 0.0, 0.02)) if scale.cancels else 0.0
         is_prompt = self.gulp >= 1 << 16 and self.mood.window >= 1 << 20 and not self.simulation.is_faulty
         self.mood.strict_ns = GRAIN + self.read_ns if is_prompt else -1
@@ -348,7 +355,10 @@ class Line:
         simulation.calls_open += begun
         self.open += begun
         crowd.tell()
-        self._carry_later()
+        if self.send_ns or self.carrying:
+            self._carry_later()
+        else:
+            self._carry(self.life)
         self._act_again()
 
     def _act_again(self) -> None:

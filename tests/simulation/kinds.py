@@ -74,6 +74,7 @@ class Kind:
         ragged: it gets all elements in one dimension, and what the batch says about the shapes.
         padded: rows are as long as the longest of the batch for it.
         asks: its workers ask other models.
+        popular: it is there where a large crowd asks, and takes large batches.
         weight: how often it is asked; 0: it is only a step of others.
     """
 
@@ -104,6 +105,7 @@ class Kind:
     asks: bool = False
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
+    popular: bool = False
     weight: int = 2
 
     @property
@@ -248,6 +250,7 @@ def gated(model: str, source: str, result: str, *, inverted: bool = False) -> St
 
 
 DELAYED = BatchingSpec(preferred_sizes=(4,), max_queue_delay_us=500)
+HURRIED = BatchingSpec(preferred_sizes=(32,), max_queue_delay_us=200)
 LEVELS = QueueSpec(
     levels=(
         QueuePolicySpec(max_size=6),
@@ -369,6 +372,11 @@ KINDS = {
         # not by the loop, since it waits for resources
         Kind("bound", style="worker", mortal=True, needs=1),
         Kind("gpu", style="gpu", factor=1, weight=4),
+        Kind("hall", popular=True, rows=64, batching=HURRIED, weight=8),
+        Kind("stage", popular=True, rows=64, style="in place", weight=8),
+        Kind("station", popular=True, rows=64, style="native gathered", factor=1, batching=HURRIED, weight=8),
+        Kind("market", popular=True, rows=64, caches=True, coalesces=True, splits=True, weight=8),
+        Kind("tour", popular=True, rows=64, steps=(step("station", "x", "t"), step("hall", "t", "y")), weight=8),
         Kind("odd", style="odd", weight=0),
         Kind("chain", steps=(step("plain", "x", "t"), step("inplace", "t", "y")), factor=4),
         Kind(

@@ -332,13 +332,16 @@ class Oracle:
         if executed and simulation.service.in_house == 0 and not simulation.desk.open:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         for version in (*simulation.versions.values(), *simulation.leaving):
+            pending = version.loaded.lane.pending
+            if not pending:
+                version.idle_since = version.threadless_ns = 0
+                continue
             if version.backend.late:
                 self._check_threads(version, now)
             delay = version.kind.delay_us
             if delay is None or not version.count:
                 continue
-            pending = version.loaded.lane.pending
-            idle = simulation.world.idle(version.prefix) if pending else 0
+            idle = simulation.world.idle(version.prefix)
             if idle == 0:
                 version.idle_since = 0
                 continue
@@ -355,7 +358,7 @@ class Oracle:
     @staticmethod
     def _check_threads(version: Version, now: int) -> None:
         """Requests wait for the first thread only as long as the system refuses it."""
-        if not version.loaded.lane.pending or version.has_threads or not version.count:
+        if version.has_threads or not version.count:
             version.threadless_ns = 0
         elif version.threadless_ns == 0:
             version.threadless_ns = now

@@ -46,7 +46,7 @@ def drawn_scale(seed: int) -> Scale:
 
 def _models(random: Random) -> tuple[str, ...]:
     """What there is to ask, with the steps of it; empty for what the simulation draws."""
-    asked = [kind for kind in KINDS.values() if kind.weight]
+    asked = [kind for kind in KINDS.values() if kind.weight and not kind.popular]
     groups = [
         [],
         [],

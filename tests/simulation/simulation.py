@@ -38,9 +38,8 @@ MS = 1000 * US
 SECOND = 1000 * MS
 DEEDS = 40  # of the operator in a usual simulation, at most
 MANY = 1000  # calls of a crowd that is large
-ALWAYS = ("native", "plain")  # models that a large crowd can ask, whatever else there is
 LONGER = 10  # times as long are pauses of other clients beside a large crowd, so that these last as long
-OF_CROWD = 300  # calls of a crowd, for which there is one deed more
+OF_CROWD = 1000  # calls of a crowd, for which there is one deed more
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
@@ -100,7 +99,7 @@ class Scale:
     fails_at: int = 0
     fails: int = 1
     crowd: int = 0
-    lines: int = 4
+    lines: int = 8
     forgetful: bool = False
     lies: bool = False
 
@@ -193,7 +192,7 @@ class Simulation:
         self.oracle = Oracle(self)
         self.books = Books()
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
-        names = scale.models or tuple(sorted({*self._choose(), *(ALWAYS if scale.crowd > MANY else ())}))
+        names = scale.models or self._choose()
         self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
         self.outcome.models = tuple(self.kinds)
         for name in self.kinds:
@@ -229,7 +228,10 @@ class Simulation:
 
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
-        chosen = {name for name in sorted(KINDS) if KINDS[name].weight and self.random.random() < share} or {"plain"}
+        usual = [name for name in sorted(KINDS) if KINDS[name].weight and not KINDS[name].popular]
+        chosen = {name for name in usual if self.random.random() < share} or {"plain"}
+        if self.scale.crowd > MANY:
+            chosen.update(self.random.sample([name for name in KINDS if KINDS[name].popular], 2))
         return tuple(sorted(set().union(*(STEPS[name] for name in chosen))))
 
     def _refuses_thread(self) -> bool:
