@@ -67,6 +67,7 @@ struct call {
     uint32_t stream;
     int kind, rows, width, level, sign;
     int is_open, has_headers, ends_alone, is_anonymous;
+    int never_ends; /* its end is forgotten */
 };
 
 struct refusal {
@@ -287,6 +288,7 @@ static size_t request_body(struct line *line, struct call *call, char *body) {
 /* Send of a call's body what windows allow, `limit` bytes at most; how many. */
 static size_t push(struct line *line, struct call *call, const char *body, size_t size, size_t limit) {
     size_t sent = 0;
+    int is_last = !call->ends_alone && !call->never_ends;
     while (sent < size) {
         int64_t room = call->window < line->send_window ? call->window : line->send_window;
         size_t part = size - sent;
@@ -294,14 +296,14 @@ static size_t push(struct line *line, struct call *call, const char *body, size_
         if (part > limit - sent) part = limit - sent;
         if (room <= 0 || part == 0) break;
         if (part > (size_t)room) part = (size_t)room;
-        put_frame(line, DATA, sent + part == size && !call->ends_alone ? END_STREAM : 0, call->stream, body + sent,
+        put_frame(line, DATA, is_last && sent + part == size ? END_STREAM : 0, call->stream, body + sent,
                   part);
         sent += part;
         call->window -= (int64_t)part;
         line->send_window -= (int64_t)part;
     }
     if (sent == size) {
-        if (call->ends_alone) put_frame(line, DATA, END_STREAM, call->stream, "", 0);
+        if (call->ends_alone && !call->never_ends) put_frame(line, DATA, END_STREAM, call->stream, "", 0);
         call->place = ++line->places;
     }
     return sent;
@@ -386,8 +388,8 @@ static void begin_call(struct line *line, int chosen, int64_t now, int forgets) 
     if (body == NULL) abort();
     size = request_body(line, call, body);
     limit = below(line, 1000) < line->mood.split_permille ? (size_t)below(line, (int)size) : size;
-    if (forgets) size--; /* nobody can answer what never ends */
-    sent = line->unsent_count ? 0 : push(line, call, body, size + (size_t)forgets, forgets ? size : limit);
+    call->never_ends = forgets;
+    sent = line->unsent_count ? 0 : push(line, call, body, size, limit);
     if (sent < size) {
         call->body = malloc(size);
         if (call->body == NULL) abort();

@@ -209,7 +209,7 @@ class Oracle:
             early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)
             return early or simulation.may_lose_workers(kind) or simulation.is_faulty
         if status == INTERNAL and kind.fails:
-            return call.number in simulation.executions.failed
+            return call.number in simulation.executions.failed or simulation.is_faulty
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
         if simulation.is_faulty:

@@ -34,7 +34,7 @@ class House:
         self.crowd = self.lib.crowd_new(10, self._learn, 0, 0)
         self.lib.crowd_add_kind(self.crowd, b"twice", flags, 1, 1, 1, 1, BIT)
         self.lib.crowd_add_output(self.crowd, b"y", 2, 0)
-        mood = Mood(window=window, conn_window=1 << 20, single_rows=100, strict_ns=PROMPT)
+        mood = Mood(window=window, conn_window=1 << 20, single_rows=100, usual_widths=100, strict_ns=PROMPT)
         self.line = self.lib.line_new(self.crowd, 0, 7, ctypes.byref(mood))
         self.requests: dict[int, pb.ModelInferRequest] = {}
 
@@ -178,7 +178,15 @@ def test_more_than_the_window_is_found():
 
 def test_an_answer_that_is_late_is_found():
     house = House()
-    mood = Mood(window=1 << 20, conn_window=1 << 20, single_rows=100, strict_ns=PROMPT, has_deadlines=1, hurried=1)
+    mood = Mood(
+        window=1 << 20,
+        conn_window=1 << 20,
+        single_rows=100,
+        usual_widths=100,
+        strict_ns=PROMPT,
+        has_deadlines=1,
+        hurried=1,
+    )
     house.line = house.lib.line_new(house.crowd, 1, 7, ctypes.byref(mood))
     streams = list(house.ask(10))
     after = 2 * MS + PROMPT + 1  # the longest deadline but for one of an hour
@@ -208,7 +216,7 @@ def test_what_is_executed_twice_or_never_is_found():
     ("scale", "told"),
     [
         ({"lies": True}, "was expected, at"),
-        ({"forgetful": True, "cancels": False, "faults": False}, "never answered: call"),
+        ({"forgetful": True, "cancels": False, "faults": False, "fixed": {"receive timeout": 0}}, "answered: call"),
     ],
     ids=["lies", "forgetful"],
 )
