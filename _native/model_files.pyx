@@ -1,18 +1,18 @@
-"""Looks at the files of models, to notice changes: all of them in one call, without the interpreter's lock.
+"""Looks at the files of models, to notice changes, and reads small ones, each in a call without the interpreter's lock.
 
-A server that polls looks at every file of thousands of models while it serves. In Python each look at a file takes the
+A server that polls looks at every file of thousands of models while it serves. In Python each system call takes the
 lock once more, for which a busy server lets it wait, and makes objects.
 
 The mark of a part of a model (see `parts`) has the sum of a hash of each file: its path in the model's folder, its time
 of modification and its size. So it does not depend on the order in which a file system lists the files.
 """
 
-from libc.errno cimport EINTR, ELOOP, EMFILE, ENFILE, ENOENT, ENOMEM, ENOTDIR, errno
+from libc.errno cimport EINTR, EINVAL, ELOOP, EMFILE, ENFILE, ENOENT, ENOMEM, ENOTDIR, errno
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
-from libc.string cimport memcpy, memset, strcmp, strlen
-from posix.unistd cimport close
+from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
+from posix.unistd cimport close, read
 
 from _native.atomic cimport load32, store32
 
@@ -31,6 +31,10 @@ cdef extern from *:
     static inline int inferd_open_folder(int at, const char *path) {
         return openat(at, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
     }
+    static inline int inferd_open_file(int at, const char *path) {
+        return openat(at, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    }
+    static inline int inferd_is_regular(const inferd_stat *about) { return S_ISREG(about->st_mode); }
     static inline int inferd_is_folder(const inferd_stat *about) { return S_ISDIR(about->st_mode); }
     static inline int inferd_is_link(int at, const char *name) {
         inferd_stat about;
@@ -52,6 +56,8 @@ cdef extern from *:
     int DT_DIR, DT_LNK, DT_UNKNOWN
     int AT_FDCWD
     int open_folder "inferd_open_folder"(int at, const char *path) nogil
+    int open_file "inferd_open_file"(int at, const char *path) nogil
+    bint is_regular "inferd_is_regular"(const Stat *about) nogil
     bint is_folder "inferd_is_folder"(const Stat *about) nogil
     bint is_link "inferd_is_link"(int at, const char *name) nogil
     int64_t modified_ns "inferd_modified_ns"(const Stat *about) nogil
@@ -64,6 +70,7 @@ cdef extern from *:
 
 cdef enum:
     FIRST_CAPACITY = 64
+    MOST_COMPARED = 256      # bytes with which files may be looked for
 
 cdef enum:
     CONFIGURATION = 0        # the parts that every model has
@@ -500,6 +507,85 @@ cdef int look_at_all(Look *look, int root, const Names *names, uint64_t *found) 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Contents
+
+cdef int read_upto(int fd, char *data, size_t most, size_t *size) noexcept nogil:
+    # until the end of the file, at most so many bytes; the error
+    cdef ssize_t got
+    size[0] = 0
+    while size[0] < most:
+        got = read(fd, data + size[0], most - size[0])
+        if got < 0 and errno != EINTR:
+            return errno
+        if got == 0:
+            break
+        size[0] += max(got, 0)
+    return 0
+
+
+cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept nogil:
+    # the error; the data are from malloc
+    cdef size_t capacity
+    cdef size_t got
+    cdef char *grown
+    cdef int error = 0
+    cdef Stat about
+    if fstat(fd, &about) != 0:
+        return errno
+    if not is_regular(&about):
+        return EINVAL
+    capacity = min(limit, <size_t>about.st_size) + 1
+    while True:  # again if it has grown
+        grown = <char *>realloc(data[0], capacity)
+        if grown == NULL:
+            return ENOMEM
+        data[0] = grown
+        error = read_upto(fd, grown + size[0], capacity - size[0], &got)
+        size[0] += got
+        if error or size[0] < capacity or size[0] > limit:
+            return error
+        capacity = min(limit + 1, 2 * capacity)
+
+
+cdef int begins_with(int folder, const char *name, const char *beginning, size_t size, bint *found) noexcept nogil:
+    # whether a file does; the error
+    cdef char[MOST_COMPARED] data
+    cdef size_t got
+    cdef int fd = open_file(folder, name)
+    cdef int error
+    if fd < 0:
+        return errno
+    error = read_upto(fd, data, size, &got)
+    found[0] = got == size and memcmp(data, beginning, size) == 0
+    close(fd)
+    return error
+
+
+cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, int64_t below,
+                  char **name) noexcept nogil:
+    # see `find_beginning`; the error, of the file `name` if that is set
+    cdef Entry *entry
+    cdef Stat about
+    cdef bint found
+    cdef int error
+    while True:
+        entry = next_entry(stream, &error)
+        if entry == NULL:
+            return error
+        if entry.d_type == DT_DIR or fstatat(fd, entry.d_name, &about, 0) != 0:
+            continue
+        if not is_regular(&about) or about.st_size >= below:
+            continue
+        found = False
+        error = begins_with(fd, entry.d_name, beginning, size, &found)
+        if error or (found and (name[0] == NULL or strcmp(entry.d_name, name[0]) < 0)):
+            free(name[0])
+            name[0] = strdup(entry.d_name)
+        if error or (found and name[0] == NULL):
+            return error or ENOMEM
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # For Python
 
 class Mark(NamedTuple):
@@ -517,6 +603,13 @@ class Mark(NamedTuple):
 
 
 NO_FILES = Mark(0, 0, 0)
+
+
+cdef bytes encode(object path):
+    cdef bytes encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise ValueError(f"no path has a null byte: {path!r}")
+    return encoded
 
 
 cdef object failure(int error, object path):
@@ -541,7 +634,7 @@ def look_at_parts(path: str, most: int) -> tuple[dict[str, Mark], bool]:
         OSError: the process has no descriptor or no memory for it.
     """
     cdef Look look
-    cdef bytes encoded = os.fsencode(path)
+    cdef bytes encoded = encode(path)
     cdef const char *folder = encoded
     cdef dict found = {"configuration": NO_FILES, "rest": NO_FILES}
     cdef int error
@@ -568,7 +661,7 @@ def folders_in(path: str) -> tuple[list[str], bool]:
     Raises:
         OSError: it cannot be listed.
     """
-    cdef bytes encoded = os.fsencode(path)
+    cdef bytes encoded = encode(path)
     cdef const char *folder = encoded
     cdef Names names = Names(NULL, 0, 0)
     cdef bint is_empty = True
@@ -582,6 +675,69 @@ def folders_in(path: str) -> tuple[list[str], bool]:
         return [os.fsdecode(names.texts[i]) for i in range(names.count)], is_empty
     finally:
         names_free(&names)
+
+
+def read_regular(path: str, limit: int) -> bytes:
+    """The content of a regular file; of one that has more than `limit` bytes, one byte more than these.
+
+    Raises:
+        OSError: it cannot be read; EINVAL: it is something else than a regular file.
+        MemoryError: there is none for so many bytes.
+    """
+    cdef bytes encoded = encode(path)
+    cdef const char *file = encoded
+    cdef size_t most = limit
+    cdef size_t size = 0
+    cdef char *data = NULL
+    cdef int error
+    cdef int fd
+    try:
+        with nogil:
+            fd = open_file(AT_FDCWD, file)
+            error = errno if fd < 0 else read_opened(fd, most, &data, &size)
+            if fd >= 0:
+                close(fd)
+        if error == ENOMEM:
+            raise MemoryError
+        if error:
+            raise failure(error, path)
+        return data[:size]
+    finally:
+        free(data)
+
+
+def find_beginning(path: str, beginning: bytes, below: int) -> str | None:
+    """The first by name of the files in a folder that have less than `below` bytes and begin with these.
+
+    Raises:
+        OSError: the folder, or such a file, cannot be read.
+        ValueError: these are too many bytes.
+    """
+    cdef bytes encoded = encode(path)
+    cdef const char *folder = encoded
+    cdef const char *wanted = beginning
+    cdef size_t size = len(beginning)
+    cdef int64_t limit = below
+    cdef Stream *stream = NULL
+    cdef char *name = NULL
+    cdef int error
+    cdef int fd
+    if size > MOST_COMPARED:
+        raise ValueError(f"expected at most {MOST_COMPARED} bytes, got {size}")
+    try:
+        with nogil:
+            fd = open_folder(AT_FDCWD, folder)
+            stream = fdopendir(fd) if fd >= 0 else NULL
+            error = errno if stream == NULL else look_for(fd, stream, wanted, size, limit, &name)
+            if stream != NULL:
+                closedir(stream)
+            elif fd >= 0:
+                close(fd)
+        if error:
+            raise failure(error, path if name == NULL else os.path.join(path, os.fsdecode(name)))
+        return None if name == NULL else os.fsdecode(name)
+    finally:
+        free(name)
 
 
 cdef class Watch:
@@ -609,7 +765,7 @@ cdef class Watch:
             OSError: the repository cannot be listed, or the process has no descriptor or no memory for it.
             InterruptedError: `end` was called.
         """
-        cdef bytes encoded = os.fsencode(path)
+        cdef bytes encoded = encode(path)
         cdef const char *folder = encoded
         cdef Names names = Names(NULL, 0, 0)
         cdef uint64_t *found = NULL

@@ -1,6 +1,6 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models|kinds|ready|statistics|index|stops|graphs|tensors|parameters|split|
+    python -m bench.growth [--only pool|models|kinds|ready|statistics|index|polls|stops|graphs|tensors|parameters|split|
                             responses|reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import resource as system
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from bench import growth_models, growth_served
 from bench.curves import Curve, Point
 from bench.growth_goals import GOALS
 from bench.growth_models import MODEL, resident, served
+from server.app import SWITCH_INTERVAL
 from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -310,6 +312,7 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "ready": growth_models.ready,
     "statistics": growth_models.statistics,
     "index": growth_models.index,
+    "polls": growth_models.polls,
     "stops": growth_models.stops,
     "graphs": growth_models.graphs,
     "tensors": tensors,
@@ -380,6 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", help="of the machine, for the record")
     given = parser.parse_args(arguments)
     known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as in a server: threads that load wait as long for a loop that is busy
     for name in [given.only] if given.only else CURVES:
         before = {str(point["size"]): point["cost"] for point in known.get(name, {}).get("points", ())}
         curve = CURVES[name]()

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+from _native.model_files import Watch
 from backends.loader import BackendLoader
 from bench.curves import Curve, Point
 from server.caching import LocalCache
@@ -18,6 +19,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.housekeeping.collecting import set_aside
 from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.engine.repository.sources import Repositories
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
 from server.rpc.metadata import Identity, Information
@@ -40,6 +42,14 @@ step { model_name: "%s" model_version: -1
 """
 
 
+def write_models(folder: Path, text: str, count: int) -> None:
+    """Write a repository of so many models: see `served`."""
+    for number in range(count):
+        path = folder / f"m{number}"
+        (path / "1").mkdir(parents=True)
+        (path / "config.pbtxt").write_text(text.replace("%d", str(number)))
+
+
 @asynccontextmanager
 async def served(text: str, count: int = 1, cache: LocalCache | None = None) -> AsyncIterator[Engine]:
     """An engine with so many models of this configuration, m0 and so on, that has not been started.
@@ -48,10 +58,7 @@ async def served(text: str, count: int = 1, cache: LocalCache | None = None) -> 
         text: the configuration; "%d" in it is the number of the model.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(count):
-            path = Path(folder, f"m{number}")
-            (path / "1").mkdir(parents=True)
-            (path / "config.pbtxt").write_text(text.replace("%d", str(number)))
+        write_models(Path(folder), text, count)
         engine = Engine([Path(folder)], BackendLoader(), Options(), cache=cache)
         try:
             yield engine
@@ -142,6 +149,24 @@ def index() -> Curve:
         return Repository(engine).index(pb.RepositoryIndexRequest(), cast(Call, Anyone()))
 
     return _polled("index", "RepositoryIndex of all models", poll)
+
+
+def polls() -> Curve:
+    """A look at all files of models that have not changed, as with --model-control-mode=poll."""
+
+    def ask(count: int) -> Point:
+        with tempfile.TemporaryDirectory() as folder:
+            write_models(Path(folder), MODEL, count)
+            repositories, watch = Repositories([Path(folder)]), Watch()
+            first = repositories.look(watch)
+            before, system = time.process_time_ns(), os.times().system
+            for _ in range(5):
+                assert repositories.look(watch) == first
+            spent, system = time.process_time_ns() - before, os.times().system - system
+            return Point(count, spent / 5e3 / count, 1e6 * system / 5 / count)
+
+    title = "a look at models that have not changed"
+    return Curve("polls", title, "us of CPU a model", tuple(map(ask, POLLED)), "us of the system's")
 
 
 # ---- stops and loads ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from _native.model_files import Watch
 from _native.protobuf.listing import encode_index
 from backends.loader import BackendLoader
 from bench import steps
@@ -30,6 +31,7 @@ from server.engine.loading.reading import Reader
 from server.engine.models.registry import Models, ModelState
 from server.engine.models.version import LoadedVersion
 from server.engine.repository import folders
+from server.engine.repository.sources import Repositories
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
@@ -519,6 +521,15 @@ async def test_the_index_makes_few_calls_for_one_more_model(tmp_path, monkeypatc
     assert len(await engine.repository_index()) == len(counts) == 5
     assert max(counts) <= 12
     await engine.close()
+
+
+async def test_a_poll_makes_few_calls_for_one_more_model(tmp_path):
+    """In Python each file of each model took several."""
+    counts: list[int] = []
+    for number in (20, 40):
+        look = calls_of(Repositories([repository(tmp_path / str(number), number)]).look, counts)
+        assert len(look(Watch())) == number
+    assert counts[1] - counts[0] <= 20 * 10
 
 
 def test_an_index_with_what_is_no_text_is_encoded():

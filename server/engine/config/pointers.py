@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from _native.model_files import find_beginning
 from server.errors import ConfigError
 
 BEGINNING = b"version https://git-lfs.github.com/spec/"
@@ -18,10 +18,8 @@ def refuse_pointers(version: Path) -> None:
         ConfigError: the folder holds one, or cannot be read.
     """
     try:
-        with os.scandir(version) as entries:
-            small = sorted(each.path for each in entries if each.is_file() and each.stat().st_size < LARGEST)
-        for file in map(Path, small):
-            if file.read_bytes().startswith(BEGINNING):
-                raise ConfigError(f"{file}: it is a pointer of Git LFS, not the file itself: run git lfs pull")
+        found = find_beginning(str(version), BEGINNING, LARGEST)
     except OSError as error:
         raise ConfigError(f"{error.filename or version}: {(error.strerror or str(error)).lower()}") from None
+    if found is not None:
+        raise ConfigError(f"{version / found}: it is a pointer of Git LFS, not the file itself: run git lfs pull")

@@ -5,32 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 
+from _native import model_files
 
-def open_regular(path: Path) -> int:
-    """A descriptor for reading a regular file. The open file tells its type, which therefore cannot change meanwhile.
-
-    Raises:
-        OSError: the path cannot be opened, or is something else.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        check_regular(os.fstat(file))
-    except OSError:
-        os.close(file)
-        raise
-    return file
+NOT_REGULAR = "expected a regular file"
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of a regular file.
+def read_regular(path: Path, limit: int = sys.maxsize) -> bytes:
+    """The content of a regular file; of one that has more than `limit` bytes, one byte more than these.
+
+    The open file tells its type, which therefore cannot change meanwhile.
 
     Raises:
         OSError: it cannot be read, or is something else.
     """
-    with open(open_regular(path), "rb") as file:
-        return file.read()
+    try:
+        return model_files.read_regular(str(path), limit)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise OSError(errno.EINVAL, NOT_REGULAR, str(path)) from None
+        raise
 
 
 def check_regular(about: os.stat_result) -> None:
@@ -40,4 +36,4 @@ def check_regular(about: os.stat_result) -> None:
         OSError: the file is of another type.
     """
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(errno.EINVAL, "expected a regular file")
+        raise OSError(errno.EINVAL, NOT_REGULAR)

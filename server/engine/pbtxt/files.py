@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from codecs import BOM_UTF8
 from pathlib import Path
 
 from backends import paths
-from server.engine.housekeeping.regular_files import open_regular
+from server.engine.housekeeping.regular_files import read_regular
 from server.errors import ConfigError
 
 
@@ -31,23 +30,11 @@ def read_bytes(base: Path, name: str, model_dir: Path, limit: int) -> bytes:
     """
     path = inside(base, name, model_dir)
     try:
-        file = open_regular(path)
-        try:
-            data = _read(file, min(limit, os.fstat(file).st_size) + 1)
-        finally:
-            os.close(file)
+        data = read_regular(path, limit)
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if len(data) > limit:
         raise ConfigError(f"{path}: the file has more than {limit} bytes")
-    return data
-
-
-def _read(file: int, most: int) -> bytes:
-    """The content of an open file, of at most so many bytes; it may have grown."""
-    data = os.read(file, most)
-    while len(data) < most and (more := os.read(file, most - len(data))):
-        data += more
     return data
 
 
