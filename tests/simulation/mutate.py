@@ -1,6 +1,6 @@
 """Does the simulation find faults? Plants known ones, one at a time, in a copy of the tree, and counts what is found.
 
-    python -m tests.simulation.mutate [--seeds 600] [--only TEXT ...] [--report FILE]
+    python -m tests.simulation.mutate [--seeds 600] [--only TEXT ...] [--report FILE] [--crowd CALLS]
 
 The tree must be freshly built: only the extension that a fault is in is built anew, the others are copied as they are.
 The copy lies in a temporary folder and goes at the end.
@@ -505,10 +505,16 @@ FAULTS = (
 
 
 class Copy:
-    """The tree, to be broken."""
+    """The tree, to be broken.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: where.
+        crowd: calls of the crowds that look at it alone; 0: the usual clients do.
+    """
+
+    def __init__(self, root: Path, crowd: int = 0) -> None:
         self.root = root
+        self.crowd = crowd
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -542,10 +548,12 @@ class Copy:
         Raises:
             RuntimeError: the simulation itself does not run, so that it tells nothing.
         """
-        for arguments in (
-            ("--seeds", str(seeds), "--no-shrink", "--jobs", str(jobs)),
-            ("--takes", "--first", "4", "--scale", TAKES),
-        ):
+        usual = ("--seeds", str(seeds), "--no-shrink", "--jobs", str(jobs))
+        if self.crowd:
+            attempts: tuple[tuple[str, ...], ...] = ((*usual, "--crowd", str(self.crowd), "--scale", ALONE),)
+        else:
+            attempts = (usual, ("--takes", "--first", "4", "--scale", TAKES))
+        for arguments in attempts:
             command = [sys.executable, "-m", "tests.simulation", *arguments]
             done = subprocess.run(
                 command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
@@ -562,6 +570,7 @@ class Copy:
 # What the simulation prints of a rule that was broken, or of a process that has crashed.
 REPORTED = re.compile(r"seed \d+: |take \d+ of seed \d+: ")
 
+ALONE = '{"clients": 0, "hostile": false}'
 TAKES = (
     '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false, '
     '"regions": false, "hostile": false, "jumps": false}'
@@ -599,12 +608,13 @@ def main() -> int:
     parser.add_argument("--only", default=[""], nargs="+", help="faults with one of these in their name or file")
     parser.add_argument("--jobs", type=int, default=jobs(), help="simulations at a time")
     parser.add_argument("--all", action="store_true", help="also what nothing can tell")
+    parser.add_argument("--crowd", type=int, default=0, help="by crowds of so many calls alone, without other clients")
     parser.add_argument("--first", type=int, default=0, help="begin with this one")
     parser.add_argument("--report", type=Path, help="write a table there")
     arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
-        copy = Copy(Path(folder))
+        copy = Copy(Path(folder), arguments.crowd)
         if found := copy.simulate(arguments.seeds, arguments.jobs):
             print(f"the sound tree breaks a rule, so that nothing can be told of faults: {found}")
             return 2
