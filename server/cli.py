@@ -98,6 +98,8 @@ def explained(error: Exception) -> tuple[str, int]:
         return f"not expected: {tokens}; a value with spaces needs quotes, see --help", USAGE_ERROR
     if isinstance(error, (CycloptsError, SettingsError, Misused)):
         return "\n".join(MISSING.sub(_as_needed, line) for line in str(error).splitlines()), USAGE_ERROR
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}", 1
     return str(error) if isinstance(error, ServerError) else build.explained(error), 1
 
 

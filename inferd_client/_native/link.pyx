@@ -291,7 +291,7 @@ cdef class Link:
     def __dealloc__(self):
         line_free(&self.line)
 
-    # --- what is known of it
+    # --- what is known of it, for choices that may be wrong a moment later: it is looked at without the lock
 
     @property
     def usable(self):
@@ -321,6 +321,7 @@ cdef class Link:
 
     cdef keep(self, Call call):
         """The call has ended for its caller."""
+        # Without the lock: while some of the call is not written yet, the output is not empty, whatever others add.
         if call.wire.orphaned or not output_empty(&self.line.session.output):
             self.lingering.add(call)
 

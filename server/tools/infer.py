@@ -169,14 +169,23 @@ def _tell(result: grpcclient.InferResult, arguments: InferArguments, started: fl
         print("  " + shown(array).replace("\n", "\n  "))
 
 
+def _storable(array: Any) -> Any:
+    """For .npy and .npz files: strings as fixed-size ones, because numpy would pickle others."""
+    if array.dtype != np.object_:
+        return array
+    if any(each.endswith(b"\0") for each in array.flat):
+        raise Misused("--save: .npy and .npz files cannot keep strings that end with a zero byte: save a .json")
+    return array.astype(np.bytes_)
+
+
 def _save(arrays: dict[str, Any], path: Path) -> None:
     try:
         if path.suffix == ".json":
             path.write_text(json.dumps({name: as_lists(array) for name, array in arrays.items()}) + "\n")
         elif path.suffix == ".npy" and len(arrays) == 1:
-            np.save(path, next(iter(arrays.values())))
+            np.save(path, _storable(*arrays.values()), allow_pickle=False)
         elif path.suffix == ".npz":
-            np.savez(path, **arrays)
+            np.savez(path, **{name: _storable(array) for name, array in arrays.items()})
         else:
             raise Misused(f"--save {path}: expected .npz, .json, or .npy for a single output")
     except OSError as error:

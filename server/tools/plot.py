@@ -13,6 +13,7 @@ from typing import Any
 
 from backends.installing import pip_install
 from server.errors import Misused
+from server.tools.files import check_writable
 
 PARTS = ("queue", "input", "compute", "output")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
@@ -67,8 +68,7 @@ def plot(paths: Sequence[Path], out: Path) -> None:
     Raises:
         Misused: a file is no run, or matplotlib is not installed.
     """
-    if out.suffix not in (".html", ".png", ".svg"):
-        raise Misused(f"--out {out}: expected a name that ends in .html, .png or .svg")
+    check_writable("--out", out, ".html", ".png", ".svg")
     if not paths:
         raise Misused("plot: name files that `inferd perf --out run.json` has written")
     runs = read(paths)

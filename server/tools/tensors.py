@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,19 @@ from server.errors import Misused
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 TEXT_SHOWN = 200
+
+
+@contextmanager
+def read_for(option: str) -> Iterator[None]:
+    """What is read within was given by this option.
+
+    Raises:
+        Misused: it cannot be read, or has another form.
+    """
+    try:
+        yield
+    except (EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise Misused(f"{option}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +116,32 @@ def read(wanted: Sequence[Wanted], given: Sequence[str]) -> dict[str, Any]:
     known = {each.name: each for each in wanted}
     found: dict[str, Any] = {}
     for each in given:
-        name, equals, value = each.partition("=")
-        if equals and name in known:
-            found[name] = _one(known[name], value)
-            continue
-        path = Path(each)
-        if path.suffix == ".npz" and path.is_file():
-            with np.load(path) as archive:
-                found.update({key: archive[key] for key in archive.files})
-        elif path.suffix == ".json" and path.is_file():
-            found.update(_document(known, json.loads(path.read_text()), each))
-        elif equals and name.isidentifier() and not path.exists() and "BYTES" not in {w.datatype for w in wanted}:
-            raise Misused(f"--data {each}: the model has no input '{name}', but {', '.join(known)}")
-        elif len(known) == 1:
-            (only,) = known.values()
-            found[only.name] = _one(only, each)
-        else:
-            raise Misused(f"--data {each!r}: expected INPUT=VALUE, a .npz or a .json; inputs are {', '.join(known)}")
+        with read_for(f"--data {each}"):
+            found.update(_given(known, each))
     for name in found:
         if name not in known:
             raise Misused(f"--data: the model has no input '{name}', but {', '.join(known)}")
-    return {name: _fitting(known[name], array) for name, array in found.items()}
+    return {name: _fitting(known[name], _of_datatype(known[name], array)) for name, array in found.items()}
+
+
+def _given(known: Mapping[str, Wanted], given: str) -> dict[str, Any]:
+    """The arrays of one value of `--data`."""
+    name, equals, value = given.partition("=")
+    if equals and name in known:
+        return {name: _one(known[name], value)}
+    path = Path(given)
+    if path.suffix == ".npz" and path.is_file():
+        with np.load(path) as archive:
+            return {key: archive[key] for key in archive.files}
+    if path.suffix == ".json" and path.is_file():
+        return _document(known, json.loads(path.read_text()), f"--data {given}")
+    datatypes = {each.datatype for each in known.values()}
+    if equals and name.isidentifier() and not path.exists() and "BYTES" not in datatypes:
+        raise Misused(f"--data {given}: the model has no input '{name}', but {', '.join(known)}")
+    if len(known) == 1:
+        (only,) = known.values()
+        return {only.name: _one(only, given)}
+    raise Misused(f"--data {given!r}: expected INPUT=VALUE, a .npz or a .json; inputs are {', '.join(known)}")
 
 
 def _document(known: Mapping[str, Wanted], said: Any, where: str) -> dict[str, Any]:
@@ -129,9 +149,11 @@ def _document(known: Mapping[str, Wanted], said: Any, where: str) -> dict[str, A
     if isinstance(said, dict) and isinstance(said.get("inputs"), list):
         found = {}
         for tensor in said["inputs"]:
+            if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
+                raise Misused(f"{where}: each of 'inputs' needs a name, and a list as its data")
             if tensor.get("name") not in known:
                 raise Misused(f"{where}: the model has no input {tensor.get('name')!r}, but {', '.join(known)}")
-            array = array_of(known[tensor["name"]].datatype, tensor.get("data"), tensor["name"])
+            array = array_of(known[tensor["name"]].datatype, tensor["data"], tensor["name"])
             found[tensor["name"]] = array.reshape(tensor["shape"]) if "shape" in tensor else array
         return found
     if not isinstance(said, dict):
@@ -199,11 +221,21 @@ def _picture(wanted: Wanted, path: Path) -> Any:
     return (array / 255.0 if kind.kind == "f" else array).astype(kind)
 
 
+def _of_datatype(wanted: Wanted, array: Any) -> Any:
+    """The array with elements of the model's datatype."""
+    strings = wanted.datatype == "BYTES"
+    if array.dtype.kind not in ("OSU" if strings else "biufV"):
+        raise Misused(f"the data of '{wanted.name}' are {array.dtype}, the model takes {wanted.datatype}")
+    if strings:
+        return array_of("BYTES", array, wanted.name) if array.dtype.kind == "U" else array.astype(np.object_)
+    kind = np.dtype(triton_to_np_dtype(wanted.datatype))
+    if array.dtype.kind == "V" and array.dtype.itemsize == kind.itemsize:
+        return array.view(kind)  # bfloat16, which .npy files do not know
+    return array.astype(kind)
+
+
 def _fitting(wanted: Wanted, array: Any) -> Any:
     """The array with added dimensions, or reshaped to the model's, if there is only one way to do so."""
-    kind = triton_to_np_dtype(wanted.datatype)
-    if wanted.datatype != "BYTES" and array.dtype != kind:
-        array = array.astype(kind)
     expected = wanted.shape
     if _fits(expected, array.shape):
         return array

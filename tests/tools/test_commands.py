@@ -185,6 +185,60 @@ def test_questions_that_make_no_sense(inferd, arguments, text):
     assert text in inferd("infer", *arguments, status=2)
 
 
+WRONG_DATA = {
+    "cut.json": b'{"INPUT0": [1,',
+    "letters.json": b"\xff\xfe{",
+    "names.json": b'{"inputs": ["INPUT0"]}',
+    "empty.json": b'{"inputs": [{"name": "INPUT0"}]}',
+    "shape.json": b'{"inputs": [{"name": "INPUT0", "shape": [3], "data": [1, 2]}]}',
+    "cut.npy": b"\x93NUMPYxx",
+    "empty.npy": b"",
+    "cut.npz": b"PKxx",
+    "cut.png": b"\x89PNGxx",
+    "odd.raw": b"abcde",
+}
+
+
+def test_data_that_cannot_be_read(inferd, tmp_path):
+    """Guards that damaged files, and tensors of other kinds, are mistakes of the command line; nothing is unpickled."""
+    for name, content in WRONG_DATA.items():
+        (tmp_path / name).write_bytes(content)
+        assert "--data" in inferd("infer", "fp32", "--data", tmp_path / name, status=2), name
+    for name, array in (("o", np.array([b"a", None], object)), ("c", np.ones(1, complex)), ("u", np.array(["x"]))):
+        np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
+        assert "data" in inferd("infer", "fp32", "--data", tmp_path / f"{name}.npy", status=2), name
+    np.save(tmp_path / "n.npy", np.ones(3))
+    assert "takes BYTES" in inferd("infer", "text", "--data", tmp_path / "n.npy", status=2)
+    for content in (
+        '{"data": 5}',
+        '{"data": [{"INPUT0": {"b64": "YQ", "shape": [1]}}]}',
+        '{"data": [{"INPUT0": "x"}]}',
+    ):
+        (tmp_path / "perf.json").write_text(content)
+        assert "data" in inferd("perf", "fp32", "--input-data", tmp_path / "perf.json", status=2), content
+
+
+def test_strings_are_saved_and_read(inferd, tmp_path):
+    """Guards that strings need no pickle."""
+    (tmp_path / "x.json").write_text(json.dumps({"INPUT0": [["", "two words", "\u00e9"]]}))
+    for name in ("y.npy", "y.npz", "y.json"):
+        inferd("infer", "text", "--data", tmp_path / "x.json", "--save", tmp_path / name)
+    assert np.load(tmp_path / "y.npz")["OUTPUT0"].tolist() == [[b"", b"two words", "\u00e9".encode()]]
+    assert answered(inferd, "text", "--data", tmp_path / "y.npy") == {"OUTPUT0": [["", "two words", "\u00e9"]]}
+
+
+def test_files_that_cannot_be_written(inferd, tmp_path):
+    """Guards that it is told before a measurement, not after it."""
+    absent = tmp_path / "absent" / "x.json"
+    for command in (["perf", "nobody", "--out", absent], ["plot", "x.json", "--out", absent.with_suffix(".png")]):
+        assert "there is no folder" in inferd(*command, url=command[0] == "perf", status=2)
+    assert "ends in .json or .csv" in inferd("perf", "nobody", "--out", "x.txt", status=2)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "model.py").write_text("class TritonPythonModel: pass")
+    made = ["models", "init", tmp_path / "model.py", "--repository", tmp_path / "file"]
+    assert f"inferd: {tmp_path / 'file'}" in inferd(*made, url=False, status=1)
+
+
 def test_failures_are_told(inferd):
     """Guards the status 1, and who was asked."""
     assert "NOT_FOUND" in inferd("infer", "nobody", "--data", "1", status=1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import Misused
+from server.tools.files import check_writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +189,4 @@ class Files:
 
     def __post_init__(self) -> None:
         for path in self.out:
-            if path.suffix not in (".json", ".csv"):
-                raise Misused(f"--out {path}: expected a name that ends in .json or .csv")
+            check_writable("--out", path, ".json", ".csv")

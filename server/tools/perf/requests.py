@@ -19,7 +19,7 @@ from inferd_client.utils import triton_to_np_dtype
 from server.errors import Misused
 from server.tools.perf.plan import LoadPlan
 from server.tools.reach import CallFailed, Reach
-from server.tools.tensors import Wanted, array_of, made_up, shape_of, shapes_of
+from server.tools.tensors import Wanted, array_of, made_up, read_for, shape_of, shapes_of
 
 MADE_UP = 16
 """How many different requests of random content are made."""
@@ -105,10 +105,13 @@ def _of_file(model: Model, plan: LoadPlan, path: Path) -> Iterator[Tensors]:
         steps = said["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Misused(f"--input-data {path}: expected random, zero or a JSON file with 'data': {error}") from None
-    if steps and isinstance(steps[0], list):
-        steps = list(itertools.chain.from_iterable(steps))
+    if not isinstance(steps, list):
+        raise Misused(f"--input-data {path}: expected a list as its 'data'")
     shapes = shapes_of(plan.shapes)
-    entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in steps]
+    with read_for(f"--input-data {path}"):
+        if steps and isinstance(steps[0], list):
+            steps = list(itertools.chain.from_iterable(steps))
+        entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in steps]
     if not entries:
         raise Misused(f"--input-data {path}: it has no data")
     for i in range(len(entries)):

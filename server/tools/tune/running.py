@@ -14,6 +14,7 @@ from google.protobuf import text_format
 
 from server.errors import Misused
 from server.pb import model_config_pb2 as pb
+from server.tools.files import check_writable
 from server.tools.tables import table
 from server.tools.tune.configurations import applied, axes_of, lines, setting_of
 from server.tools.tune.pair import Pair
@@ -28,6 +29,8 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
         CallFailed: the model cannot be served with its own configuration.
         Misused: the model cannot be tuned.
     """
+    if out is not None:
+        check_writable("--out", out, ".json")
     with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Pair(wanted, Path(folder)) as pair:
         config = pair.config
         if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
