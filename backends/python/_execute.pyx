@@ -50,7 +50,7 @@ from backends.python._grants cimport grant, grant_asked, grant_outputs, grants_e
 from backends.python._loans cimport execution_begin
 from backends.python._record cimport RecordSize, record_copies, record_size, record_write
 from backends.python._slots cimport slot_give, slot_take
-from backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, Head
+from backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch
@@ -84,6 +84,15 @@ cdef bint has_numbers(Channel *channel, uint32_t count) noexcept nogil:
     return True
 
 
+cdef char *no_slot(const Channel *channel) noexcept nogil:
+    # why there is none; NULL: there is no memory for more
+    if channel.slots.count < <uint32_t>SLOTS:
+        return NULL
+    return format_text(
+        "the worker of '%s' holds %u open requests, which is its limit: its model has to end their responses",
+        channel.name, channel.slots.open)
+
+
 cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
     # one for each request; False: the batch has failed. Under the guard.
     cdef uint32_t i
@@ -93,7 +102,7 @@ cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
     for i in range(batch.count):
         channel.numbers[i] = slot_take(&channel.slots, batch.requests[i], batch.taken_ns)
         if channel.numbers[i] == 0:
-            batch_fail(batch, format_text("the worker of '%s' holds too many open requests", channel.name))
+            batch_fail(batch, no_slot(channel))
             give_slots(channel, batch, i)
             return False
         batch.requests[i].number = channel.numbers[i]

@@ -175,6 +175,7 @@ class Client:
         self.calls: dict[int, Call] = {}  # that are open, by stream
         self.talks: dict[int, Talk] = {}  # the same
         self.unsent: list[Call | Talk] = []
+        self.given_up: list[Call] = []  # of which the server has not heard that yet
         self.region: Region | None = None
         self.regions = 0  # that it has had
         self.packs = self.random.random() < simulation.packing
@@ -258,7 +259,9 @@ class Client:
         self.tell(f"hangs up with {len(self.calls)} calls open")
         self.close()
         for call in list(self.calls.values()):
+            self.simulation.oracle.given_up(call)
             self._over(call, answered=False)
+        self.given_up.clear()
         for talk in list(self.talks.values()):
             self._talk_over(talk, answered=False)
         self.unsent.clear()
@@ -273,6 +276,7 @@ class Client:
     def cancel(self, call: Call) -> None:
         self.tell(f"cancels {call.number}")
         self.wire.cancel(call.stream)
+        self.given_up.append(call)
         self._over(call, answered=False)
 
     def cancel_talk(self, talk: Talk) -> None:
@@ -500,6 +504,10 @@ class Client:
             for call in self.calls.values():
                 if call.stream.sent_end and call.sent_ns > now:
                     call.sent_ns = now
+                    self.simulation.oracle.arrived(call)
+            for call in self.given_up:
+                self.simulation.oracle.given_up(call)
+            self.given_up.clear()
             for talk in self.talks.values():
                 talk.sent_ns = min(talk.sent_ns, now)
 

@@ -33,6 +33,9 @@ class Executions:
         count: by model and number of a request, how often it was executed.
         failed: numbers of requests whose execution failed.
         mourned: ids of sequences of whose ends models were told that no client has asked for.
+        gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
+        arrived: by number of a request, its level, when it came at the earliest and at the latest, and whether it stays
+            in front of those that come later.
         said: by number of a request, the parameters that its worker has answered with.
         crowd: told of what is executed, whose requests may be among it.
         log: called with what happens.
@@ -47,6 +50,8 @@ class Executions:
     excused: set[int] = field(default_factory=set)
     inquiries: int = 0  # of workers to other models
     mourned: set[int] = field(default_factory=set)
+    gone_ns: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, tuple[int, int, int, bool]] = field(default_factory=dict)
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
     is_faulty: bool = False  # memory may run out
@@ -77,6 +82,9 @@ class SimulatedInstance(Instance):
         self.kind = backend.kind
         self.name = name
         self.busy = False
+        self.rested_ns = 0  # when it had finished its last batch
+        # where there is one instance: of each batch, when it was made at the earliest, and what came first in it
+        self.taken: list[tuple[int, int, int]] = []
         # what it draws does not depend on what the others have drawn
         self.random = Random(f"{backend.salt} {name}")
 
@@ -98,6 +106,7 @@ class SimulatedInstance(Instance):
             self.compute(batch)
         finally:
             self.busy = False
+            self.rested_ns = self.backend.world.now()
             executions.resources_used -= self.kind.needs
 
     def complain(self, text: str) -> None:
@@ -115,10 +124,30 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
+        if self.kind.instances == (1, 1):
+            self._check_order(numbers)
         if executions.crowd is not None:
             numbers = executions.crowd.executed(self.kind, numbers)
         for number in numbers:
+            gone_ns = self.rested_ns if self.kind.reuses else executions.gone_ns.get(number, self.rested_ns)
+            if gone_ns < self.rested_ns:  # it has been given this batch since
+                self.complain(f"executes {number}, for which nobody has waited since {gone_ns} ns")
             executions.count[name, number] = executions.count.get((name, number), 0) + 1
+
+    def _check_order(self, numbers: list[int]) -> None:
+        """One that has the highest priority of all, and has waited longest of these, is the first of a batch."""
+        known = self.backend.executions.arrived
+        waits = [known[number] for number in numbers if number in known]
+        for level, _, came_ns, is_patient in waits:
+            for taken_ns, other_level, other_ns in reversed(self.taken):
+                if taken_ns <= came_ns:
+                    break
+                if other_level > level and is_patient:
+                    self.complain(f"executes {numbers} of level {level} after one of level {other_level}")
+                if other_level == level and other_ns > came_ns and is_patient:
+                    self.complain(f"executes {numbers}, which came at {came_ns}, after one that came at {other_ns}")
+        if len(waits) == len(numbers):
+            self.taken.append((self.rested_ns, *min(wait[:2] for wait in waits)))
 
     def take_time(self) -> None:
         if self.kind.duration_us:

@@ -58,6 +58,49 @@ FAULTS = (
         "    if result != 0:\n        stream_cut(",
         "    if False:\n        stream_cut(",
     ),
+    # limits, order, and what models say of themselves
+    fault(
+        "one request more is in the house than may be",
+        "service/submission",
+        "self.bridge.in_house >= self.max_inflight",
+        "self.bridge.in_house > self.max_inflight",
+    ),
+    fault(
+        "those who have shared an execution are not counted",
+        "caching/coalescer",
+        "            statistics_shared(&lane.statistics, followers - 1, ns)\n",
+        "            statistics_shared(&lane.statistics, followers - 2, ns)\n",
+    ),
+    fault(
+        "a batch counts twice",
+        "request/statistics",
+        "    counters.execution_count += 1\n",
+        "    counters.execution_count += 2\n",
+    ),
+    fault(
+        "a request that nobody waits for stays in the queue",
+        "request/bridge",
+        "    elif lane != NULL and lane.scheduler.remove(lane, request):\n",
+        "    elif False:\n",
+    ),
+    fault(
+        "the priority of a request is not read",
+        "scheduling/queue",
+        "    level[0] = level_of(&queue.levels, request.priority)\n",
+        "    level[0] = level_of(&queue.levels, 0)\n",
+    ),
+    fault(
+        "the last request of a queue is served first",
+        "scheduling/queue",
+        "    batch = levels_cut(&queue.levels, plan.count)\n",
+        "    if plan.count == 1 and queue.levels.count > 1:\n"
+        "        batch = queue.levels.first\n"
+        "        while batch.next != NULL:\n"
+        "            batch = batch.next\n"
+        "        levels_remove(&queue.levels, batch)\n"
+        "    else:\n"
+        "        batch = levels_cut(&queue.levels, plan.count)\n",
+    ),
     # wake-ups
     fault(
         "a thread that is given a batch is not woken",

@@ -29,6 +29,7 @@ LONG_STAND = 5000 * MS  # for which a machine has to stand still that peers seem
 PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
+UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
@@ -102,6 +103,28 @@ class Oracle:
         stream = call.stream
         return int((stream.trailers or {}).get("grpc-status", "99")) if stream.reset is None else RESET + stream.reset
 
+    def given_up(self, call: Call) -> None:
+        """The server has heard that nobody waits for a call."""
+        self._gone(call, self.simulation.world.now())
+
+    def arrived(self, call: Call) -> None:
+        """The whole of a call has come to the server: how long it may wait is known."""
+        now = self.simulation.world.now()
+        if call.deadline_ns >= 0:
+            self._gone(call, now + call.deadline_ns)
+        levels = call.kind.queue.levels
+        level = levels[call.level - 1] if call.level <= len(levels) else levels[0]
+        if not call.client.temper.prompt or call.kind.reuses:  # it may be parked, for its client has much to read
+            return
+        self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not level.yields)
+        if level.timeout_us and not level.yields:
+            self._gone(call, now + level.timeout_us * 1000)
+
+    def _gone(self, call: Call, ns: int) -> None:
+        gone = self.simulation.executions.gone_ns
+        if not call.kind.reuses:  # else the number in front is none of its own
+            gone[call.number] = min(ns, gone.get(call.number, ns))
+
     def begun(self, call: Call) -> None:
         """The answer of a call begins to come: in the order of the calls, where that is promised."""
         since = self.since[call.kind.name]
@@ -156,16 +179,23 @@ class Oracle:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
             is_late = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
-            allowed = is_late or (simulation.stood_ns > LONG_STAND and "has not arrived" in text)
+            allowed = is_late or self._may_seem_slow(status, text)
         elif simulation.is_faulty:
             allowed = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         else:
-            may_calm = bool(simulation.held_limit) or simulation.stood_ns > LONG_STAND
-            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and may_calm
+            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and bool(simulation.held_limit)
+            allowed = allowed or self._may_seem_slow(status, text)
         if not allowed:
             unanswered = [call.number for call in talk.open]
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
         self._check_time(talk, max(talk.opened_ns, talk.sent_ns) + talk.deadline_ns)  # from its first bytes on
+
+    def _may_seem_slow(self, status: int, text: str) -> bool:
+        """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
+        simulation = self.simulation
+        told = "has not arrived" in text or (text == "out of memory" and simulation.is_faulty)
+        is_that = told if status == LATE else status == RESET + ENHANCE_YOUR_CALM
+        return is_that and simulation.stood_ns > LONG_STAND
 
     def refused(self, call: Call, text: str) -> None:
         """A request on a stream has an error, of which only the text is known."""
@@ -186,7 +216,7 @@ class Oracle:
             return status != UNKNOWN
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
             return True
-        if simulation.stood_ns > LONG_STAND and (status == RESET + ENHANCE_YOUR_CALM or "has not arrived" in text):
+        if self._may_seem_slow(status, text):
             return True
         if status == LATE:
             return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
@@ -199,7 +229,8 @@ class Oracle:
         if status == UNAVAILABLE and text.startswith("Request timeout expired"):
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
-        if simulation.demand.may_refuse(STEPS[kind.name], call.opened_ns, text):
+        names = STEPS[kind.name] | ({"nobody"} if call.wrong else set())
+        if simulation.demand.may_refuse(names, call.opened_ns, text):
             return True
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
             was_away = self.was_away(kind.name, call.opened_ns) and not simulation.demand.on
@@ -208,6 +239,8 @@ class Oracle:
             # here a version serves before its workers are up, and another may take its place until then
             early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)
             return early or simulation.may_lose_workers(kind) or simulation.is_faulty
+        if any(limit in text for limit in UNREACHED):
+            return False
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed or simulation.is_faulty
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
@@ -338,7 +371,7 @@ class Oracle:
                 continue
             if version.backend.late:
                 self._check_threads(version, now)
-            delay = version.kind.delay_us
+            delay = 0 if self._has_resources(version.kind) else version.kind.delay_us
             if delay is None or not version.count:
                 continue
             idle = simulation.world.idle(version.prefix)
@@ -354,6 +387,12 @@ class Oracle:
             elif not delay or now - version.idle_since > delay * 1000 + SLACK:
                 raise Violation(f"{version.prefix}: {pending} requests wait beside {idle} idle instances")
             version.waiting = waiting
+
+    def _has_resources(self, kind: Kind) -> bool:
+        """Whether what each instance of a model needs is free, as far as that is known."""
+        executions, kinds = self.simulation.executions, self.simulation.kinds.values()
+        is_known = kind.style == "fresh" and not any(each.needs and each.style == "worker" for each in kinds)
+        return bool(kind.needs) and is_known and executions.resources_used + kind.needs <= executions.resources
 
     @staticmethod
     def _check_threads(version: Version, now: int) -> None:

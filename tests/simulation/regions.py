@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SLOT = 4096  # bytes for a tensor
 SLOTS = 32  # of a region; each is used once, so that nobody writes to what an abandoned request may read
-REGIONS = 16  # of a client, one after the other, that have places of their own under the same name: what was to use
+REGIONS = 256  # of a client, one after the other, that have places of their own under the same name: what was to use
 # one that is gone may come to the next
 
 

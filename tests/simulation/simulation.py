@@ -169,7 +169,7 @@ class Simulation:
         self.graphics = Graphics(world)
         self.traces = Traces(self)
         self.demand = Demand(self)
-        self.regions = Regions(max_count=1000, max_byte_size=1 << 30)
+        self.regions = Regions(max_count=1000, max_byte_size=1 << 36)
         self.service.use_regions(self.regions, shared=True)
         self.endpoint = Endpoint(
             self.desk.take,
