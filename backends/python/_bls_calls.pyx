@@ -5,7 +5,9 @@ known by the worker that makes it, whose life has a number, and by the id that t
 may use the same.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+import logging
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -15,7 +17,8 @@ from _native.memory.resource cimport Block, block_give
 from _native.request.bridge cimport PostedCallback, bridge_abandon
 from _native.request.lane cimport Lane
 from _native.request.record cimport record_inner
-from _native.request.request cimport REQUEST_NEW, Request, Response, request_free, request_new
+from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, Request, Response, request_free, request_new
+from _native.request.signature cimport Signature
 from _native.service.submission cimport CALLER_SERVER, Submission, submit_message
 from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
 from _native.threads cimport lock, unlock
@@ -30,6 +33,7 @@ from backends.python._bls_answers cimport (
 from backends.python._channel cimport (
     BLS_BUCKETS,
     Channel,
+    Team,
     channel_break,
     channel_exhausted,
     channel_give,
@@ -40,6 +44,8 @@ from backends.python._grants cimport record_copy
 from backends.python._side cimport side_record
 from backends.python._slots cimport Slot, slot_find
 from backends.python._wire cimport BLS_WINDOW, DECOUPLED, EMPTY, FINAL, IN_ARENA, BlsRecord, Head
+
+logger = logging.getLogger("inferd.python")
 
 cdef enum:
     MOST_CALLS = 4096        # of a worker under way
@@ -210,12 +216,53 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
     return waits
 
 
+cdef bint waits_for_itself(BlsCall *call) noexcept nogil:
+    # Whether every instance of the called model executes a request that waits for this call, directly or through
+    # others. Each executes one batch at a time, so that none of them comes twice; one whose responses come apart from
+    # its executions may be free any time.
+    cdef const Lane *called = <const Lane *>call.request.lane
+    cdef const Team *team = NULL
+    cdef int32_t waiting = 0
+    cdef Channel *channel
+    cdef Slot *slot
+    while call != NULL:
+        channel = call.channel
+        lock(&channel.guard)
+        slot = slot_find(&channel.slots, call.parent) if call.parent and channel.executing else NULL
+        if slot == NULL or (<const Lane *>slot.request.lane).signature.decoupled:
+            call = NULL
+        else:
+            if slot.request.lane == called:
+                waiting += 1
+                team = channel.team
+            call = <BlsCall *>slot.request.sink if slot.request.deliver == deliver else NULL
+        unlock(&channel.guard)
+    return team != NULL and waiting >= load32(&team.hopeful)
+
+
+cdef set told_circles = set()
+
+
+cdef void tell_circle(const BlsCall *call) noexcept with gil:
+    # once for each two models
+    cdef const Signature *called = &(<const Lane *>call.request.lane).signature
+    names = ((<bytes>call.channel.model).decode(), called.name.data[:called.name.size].decode())
+    if names in told_circles:
+        return
+    told_circles.add(names)
+    logger.warning(
+        "model '%s' calls '%s', and every instance of '%s' waits for this call: it ends with the deadline of the "
+        "request that it serves; more instances (instance_group) let such calls through", *names, names[1])
+
+
 cdef void call_make(PostedCallback *callback) noexcept nogil:
     cdef BlsCall *call = <BlsCall *>callback
     cdef Channel *channel = call.channel
     cdef Submission *submission = <Submission *>channel.submission
     cdef Request *request
-    cdef bint lives = call.life == channel_life(channel)  # else it has ended since the attendant has read this
+    cdef uint64_t life = call.life
+    cdef uint64_t id = call.id
+    cdef bint lives = life == channel_life(channel)  # else it has ended since the attendant has read this
     if not lives or call_find(channel, call.life, call.id) != NULL:
         if lives:
             channel_break(channel, "made two calls of one number")
@@ -239,9 +286,14 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     request.asker.user = -1
     call.request = request
     submission.asked_by = call.loading.model if call.loading != NULL else NULL
+    channel_share(channel)
     # Its answer may come at once, and with it the end of the call.
     submit_message(submission, request, call.block, call.data, call.size, call.timeout_ns, CALLER_SERVER)
     submission.asked_by = NULL
+    call = call_find(channel, life, id)
+    if call != NULL and call.request != NULL and call.request.state == REQUEST_QUEUED and waits_for_itself(call):
+        tell_circle(call)
+    channel_give(channel)
 
 
 cdef void deliver(void *sink, Response *response, int status, const char *details) noexcept nogil:

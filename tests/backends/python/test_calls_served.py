@@ -60,6 +60,26 @@ class TritonPythonModel:
         return answers
 """
 
+# Asks the other one of "m" and "n" so often as x says.
+RING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.other = {"m": "n", "n": "m"}[args["model_name"]]
+
+    def execute(self, requests):
+        [request] = requests
+        x = request.inputs()[0].as_numpy()
+        if x.flat[0] == 0:
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
+        answer = pb_utils.InferenceRequest(
+            model_name=self.other, requested_output_names=["y"], inputs=[pb_utils.Tensor("x", x - 1)]).exec()
+        if answer.has_error():
+            return [pb_utils.InferenceResponse(error=answer.error())]
+        return [pb_utils.InferenceResponse(answer.output_tensors())]
+"""
+
 SLOW = """
 import pathlib, time
 import triton_python_backend_utils as pb_utils
@@ -137,6 +157,31 @@ async def test_the_deadline_is_inherited(tmp_path):
             if (tmp_path / "a" / "told").exists():  # it is not, where the deadline passed before "a" was called
                 break
         await until_told(tmp_path, "a", "cancelled")
+
+
+async def test_models_that_wait_for_each_other_do_so_until_the_deadline(tmp_path, caplog):
+    """The one instance of each waits for that of the other. The log names both, once; both serve on."""
+
+    def told():
+        return [record.getMessage() for record in caplog.records if "waits for this call" in record.getMessage()]
+
+    async with serving(tmp_path, m=RING, n=RING) as engine:
+        assert (await ask(engine, 1)).array().tolist() == [[0]]
+        assert not told()
+        for _ in range(2):
+            assert (await ask(engine, 2, timeout_ns=500_000_000)).status == 4
+        [line] = told()
+        assert line.startswith("model 'n' calls 'm', and every instance of 'm' waits for this call: ")
+        assert (await ask(engine, 1)).array().tolist() == [[0]]
+        assert (await ask(engine, 1, model="n")).array().tolist() == [[0]]
+
+
+async def test_a_free_instance_takes_the_call_of_its_model(tmp_path, caplog):
+    """Two instances of one model let one request of it call another one of it."""
+    add_model(tmp_path, "m", RING, CONFIG.replace("count: 1", "count: 2"))
+    async with serving(tmp_path, n=RING) as engine:
+        assert (await ask(engine, 2)).array().tolist() == [[0]]
+    assert "waits for this call" not in caplog.text
 
 
 async def test_cancellation_is_inherited(tmp_path):
