@@ -142,6 +142,11 @@ class Call:
     size: int = 0  # of the message
     over: bool = False
 
+    @property
+    def question(self) -> int:
+        """The number that models see: requests of models which reuse answers have the same ones."""
+        return abs(int(self.x[0, 0])) // SCALE
+
     def __str__(self) -> str:
         deadline = f" deadline {self.deadline_ns // US} us" if self.deadline_ns >= 0 else ""
         return f"call {self.number} of client {self.client.number} to {self.kind.name}{deadline}"
@@ -318,16 +323,18 @@ class Client:
         """One to ask by a stream."""
         return self._choose(self._kinds(streamed=True))
 
-    def _headers(self, deadline_ns: int) -> tuple[tuple[str, str], ...]:
-        """Of a call with this deadline; negative for none."""
+    def _headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
+        """Of a call with this deadline; negative for none. With `steady` it says always the same of itself."""
         packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
         timeout = (("grpc-timeout", grpc_timeout(deadline_ns)),) if deadline_ns >= 0 else ()
-        return (*packing, *timeout, *self.simulation.traces.headers(self.random))
+        simulation, random = self.simulation, self.random
+        shown = (*simulation.rights.headers(self.number, random, steady=steady), *simulation.forwarding.headers(random))
+        return (*packing, *timeout, *simulation.traces.headers(random), *shown)
 
     def call(self, kind: Kind) -> None:
         """One call."""
         deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
-        headers = self._headers(deadline)
+        headers = self._headers(deadline, steady=kind.sequential)
         stream = self.wire.open(INFER, headers, b"")
         call, message = self.request(kind, stream, deadline, headers)
         is_free = call.sequence is None and call.region is None
@@ -372,6 +379,7 @@ class Client:
         if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
         reword(self.random, call, message)
+        simulation.forwarding.forge(self.random, message)
         call.message = message
         call.headers = headers
         simulation.opened(call)

@@ -74,6 +74,7 @@ class Refused:
     opened_ns: int
     level: int
     line: Line
+    headers: tuple[tuple[str, str], ...] = ()
     lost: bool = False
     wrong: bool = False
 

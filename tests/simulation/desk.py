@@ -92,7 +92,8 @@ class Desk:
         self.loop = Loop(simulation.world, simulation.later)
         self.open: set[NativeContext] = set()
         method = Method("ModelStreamInfer", None, None, True, True, Inference(self, WINDOW).stream)  # type: ignore
-        self._handler = services._handler(method, services.Policy())
+        policy = services.Policy(access=simulation.rights.access, forwarder=simulation.forwarding.forwarder)
+        self._handler = services._handler(method, policy)
         self._listener_policy = ListenerPolicy()
         # deadlines are measured from when the handler begins
         server.front.context.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore

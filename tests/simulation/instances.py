@@ -31,6 +31,7 @@ class Executions:
         resources: that instances share.
         excused: numbers of requests whose inputs may change, for they are in memory that their client has taken back.
         count: by model and number of a request, how often it was executed.
+        questions: the same of models that reuse answers, where several requests of a batch may have one number.
         failed: numbers of requests whose execution failed.
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
@@ -46,6 +47,7 @@ class Executions:
     world: World
     resources: int  # that there are
     count: dict[tuple[str, int], int] = field(default_factory=dict)
+    questions: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     excused: set[int] = field(default_factory=set)
     inquiries: int = 0  # of workers to other models
@@ -163,6 +165,8 @@ class SimulatedInstance(Instance):
         numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
         before = x.copy()
         self.begin(batch, numbers)
+        if self.kind.reuses:
+            self._count_questions(x[:, 0])
         self.take_time()
         if not np.array_equal(before, x) and executions.excused.isdisjoint(numbers):
             executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
@@ -183,6 +187,13 @@ class SimulatedInstance(Instance):
         batch.set_output("y", y)
         if self.random.random() < 0.3:
             self.take_time()
+
+    def _count_questions(self, firsts: np.ndarray) -> None:
+        """Those of a batch, by their first rows."""
+        questions = self.backend.executions.questions
+        for first in firsts[firsts % SCALE == 0].tolist():
+            key = (self.kind.name, first // SCALE)
+            questions[key] = questions.get(key, 0) + 1
 
     def _send_back(self, batch: Batch) -> None:
         """Some of its requests are to be executed again, as they are."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.kinds import KINDS, STEPS, Kind, serialize_strings
+from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
 from tests.simulation.wording import said_of
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
-FAILURES = (CANCELLED, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE)
+FAILURES = (
+    CANCELLED,
+    INVALID,
+    LATE,
+    NOT_FOUND,
+    PERMISSION_DENIED,
+    EXHAUSTED,
+    INTERNAL,
+    UNAVAILABLE,
+    UNAUTHENTICATED,
+)
 MS = 1_000_000
 GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers' grain, and what the loop did first
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
@@ -175,7 +186,10 @@ class Oracle:
         now = simulation.world.now()
         status = self.status(talk)
         text = (talk.stream.trailers or {}).get("grpc-message", "")
-        if status == OK:
+        refused = simulation.forwarding.may_refuse(talk.headers, status, text)
+        if refused or simulation.rights.may_refuse(talk, status, text, None):
+            allowed = True
+        elif status == OK:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
             is_late = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
@@ -229,6 +243,10 @@ class Oracle:
         if status == UNAVAILABLE and text.startswith("Request timeout expired"):
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
+        if simulation.rights.may_refuse(call, status, text, kind.name):
+            return True
+        if simulation.forwarding.may_refuse(call.headers, status, text):
+            return True
         names = STEPS[kind.name] | ({"nobody"} if call.wrong else set())
         if simulation.demand.may_refuse(names, call.opened_ns, text):
             return True
@@ -284,6 +302,9 @@ class Oracle:
     def check_response(self, call: Call, response: pb.ModelInferResponse) -> None:
         """Judge the one answer to a request."""
         kind = call.kind
+        self.simulation.rights.check(call)
+        if self.simulation.forwarding.must_refuse(call.headers):
+            raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")
         factors = kind.factors(call.number)
         self._check_head(call, response, list(factors))
         if call.lost or (call.sequence is not None and call.sequence.broken):

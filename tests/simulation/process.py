@@ -26,7 +26,6 @@ from tests.simulation.instances import Value
 from tests.simulation.kinds import SCALE
 from tests.simulation.replies import Reply, draw_parameters
 from tests.simulation.wire import Violation
-from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,7 +259,7 @@ class Process(AnyWorker):
             at += id_size + correlation_size
             parameters = record[at : at + parameter_size]
         told = json.loads(parameters or b"{}", strict=False)
-        if told_id != str(call.number) or told != said_of(call.message.parameters):
+        if told_id != str(call.number) or told != self.town.simulation.forwarding.said(call):
             raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
         # a client that holds too much may still have to hear that its call has ended
         may_be_cancelled = call.deadline_ns >= 0 or self.town.simulation.held_limit or self.backend.executions.is_faulty

@@ -28,6 +28,8 @@ EXTREMES: dict[str, tuple[float, ...]] = {
     "ttl": (0.0003, 1),
     "traces": (1,),
     "demand": (1,),
+    "rights": (1,),
+    "forwarding": (1,),
 }
 
 

@@ -18,6 +18,8 @@ FEATURES = (
     "late",
     "traces",
     "demand",
+    "rights",
+    "forwarding",
     "regions",
     "streams",
     "operator",

@@ -22,12 +22,14 @@ from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.demand import Demand
 from tests.simulation.desk import Desk
+from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
 from tests.simulation.kinds import KINDS, STEPS, Kind, kinds_with_steps
 from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
+from tests.simulation.rights import Rights
 from tests.simulation.story import Story
 from tests.simulation.traces import Traces
 from tests.simulation.wire import Violation
@@ -70,6 +72,8 @@ class Scale:
         late: instances get their threads with the first request, or later, where the system refuses them.
         traces: requests are recorded.
         demand: models are loaded when somebody asks for them.
+        rights: clients need tokens.
+        forwarding: headers become parameters.
         fails_at: the number of the first take of memory that fails; 0 for as the seed says.
         fails: how many fail then, one after the other.
         crowd: calls of crowds, beside those of the clients; see `crowd`.
@@ -96,6 +100,8 @@ class Scale:
     late: bool = True
     traces: bool = True
     demand: bool = True
+    rights: bool = True
+    forwarding: bool = True
     fails_at: int = 0
     fails: int = 1
     crowd: int = 0
@@ -164,6 +170,8 @@ class Simulation:
         self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
         self.service.keep_answers(1 << 16, ttl=self._draw("ttl", 0, 0.01))
+        self.rights = Rights(self)
+        self.forwarding = Forwarding(self)
         self.desk = Desk(self)
         self.town = Town(self)
         self.graphics = Graphics(world)
@@ -181,6 +189,8 @@ class Simulation:
             timers=self.bridge.timers,
         )
         self.service.install(self.endpoint)
+        self.rights.install()
+        self.forwarding.install()
         world.watch(self.bridge.event_fd, BRIDGE_FD)
         world.watch(self.bridge.timers.fd, TIMERS_FD)
         self.generations: dict[str, int] = {}
@@ -357,6 +367,7 @@ class Simulation:
         deeds = DEEDS * max(1, self.scale.calls // Scale.calls) + self.scale.crowd // OF_CROWD
         if not self._is_asked() or sum(self.generations.values()) > deeds:
             return
+        self.rights.change()
         name = self.random.choice(sorted(self.kinds))
         deed = self.random.random()
         if name not in self.versions or deed < (0.3 if self.demand.on else 0.6):

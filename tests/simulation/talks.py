@@ -31,6 +31,7 @@ class Talk:
     """
 
     sequence = None  # it has none that others have to wait for
+    wrong = False
 
     def __init__(
         self, client: Client, stream: Stream, length: int, deadline_ns: int, headers: tuple[tuple[str, str], ...]

@@ -1,0 +1,166 @@
+"""Tokens and what they allow: who may ask which model, judged by what was drawn here; and callers kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from random import Random
+from typing import TYPE_CHECKING
+
+from _native.service.tokens import TokenTable
+from server.front.access import Access
+from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Call
+    from tests.simulation.crowd import Refused
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.talks import Talk
+
+SHARE = 0.12  # of simulations in which tokens are asked for
+PERMISSION_DENIED, UNAUTHENTICATED, UNAVAILABLE = 7, 16, 14
+PATTERNS = ("*", "*", "*a*", "p*", "*e*", "?a*", "*s", "nobody")
+NO_MEMORY = ("", "out of memory")  # in place of a text
+TEXTS = ("calls need a token", "the token is not known", "the token does not allow")
+HEADER = "authorization"
+WRONG = ("Bearer nothing", "Basic token 1", "Bearer ", "token 1", "bearer token 1x")
+
+
+@dataclass(frozen=True)
+class Right:
+    """What a token allows."""
+
+    groups: tuple[str, ...]
+    models: tuple[str, ...] | None  # patterns; None: all
+
+    def allows(self, model: str) -> bool:
+        """Whether this model may be asked."""
+        return "inference" in self.groups and (
+            self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
+        )
+
+
+class Rights:
+    """The rules of a simulation.
+
+    Attributes:
+        on: there are any.
+        access: what applies them; None: nothing does.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = random = Random(f"{simulation.outcome.seed} rights")
+        # crowds have no tokens
+        self.on = simulation.has("rights", SHARE, when=simulation.scale.rights and not simulation.scale.crowd)
+        self.access: Access | None = None
+        self._changed_ns = 0
+        self._rights: dict[str, Right] = {}  # by token; "" for what anybody may do
+        self._answered: dict[tuple[str, int], set[str]] = {}  # who has answers of models that reuse them
+        if not self.on:
+            return
+        self._uses_tritons_codes = random.random() < 0.3
+        self.access = Access((), triton_codes=self._uses_tritons_codes)
+        self._set()
+        simulation.service.guard(self.access.authorizer)
+        self._is_apart = random.random() < 0.5
+        simulation.service.set_callers_apart(sequences=random.random() < 0.5, answers=self._is_apart)
+
+    def install(self) -> None:
+        """Check the native calls."""
+        if self.access is not None:
+            self.access.authorizer.install(self._simulation.endpoint)
+
+    def _set(self) -> None:
+        """Draw who may do what, from now on."""
+        assert self.access is not None
+        random, table = self._random, TokenTable(self.access.authorizer.key)
+        self._rights = {"": Right((), None)}
+        if random.random() < 0.3:
+            self._rights[""] = self._draw_right()
+            table.allow_anybody(self._rights[""].groups, self._rights[""].models)
+        for number in range(6):
+            right = Right(("inference", "health"), None) if number < 3 else self._draw_right()
+            self._rights[f"token {number}"] = right
+            table.add(f"token {number}", table.add_rights(right.groups, right.models))
+        self.access.authorizer.set_tokens(table)
+        self._changed_ns = self._simulation.world.now()
+
+    def _draw_right(self) -> Right:
+        random = self._random
+        groups = random.choice((("inference",), ("inference", "metadata"), ("inference",), ("health",)))
+        return Right(groups, random.choice((None, tuple(random.sample(PATTERNS, 2)))))
+
+    def change(self) -> None:
+        """Others may do something else, now and then."""
+        if self.on and self._random.random() < 0.1:
+            self._simulation.tell("operator", "changes the tokens")
+            self._set()
+
+    # -- clients
+
+    def headers(self, number: int, random: Random, *, steady: bool) -> tuple[tuple[str, str], ...]:
+        """What a client of this number shows; always the same if it is `steady`, as the callers of sequences are."""
+        if not self.on:
+            return ()
+        mine = ((HEADER, f"Bearer token {number % 6}"),)
+        draw = random.random()
+        if steady or draw > 0.15:
+            return mine
+        if draw < 0.03:
+            return ()
+        if draw < 0.06:
+            return ((HEADER, random.choice(WRONG)),)
+        return mine * 2 if draw < 0.08 else ((HEADER, f"Bearer token {random.randrange(6)}"),)
+
+    @staticmethod
+    def _token(headers: tuple[tuple[str, str], ...]) -> str | None:
+        """What was shown; None: what cannot be one."""
+        shown = [value for name, value in headers if name == HEADER]
+        if not shown:
+            return ""
+        scheme, _, token = shown[0].partition(" ")
+        return token if len(shown) == 1 and scheme.lower() == "bearer" and token else None
+
+    def _right(self, headers: tuple[tuple[str, str], ...]) -> Right:
+        token = self._token(headers)
+        return self._rights.get(token, Right((), None)) if token is not None else Right((), None)
+
+    # -- judging
+
+    def may_refuse(self, call: Call | Refused | Talk, status: int, text: str, model: str | None) -> bool:
+        """Whether a call may be refused so; of a stream the model is None.
+
+        What the rules were when it was made is known; after a change it may be either.
+        """
+        is_told = any(part in text for part in TEXTS) or (text in NO_MEMORY and self._simulation.is_faulty)
+        if not self.on or not is_told:
+            return False
+        codes = (UNAVAILABLE,) if self._uses_tritons_codes else (PERMISSION_DENIED, UNAUTHENTICATED)
+        if status not in codes:
+            return False
+        right = self._right(call.headers)
+        allows = "inference" in right.groups if model is None else right.allows(model) and not call.wrong
+        return not allows or self._changed_ns >= call.opened_ns
+
+    def check(self, call: Call) -> None:
+        """A request has an answer: it was allowed to ask; and what others had asked was executed for it again.
+
+        Raises:
+            Violation: it was not.
+        """
+        if not self.on:
+            return
+        if not self._right(call.headers).allows(call.kind.name) and self._changed_ns < call.opened_ns:
+            raise Violation(f"{call}: '{self._token(call.headers)}' may not ask this model, and has an answer")
+        token = self._token(call.headers)
+        if not self._is_apart or not token or self._simulation.is_faulty:
+            return
+        for name in STEPS[call.kind.name]:
+            if KINDS[name].reuses and not KINDS[name].style.startswith("native"):
+                callers = self._answered.setdefault((name, call.question), set())
+                callers.add(token)
+                executed = self._simulation.executions.questions.get((name, call.question), 0)
+                if executed < len(callers):
+                    raise Violation(f"{call}: {sorted(callers)} have answers of '{name}', executed {executed} times")
