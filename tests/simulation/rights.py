@@ -155,7 +155,7 @@ class Rights:
         if not self._right(call.headers).allows(call.kind.name) and self._changed_ns < call.opened_ns:
             raise Violation(f"{call}: '{self._token(call.headers)}' may not ask this model, and has an answer")
         token = self._token(call.headers)
-        if not self._is_apart or not token or self._simulation.is_faulty:
+        if not self._is_apart or not token or call.lost or self._simulation.is_faulty:
             return
         for name in STEPS[call.kind.name]:
             if KINDS[name].reuses and not KINDS[name].style.startswith("native"):
@@ -163,4 +163,6 @@ class Rights:
                 callers.add(token)
                 executed = self._simulation.executions.questions.get((name, call.question), 0)
                 if executed < len(callers):
-                    raise Violation(f"{call}: {sorted(callers)} have answers of '{name}', executed {executed} times")
+                    raise Violation(
+                        f"{call}: {sorted(callers)} have answers of '{name}' to {call.question}, executed {executed} times"
+                    )

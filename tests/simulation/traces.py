@@ -15,7 +15,7 @@ import numpy as np
 
 import _native.request.recorder
 from _native.request.recorder import RecorderHandle, SamplingHandle
-from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.kinds import KINDS
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
@@ -326,8 +326,8 @@ class Traces:
     def _must_have(self, call: Call, status: int | None) -> bool:
         """Whether it is sure that it was chosen, by settings that did not change."""
         number, kind = call.number, call.kind
-        executed = any((name, number) in self._simulation.executions.count for name in STEPS[kind.name])
-        if call.wrong or not (status == 0 or (executed and not kind.reuses)):
+        executed = not kind.reuses and (kind.name, number) in self._simulation.executions.count
+        if call.wrong or not (status == 0 or executed):
             return False
         if self._changed_ns >= call.opened_ns or not self._is_on:
             return False
