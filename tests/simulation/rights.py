@@ -163,6 +163,5 @@ class Rights:
                 callers.add(token)
                 executed = self._simulation.executions.questions.get((name, call.question), 0)
                 if executed < len(callers):
-                    raise Violation(
-                        f"{call}: {sorted(callers)} have answers of '{name}' to {call.question}, executed {executed} times"
-                    )
+                    who = f"{len(callers)} callers, each kept apart"
+                    raise Violation(f"{call}: {who}, have answers of '{name}', which it has given {executed} times")
