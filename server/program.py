@@ -161,4 +161,6 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
         shell: Which one.
     """
     print(program().generate_completion(shell=shell))
+    if shell == "zsh":  # what is printed defines a function, and does no more
+        print('if [[ $funcstack[1] == _inferd ]]; then _cyclopts_inferd "$@"; else compdef _cyclopts_inferd inferd; fi')
     return 0

@@ -687,10 +687,16 @@ def test_checks_for_machines(tmp_path, capsys):
 
 def test_completion_and_help():
     """Guards that the program tells what it can do, and imports no client for it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "completion", "bash"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "models" in done.stdout
+    printed = {
+        shell: subprocess.run(
+            [sys.executable, "-m", "server", "completion", shell], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for shell in ("bash", "zsh")
+    }
+    asked = "COMP_WORDS=(inferd models de); COMP_CWORD=2; _inferd; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", printed["bash"] + asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "describe\n"
+    assert "compdef _cyclopts_inferd inferd" in printed["zsh"].splitlines()[-1]
     code = "import sys; from server import cli; print(sorted({'numpy', 'grpc', 'inferd_client'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
