@@ -154,6 +154,10 @@ class Crowd:
         self.handle = self.lib.crowd_new(calls, self._learn, simulation.story.on, lies)
         self.kinds = [kind for kind in simulation.kinds.values() if can_ask(kind)]
         self.places = {kind.name: place for place, kind in enumerate(self.kinds)}
+        self._asking = {
+            name: [place for place, kind in enumerate(self.kinds) if name in STEPS[kind.name]]
+            for name in simulation.kinds
+        }
         for kind in self.kinds:
             self._add(kind)
             self.loaded(kind.name)
@@ -196,7 +200,7 @@ class Crowd:
 
     def over(self, name: str) -> int:
         """Calls that ask this model, and are over."""
-        return sum(self.lib.crowd_over(self.handle, i) for i, kind in enumerate(self.kinds) if name in STEPS[kind.name])
+        return sum([self.lib.crowd_over(self.handle, place) for place in self._asking[name]])
 
     def executed(self, kind: Kind, numbers: list[int]) -> list[int]:
         """A model executes requests of these numbers; those of other clients."""

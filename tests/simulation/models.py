@@ -166,7 +166,8 @@ class Version:
 
     @property
     def has_threads(self) -> bool:
-        self._note_threads()
+        if not self.threads:
+            self._note_threads()
         return bool(self.threads)
 
     def _note_threads(self) -> int:

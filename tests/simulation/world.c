@@ -41,7 +41,8 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define SMALL 96  /* bytes of an object that is no message with a tensor */
 #define OBJECTS 2 /* PYMEM_DOMAIN_OBJ */
 #define PAGE 4096
-#define MAPPINGS 0x100000000000 /* where nothing else is mapped */
+#define MAPPINGS 0x100000000000 /* from here to there nothing else is mapped */
+#define MAPPINGS_END 0x500000000000
 #define READY 64              /* descriptors that one look finds, at most */
 #define MICROSECOND 1000
 #define KEPT (256 << 20)
@@ -466,12 +467,15 @@ static void *sim_realloc(void *old, size_t size) {
 static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     /* what takes the place of pages that a client has taken away is not refused: it needs no more room */
     if (flags & MAP_ANONYMOUS && at == NULL && fails()) return errno = ENOMEM, MAP_FAILED;
-    if (at == NULL && (self != NULL || is_main())) {
+    if (at != NULL || (self == NULL && !is_main())) return mmap(at, size, protection, flags, fd, offset);
+    do {
+        /* after hundreds of arenas, those that have gone make room for others */
+        if (next_mapping + size > MAPPINGS_END) next_mapping = MAPPINGS;
         at = (void *)next_mapping;
         next_mapping += ((size + PAGE - 1) & ~(uintptr_t)(PAGE - 1)) + (chance(500) ? PAGE : 0);
-        flags |= MAP_FIXED_NOREPLACE;
-    }
-    return mmap(at, size, protection, flags, fd, offset);
+        at = mmap(at, size, protection, flags | MAP_FIXED_NOREPLACE, fd, offset);
+    } while (at == MAP_FAILED && errno == EEXIST);
+    return at;
 }
 
 /* The interpreter's own way to memory, for messages that handlers in Python take; it frees what malloc has given, too. */
