@@ -301,6 +301,8 @@ cdef void see_parents(Look *look, int top) noexcept nogil:
     look.has_parents = True
     while new:
         above = open_folder(at, b"..")
+        if above < 0 and is_lack(errno):
+            look.error = errno
         if at != top:
             close(at)
         at = above

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from _native.model_files import NO_FILES
 from _native.service.infer import InferService
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
@@ -238,7 +239,7 @@ class Demand:
     def _cost(self, name: str) -> int:
         """Bytes of the files of the model's versions that are served."""
         state = self._models[name]
-        return sum(state.marks[str(version)].size for version in state.loaded if str(version) in state.marks)
+        return sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
 
     async def _make_room(self, name: str, needed: int) -> None:
         """Unload models until there is room for so many bytes; `name` and the models of its steps stay.
@@ -358,4 +359,4 @@ def _unexpected(name: str, failure: Exception) -> Unavailable:
 
 
 def _size_of_latest(folder: ModelFolder) -> int:
-    return marks(folder)[str(folder.versions[-1])].size if folder.versions else 0
+    return marks(folder).get(str(folder.versions[-1]), NO_FILES).size if folder.versions else 0
