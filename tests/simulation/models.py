@@ -147,6 +147,7 @@ class Version:
         self.threads: list[InstanceThread] = []
         self.waits: list[Callable[[], None]] = []  # for instances that have ended
         self.over = 0  # requests, as it has said
+        self.told: dict[str, float] = {}  # by its metrics
         self.loaded_ns = backend.world.now()
         self.threadless_ns = 0  # since when requests wait, and no thread has begun
         self._note_threads()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from _native.memory.shm import SHARED, SYSTEM
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.kinds import SCALE
+from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
@@ -32,7 +33,7 @@ class Region:
         self.fd = os.memfd_create(self.name)
         self.calls: list[Call] = []
         self._inputs: dict[int, int] = {}  # where they lie, by number of their requests
-        self.sound = True
+        self.sound = self.registered = True
         self._used = first = SLOTS * (client.regions % REGIONS)
         self._end = first + SLOTS
         client.regions += 1
@@ -90,9 +91,14 @@ class Region:
         if truncate:
             os.ftruncate(self.fd, 0)
         else:
-            self.client.simulation.regions.remove(SHARED, SYSTEM, self.name)
+            self._remove()
 
     def close(self) -> None:
         """The client has no use for it any more."""
-        self.client.simulation.regions.remove(SHARED, SYSTEM, self.name)
+        self._remove()
         os.close(self.fd)
+
+    def _remove(self) -> None:
+        if self.client.simulation.regions.remove(SHARED, SYSTEM, self.name) != self.registered:
+            raise Violation(f"{self.name} is registered: {self.registered}, and the server says something else")
+        self.registered = False

@@ -25,6 +25,7 @@ from tests.simulation.desk import Desk
 from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
+from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kinds import KINDS, STEPS, Kind, kinds_with_steps
 from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
@@ -300,6 +301,8 @@ class Simulation:
         if over < version.over:
             raise Violation(f"{version.prefix}: {over} requests are over, {version.over} were before")
         version.over = over
+        read_metrics(version)
+        list_regions(self)
 
     def unload(self, name: str) -> None:
         self.tell("operator", f"unloads {name}")

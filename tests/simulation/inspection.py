@@ -1,0 +1,81 @@
+"""What an operator reads while requests go on: the metrics of a version as text, and the regions that there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _native.memory.shm import SHARED, SYSTEM
+from _native.service.exposition import KINDS, ModelMetrics
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.models import Version
+    from tests.simulation.simulation import Simulation
+
+MS = 1_000_000
+BOUNDS = (MS // 10, MS // 2, MS, 5 * MS, 50 * MS, 1000 * MS)
+Samples = dict[str, float]  # by what stands in front of the value
+
+
+def read_metrics(version: Version) -> None:
+    """Read all that there is to one version.
+
+    Raises:
+        Violation: figures do not agree with each other, or with what was told before.
+    """
+    kind = version.kind
+    metrics = ModelMetrics([(version.loaded.lane, b'model="m"', not kind.steps, kind.caches, kind.decoupled)])
+    metrics.read()
+    found = {name: samples_of(metrics.render(name, name.encode(), 1, BOUNDS, name < "m")) for name in sorted(KINDS)}
+    for name, samples in found.items():
+        check_histogram(version, name, samples)
+    success = value_of(found["success"])
+    if value_of(found["request_histogram"], "_count") != success:
+        raise Violation(f"{version.prefix}: {success} requests were good, and not as many took time: {found}")
+    rows, batches = value_of(found["inferences"]), value_of(found["executions"])
+    told = found["batch_histogram"]
+    # in a batch are rows, too, whose requests have failed, or that nobody has asked
+    if value_of(told, "_count") != batches or not batches <= rows <= value_of(told, "_sum"):
+        raise Violation(f"{version.prefix}: {rows} rows in {batches} batches: {told}")
+    before, version.told = version.told, {name: value for each in found.values() for name, value in each.items()}
+    for name, value in before.items():
+        if not name.startswith("pending") and version.told.get(name, 0) < value:
+            raise Violation(f"{version.prefix}: {name} was {value}, and is {version.told.get(name)}")
+
+
+def samples_of(text: bytes) -> Samples:
+    """The samples of a family."""
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.decode().splitlines())}
+
+
+def value_of(samples: Samples, suffix: str = "") -> float:
+    """The sample whose name ends so, of a version without labels but its model's; 0: there is none."""
+    return next((value for name, value in samples.items() if name.partition("{")[0].endswith(suffix)), 0)
+
+
+def check_histogram(version: Version, name: str, samples: Samples) -> None:
+    """Buckets are counted from the least bound on, and the last one has all."""
+    buckets = [value for sample, value in samples.items() if "_bucket{" in sample]
+    if buckets and (buckets != sorted(buckets) or buckets[-1] != value_of(samples, "_count")):
+        raise Violation(f"{version.prefix}: {name} has buckets {samples}")
+
+
+def list_regions(simulation: Simulation) -> None:
+    """Read which regions there are.
+
+    Raises:
+        Violation: it is another one than clients have registered.
+    """
+    regions = simulation.regions
+    expected = sorted(each.region.name for each in simulation.clients if each.region and each.region.registered)
+    listed = [status.name for status in regions.entries(SHARED, SYSTEM)]
+    if listed != expected:
+        raise Violation(f"regions {listed}, where clients have {expected}")
+    for name in ("nowhere", *expected):
+        found = regions.find(SHARED, name)
+        if (found is not None) != (name in expected) or (found is not None and found.key != "/" + name):
+            raise Violation(f"region '{name}' is found as {found}")
+    if regions.count < len(expected) or regions.byte_size < sum(
+        each.byte_size for each in regions.entries(SHARED, SYSTEM)
+    ):
+        raise Violation(f"{regions.count} regions of {regions.byte_size} bytes, where clients have {expected}")
