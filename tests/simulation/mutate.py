@@ -469,6 +469,70 @@ FAULTS = (
         "cuda.stream_wait_event(self.copy_out.stream, set.computed, 0)",
         "CUDA_OK",
     ),
+    # traces
+    fault(
+        "a trace tells of inputs that a refused request has not sent",
+        "tensors/binding",
+        "            request.inputs[index].present = False  # some of its fields are not set\n",
+        "",
+    ),
+    fault(
+        "one request too many passes before the next is traced",
+        "request/record",
+        "    if sampling.seen < sampling.rate:",
+        "    if sampling.seen <= sampling.rate:",
+    ),
+    fault(
+        "a request that is answered before its batch ends has no batch in its trace",
+        "execution/batchlog",
+        "    if batch.recorded:\n",
+        "    if False:\n",
+    ),
+    # models that are loaded when somebody asks for them
+    fault(
+        "a request that has waited for its model is forgotten",
+        "service/submission",
+        "            elif bind(self, request, False) == READY:\n                submit_request(self, request)\n",
+        "            elif bind(self, request, False) == READY:\n                pass\n",
+    ),
+    fault(
+        "only the first of those who wait for a model is told that it is there",
+        "service/submission",
+        "        following = request.next\n        if waits_for(request, name):",
+        "        following = NULL\n        if waits_for(request, name):",
+    ),
+    # rights, and headers that become parameters
+    fault(
+        "callers who are kept apart share answers",
+        "service/submission",
+        "    request.asker.audience = who if self.answers_apart else 0\n",
+        "    request.asker.audience = 0\n",
+    ),
+    fault(
+        "a token that allows some models allows all",
+        "service/access",
+        "            return ALLOWED\n    return MODEL_DENIED\n",
+        "            return ALLOWED\n    return ALLOWED\n",
+    ),
+    fault(
+        "a client writes parameters that models take for headers",
+        "service/submission",
+        "        drop_headers(self, &request.message)\n",
+        "        pass\n",
+    ),
+    fault(
+        "headers that are withheld are passed on",
+        "service/forwarding",
+        " and name not in self.withheld and self.finds(name)",
+        " and self.finds(name)",
+    ),
+    # what the operator reads
+    fault(
+        "a bucket leaves out what is below it",
+        "service/exposition",
+        "        count += histogram.counts[i]\n",
+        "        count = histogram.counts[i]\n",
+    ),
     # worker processes
     fault(
         "a batch that the loop cannot go on with is forgotten",

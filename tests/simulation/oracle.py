@@ -122,7 +122,9 @@ class Oracle:
         """The whole of a call has come to the server: how long it may wait is known."""
         now = self.simulation.world.now()
         if call.deadline_ns >= 0:
-            self._gone(call, now + call.deadline_ns)
+            # an instance looks at its own requests; those of steps and of sequences are taken out by the timer
+            grain = GRAIN if call.kind.steps or call.kind.sequential else 0
+            self._gone(call, now + call.deadline_ns + grain)
         levels = call.kind.queue.levels
         level = levels[call.level - 1] if call.level <= len(levels) else levels[0]
         if not call.client.temper.prompt or call.kind.reuses:  # it may be parked, for its client has much to read

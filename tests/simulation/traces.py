@@ -193,6 +193,8 @@ class Traces:
         """What the record says of a request of a client."""
         kind = call.kind
         if call.wrong:
+            for tensor in record["tensors"][0] if record["tensors"] else ():
+                self._check_tensor(call, tensor, call.x)  # as far as it was right
             return
         method = "ModelInfer" if call.talk is None else "ModelStreamInfer"
         told = (record["model"], record["method"], record["received"], record["peer"])
