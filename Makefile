@@ -9,7 +9,8 @@
 #   make test     all tests, in JOBS=4 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
-#   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story
+#   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story;
+#                 CROWD=40000: so many calls more in each, by clients in C
 #   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
 #                 clients; Python workers that are killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan:
 #                 the latter two and the conformance suite, with the whole server under that sanitizer
@@ -31,6 +32,7 @@ TIME ?= 60
 SECONDS ?= 1800
 SEEDS ?= 1000
 SEED ?=
+CROWD ?=
 TARGET ?= cpu
 JOBS ?= 4
 ARGS ?=
@@ -167,7 +169,7 @@ fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
 simulate: setup
-	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random)
+	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random) $(if $(CROWD),--crowd $(CROWD))
 
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
@@ -175,7 +177,8 @@ soak-release: setup
 	INFERD_NEW_EXAMPLES=1 $(PY) -m pytest -q -m hypothesis -n $(JOBS) tests
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py
-	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
+	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150
+	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150 --crowd 40000
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
