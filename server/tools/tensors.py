@@ -211,6 +211,10 @@ def _picture(wanted: Wanted, path: Path) -> Any:
     dims = [size for size in (wanted.shape[1:] if wanted.batches else wanted.shape) if size != 1]
     colours = 3 in dims
     sides = [size for size in dims if size != 3] if colours else dims
+    if len(sides) != 2:
+        raise Misused(
+            f"--data {path}: input '{wanted.name}' {list(wanted.shape)} has no height and width for a picture"
+        )
     picture = Image.open(path).convert("RGB" if colours else "L")
     if len(sides) == 2 and min(sides) > 0:
         picture = picture.resize((sides[1], sides[0]))

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
@@ -207,6 +208,8 @@ def test_data_that_cannot_be_read(inferd, tmp_path):
     for name, array in (("o", np.array([b"a", None], object)), ("c", np.ones(1, complex)), ("u", np.array(["x"]))):
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
         assert "data" in inferd("infer", "fp32", "--data", tmp_path / f"{name}.npy", status=2), name
+    Image.new("L", (4, 4)).save(tmp_path / "whole.png")
+    assert "no height and width" in inferd("infer", "fp32", "--data", tmp_path / "whole.png", status=2)
     np.save(tmp_path / "n.npy", np.ones(3))
     assert "takes BYTES" in inferd("infer", "text", "--data", tmp_path / "n.npy", status=2)
     for content in (
