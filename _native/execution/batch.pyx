@@ -112,8 +112,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
 
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
-    # Whether the request waited too long. The lane of a sequence has looked itself, because its other requests depend
-    # on it.
+    # Whether the request waited too long. One of a sequence ends by the loop alone, with those that depend on it.
     if request.sequenced.sequence != NULL:
         return False
     if 0 < request.deadline_ns <= batch.taken_ns:

@@ -121,13 +121,12 @@ class Oracle:
     def arrived(self, call: Call) -> None:
         """The whole of a call has come to the server: how long it may wait is known."""
         now = self.simulation.world.now()
-        if call.deadline_ns >= 0:
-            # an instance looks at its own requests; those of steps and of sequences are taken out by the timer
-            grain = GRAIN if call.kind.steps or call.kind.sequential else 0
-            self._gone(call, now + call.deadline_ns + grain)
-        levels = call.kind.queue.levels
+        kind = call.kind
+        if call.deadline_ns >= 0 and not (kind.steps or kind.splits or kind.sequence):  # else the loop has to end it
+            self._gone(call, now + call.deadline_ns)
+        levels = kind.queue.levels
         level = levels[call.level - 1] if call.level <= len(levels) else levels[0]
-        if not call.client.temper.prompt or call.kind.reuses:  # it may be parked, for its client has much to read
+        if not call.client.temper.prompt or kind.reuses:  # it may be parked, for its client has much to read
             return
         self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not level.yields)
         if level.timeout_us and not level.yields:
