@@ -34,6 +34,7 @@ class Executions:
         questions: the same of models that reuse answers, where several requests of a batch may have one number.
         failed: numbers of requests whose execution failed.
         mourned: ids of sequences of whose ends models were told that no client has asked for.
+        latest_ns: by prefix of a version and number of a request, when it was executed last.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
         arrived: by number of a request, its level, when it came at the earliest and at the latest, and whether it stays
             in front of those that come later.
@@ -52,6 +53,7 @@ class Executions:
     excused: set[int] = field(default_factory=set)
     inquiries: int = 0  # of workers to other models
     mourned: set[int] = field(default_factory=set)
+    latest_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     gone_ns: dict[int, int] = field(default_factory=dict)
     arrived: dict[int, tuple[int, int, int, bool]] = field(default_factory=dict)
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
@@ -130,6 +132,9 @@ class SimulatedInstance(Instance):
             self._check_order(numbers)
         if executions.crowd is not None:
             numbers = executions.crowd.executed(self.kind, numbers)
+        prefix = self.name.rpartition("_")[0]
+        for number in numbers if self.kind.caches else ():
+            executions.latest_ns[prefix, number] = self.backend.world.now()
         for number in numbers:
             gone_ns = self.rested_ns if self.kind.reuses else executions.gone_ns.get(number, self.rested_ns)
             if gone_ns < self.rested_ns:  # it has been given this batch since

@@ -72,6 +72,12 @@ FAULTS = (
         "            statistics_shared(&lane.statistics, followers - 2, ns)\n",
     ),
     fault(
+        "an answer that is kept never becomes too old",
+        "caching/coalescer",
+        "    memo.expires_ns = begin + self.ttl_ns if self.ttl_ns else 0\n",
+        "    memo.expires_ns = 0\n",
+    ),
+    fault(
         "a batch counts twice",
         "request/statistics",
         "    counters.execution_count += 1\n",

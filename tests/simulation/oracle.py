@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import KINDS, STEPS, Kind, serialize_strings
+from tests.simulation.kinds import KINDS, SCALE, STEPS, Kind, serialize_strings
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
@@ -159,11 +159,28 @@ class Oracle:
             raise Violation(f"{call}: {found}")
         if status == OK:
             self._check_answer(call)
+            if call.kind.caches and not (call.lost or call.kind.style.startswith("native")):
+                self._check_age(call)
         elif call.stream.data and status < RESET:
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
         elif not self._may(call, status, text, now):
             raise Violation(f"{call}: status {status} '{text}'")
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
+
+    def _check_age(self, call: Call) -> None:
+        """An answer that was kept is of the version that serves, and not older than it may be."""
+        simulation, kind = self.simulation, call.kind
+        version = simulation.versions.get(kind.name)
+        if version is None or self.since[kind.name] >= call.opened_ns:
+            return
+        number = int(abs(call.x[0, 0])) // SCALE
+        executed_ns = simulation.executions.latest_ns.get((version.prefix, number))
+        if executed_ns is None:
+            raise Violation(f"{call}: its answer is of a version that has been replaced")
+        age = call.opened_ns - executed_ns - 2 * kind.duration_us * 1000 - GRAIN  # until it was kept that took so long
+        is_prompt = max(simulation.jumped_ns, simulation.pressed_ns) < executed_ns
+        if simulation.ttl_ns and is_prompt and age > simulation.ttl_ns:
+            raise Violation(f"{call}: its answer has been kept for {age} ns")
 
     def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
         """It is over, and not long after its deadline."""

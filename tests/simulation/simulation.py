@@ -170,7 +170,9 @@ class Simulation:
         self.service_limit = int(self._draw("service limit", 0, 0, 0, 20)) * (10 if scale.crowd > MANY else 1)
         self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
-        self.service.keep_answers(1 << 16, ttl=self._draw("ttl", 0, 0.01))
+        ttl = self._draw("ttl", 0, 0.01)
+        self.ttl_ns = int(ttl * SECOND)  # of an answer that is kept; 0: any
+        self.service.keep_answers(1 << 16, ttl=ttl)
         self.rights = Rights(self)
         self.forwarding = Forwarding(self)
         self.desk = Desk(self)
