@@ -25,6 +25,7 @@ from _native.request.record cimport Record, Sampling, record_begin
 from _native.request.request cimport REQUEST_NEW, REQUEST_WAITING, Request, request_fail
 from _native.request.statistics cimport FAILURE_OTHER
 from _native.scheduling.split cimport split_enter
+from _native.sequences.sequence cimport correlation_hash
 from _native.service.access cimport (
     ALLOWED,
     INFERENCE,
@@ -150,6 +151,8 @@ cdef inline Prepared bind(Submission *self, Request *request, bint may_wait) noe
     cdef Lane *lane
     cdef int status = STATUS_OK
     cdef char *details = NULL
+    if may_wait and waits_behind(self, request):
+        return MISSED
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
         lane = find_by_sequence(self, request, &status, &details)
@@ -277,6 +280,26 @@ cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
     return &self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
 
 
+cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
+    # Whether an earlier request of its sequence waits for the model. The model may just have come, and one on which a
+    # sequence of this id has begun before may still be leaving.
+    cdef Str name = request.message.model_name
+    cdef const Request *other = self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED].first
+    cdef uint64_t hash
+    if other == NULL:
+        return False
+    request_identify(request)
+    if not request.correlation.given:
+        return False
+    hash = correlation_hash(&request.correlation)
+    while other != NULL:
+        if (other.correlation.given and other.correlation.number == request.correlation.number
+                and waits_for(other, &name) and correlation_hash(&other.correlation) == hash):
+            return True
+        other = other.next
+    return False
+
+
 cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
     cdef char *reason = NULL
     if request.deadline_ns and not timers_have_room(self.bridge.timers):
@@ -291,6 +314,7 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
     request.state = REQUEST_WAITING
     request.leave = stop_waiting
     request.awaited = self
+    request_identify(request)  # for those that come after it
     list_append(awaiting_of(self, request.message.model_name), request)
     if request.deadline_ns:
         bridge_watch(self.bridge, request)

@@ -359,6 +359,18 @@ async def test_a_model_is_loaded_while_sequences_go_on_on_what_was_unloaded(tmp_
         await until(lambda: closed(engine) == 1)
 
 
+async def test_what_waits_for_its_model_keeps_the_order_of_its_sequence(tmp_path):
+    """Guards the request behind one that begins anew, and waits for the model to be loaded on demand: it went on on the
+    version that was being unloaded, with the state of the sequence before."""
+    async with serving(tmp_path, Generations(), control=ModelControl(ControlMode.LAZY, ()), m=config()) as engine:
+        assert await ask(engine, 7, 1, start=True) == (0, 7)
+        await engine.unload("m")
+        begun = Pending(engine, step(1, 1, start=True))
+        followed = Pending(engine, step(2, 1, end=True))
+        assert said(await begun.answer()) == (1, 1)
+        assert said(await followed.answer()) == (1, 3)
+
+
 async def test_a_second_unload_ends_them(tmp_path):
     async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
         assert await ask(engine, 1, 1, start=True) == (0, 1)
