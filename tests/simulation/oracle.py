@@ -225,7 +225,7 @@ class Oracle:
     def _may_seem_slow(self, status: int, text: str) -> bool:
         """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
         simulation = self.simulation
-        told = "has not arrived" in text or (text == "out of memory" and simulation.is_faulty)
+        told = "has not arrived" in text or (text in ("", "out of memory") and simulation.is_faulty)
         is_that = told if status == LATE else status == RESET + ENHANCE_YOUR_CALM
         return is_that and simulation.stood_ns > LONG_STAND
 
