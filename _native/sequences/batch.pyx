@@ -85,7 +85,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     if request.sequence_end and not request.sequenced.unasked:
         request.sequenced.end_reason = END_CLIENT
     sequence.running = request
-    sequence.begun = not request.sequenced.unasked  # not after the notice that it was replaced: the next may never begin
+    sequence.begun = not request.sequenced.unasked  # the next may never begin behind the notice of its end
     slots_set_of(slots, sequence).running += 1
     if slots.direct and request.sequence_end and sequence.queue.first == NULL:
         slots_release(slots, sequence, now)   # its row is free for the next batch
