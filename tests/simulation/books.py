@@ -66,7 +66,11 @@ class Books:
         looked_up = said.cache_hit.count + said.cache_miss.count
         problem = ""
         # the parts of a split request count, and are not looked up
-        if kind.caches and (looked_up > over or (all_looked_up and looked_up < over and not kind.splits)):
+        if (
+            kind.caches
+            and not kind.splits
+            and (looked_up > over or (all_looked_up and looked_up < over and not kind.splits))
+        ):
             problem = f"{looked_up} requests were looked up"
         backend = version.backend
         uncounted = backend.executed - stats.execution_count, backend.rows - stats.inference_count
