@@ -25,7 +25,9 @@ from bench.repository import Identity, write
 from server import cli
 from server.pb import model_config_pb2 as pb
 from server.tools.perf.measuring import process_of
+from server.tools.tune import pair
 from server.tools.tune.configurations import BATCHES, DELAYS_US, applied, axes_of, setting_of
+from server.tools.tune.pair import Pair
 from server.tools.tune.search import Search, Setting, Tried, Wanted
 from server.tools.tune.trial import Trial
 from tests.backends.models import identity_onnx, save_script
@@ -592,6 +594,57 @@ def test_settings_are_written_as_they_are_read():
         assert not setting.preferred or (
             setting.preferred[0] < setting.batch and (setting.delay_us or setting.adaptive)
         )
+
+
+def test_the_search_goes_on_from_preferred_sizes_that_a_smaller_batch_has_left():
+    """Guards models whose configuration has several preferred sizes, of which a smaller batch has no use for all."""
+    config = pb.ModelConfig(name="m", backend="identity", max_batch_size=128)
+    config.dynamic_batching.max_queue_delay_microseconds = 300
+    config.dynamic_batching.preferred_batch_size[:] = [2, 100]
+    start = setting_of(config)
+    search = Search(Hill(), lambda tried: None, 80)
+    best = search.climb(start, axes_of(config, start, Wanted("m", Path("models"))))
+    assert (best.setting.batch, best.setting.preferred) == (64, (2,))
+    assert {(2, 100), (2,), (), (4,)} <= {setting.preferred for setting in search.tried}
+
+
+class Serving:
+    """Stands for a server of `tune`, which loads no batch above 64."""
+
+    def __init__(self, wanted, folder):
+        self.serves = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.unload()
+
+    def config(self):
+        return pb.ModelConfig(name="m", backend="identity", max_batch_size=8)
+
+    def serve(self, config):
+        self.serves = None if config.max_batch_size > 64 else setting_of(config)
+        return "" if self.serves else "too large"
+
+    def unload(self):
+        self.serves = None
+
+
+def test_the_best_setting_is_served_on_after_one_that_does_not_load(tmp_path, monkeypatch):
+    """Guards that further settings are measured beside it: without that, the machine's speed would decide."""
+    monkeypatch.setattr(pair, "Trial", Serving)
+    monkeypatch.setattr(Pair, "_tried", lambda self, trial, setting: Hill()(setting, None))
+    beside = []
+    monkeypatch.setattr(
+        Pair, "_ratio", lambda self, first, second: beside.append((first[0].serves, second[0].serves)) or 2
+    )
+    with Pair(Wanted("m", tmp_path), tmp_path) as two:
+        start, double = Setting(8, 1, None, 0), Setting(16, 1, None, 0)
+        best = two.measure(start, None)
+        assert two.measure(Setting(128, 1, None, 0), best).problem == "too large"
+        assert two.measure(double, best).rate == 2 * best.rate
+    assert beside == [(start, double)]
 
 
 def test_threads_of_a_whole_process_want_another_server(tmp_path):

@@ -71,7 +71,7 @@ class Pair:
         if problem:
             return Tried(setting, None, 0, problem)
         found = self._tried(trial, setting)
-        rival = next((each for each, served in self._served.items() if best and served == best.setting), None)
+        rival = self._rival(best)
         if found.best is None or best is None or best.best is None or rival is None or rival is trial:
             return found
         ratio = self._ratio((rival, best.best), (trial, found.best))
@@ -79,21 +79,29 @@ class Pair:
 
     def _serve(self, setting: Setting, best: Tried | None) -> tuple[Trial, str]:
         """A server that serves the setting, or the reason why none does."""
-        free = [each for each, served in self._served.items() if best is None or served != best.setting]
-        trial = free[0] if free else (self._another() if self._has_room else next(iter(self._served)))
+        rival = self._rival(best)
+        trial = next((each for each in self._served if each is not rival), rival)
+        if trial is None or (trial is rival and self._has_room):
+            trial = self._another()
         self._served[trial] = None
         changed = applied(self.config, setting)
         problem = trial.serve(changed)
-        others = [each for each in self._served if each is not trial or problem]
-        if problem and others:
-            for each in others:  # alone it may have the memory that it lacks
+        if problem:
+            for each in self._served:  # alone it may have the memory that it lacks
                 each.unload()
                 self._served[each] = None
             problem = trial.serve(changed)
-            self._has_room = bool(problem)
+            if not problem:
+                self._has_room = False
+            elif best is not None and rival is not None and not rival.serve(applied(self.config, best.setting)):
+                self._served[rival] = best.setting
         if not problem:
             self._served[trial] = setting
         return trial, problem
+
+    def _rival(self, best: Tried | None) -> Trial | None:
+        """The server that serves the best setting so far."""
+        return next((each for each, served in self._served.items() if best and served == best.setting), None)
 
     def _tried(self, trial: Trial, setting: Setting) -> Tried:
         """The levels of a setting, one after the other."""

@@ -213,9 +213,11 @@ def _latency(tried: Tried) -> float:
 
 
 def _nearest(values: Sequence[Any], value: Any) -> int:
-    """The index of a value, or of the next larger one."""
+    """The index of a value, or of the nearest one."""
     if value in values:
         return values.index(value)
+    if isinstance(value, tuple):
+        return values.index(())  # preferred sizes of which a smaller batch has left some
     known = [-1 if each is None else each for each in values]
     wanted = -1 if value is None else value
     return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))

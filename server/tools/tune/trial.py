@@ -53,13 +53,19 @@ class Trial:
         command += ["--allow-metrics=false"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, *self._wanted.options], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            self._await_start()
+        except BaseException:  # of ^C, too: nobody else knows the process yet
+            self._stop()
+            raise
+
+    def _await_start(self) -> None:
         ends = time.monotonic() + START_SECONDS
         while time.monotonic() < ends and self._process.poll() is None:
             with contextlib.suppress(CallFailed, InferenceServerException), self.reach.client() as client:
                 if client.is_server_live(client_timeout=1):
                     return
             time.sleep(0.05)
-        self._stop()
         raise CallFailed(f"the server does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
     def _stop(self) -> None:
