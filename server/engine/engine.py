@@ -164,7 +164,7 @@ class Engine:
             failures = await self._lifecycle.load(wanted, listed={folder.name: folder for folder in folders})
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
-            self._poller.start()
+            self._poller.start(failures)
         on_loaded()
         self._started = True
         self._models.announce("", None, self.ready)

@@ -14,9 +14,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from server.engine.config import Options
+from server.engine.engine import Engine
 from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import Exhausted, ServerError, Status
-from tests.engine.serving import CONFIG, Counting, echo, serving
+from tests.engine.serving import CONFIG, Counting, Loader, echo, serving
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT)
 
@@ -102,6 +104,30 @@ async def test_a_poll_without_descriptors_changes_nothing(tmp_path):
             assert engine.model("m") is first
         await engine._poller.look()
         assert engine.model("m") is first
+
+
+async def test_a_poll_tries_again_what_lacked_memory(tmp_path):
+    """At the next look, even if no file has changed: nothing is wrong with the model. At the start, and later."""
+    weights = tmp_path / "m" / "1" / "weights"
+    weights.parent.mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+    loader = Loader({"m": Greedy()})
+    engine = Engine([tmp_path], loader, Options(), control=ModelControl(ControlMode.POLL, poll_seconds=3600))
+    try:
+        [problem] = await engine.start()
+        assert "the server has no memory for it" in problem
+        loader.puppets.models = {"m": echo}
+        await engine._poller.look()
+        first = engine.model("m")
+        loader.puppets.models = {"m": Greedy()}
+        weights.touch()
+        await engine._poller.look()
+        assert engine.model("m") is first
+        loader.puppets.models = {"m": echo}
+        await engine._poller.look()
+        assert engine.model("m") is not first
+    finally:
+        await engine.close()
 
 
 class Greedy(Counting):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from _native.model_files import Watch
 from server.engine.housekeeping.threads import on_thread
+from server.engine.loading.candidates import Failure
 from server.engine.loading.lifecycle import Lifecycle
 from server.engine.repository.sources import Repositories
 from server.errors import ServerError
@@ -55,8 +56,8 @@ class ModelControl:
 class Poller:
     """Looks at the repositories every few seconds, and loads and unloads models that have changed.
 
-    A model that fails to load is tried again after its next change; a model that could not be read, or whose load could
-    not begin, at the next look.
+    A model that fails to load is tried again after its next change; a model that could not be read, whose load could
+    not begin, or for which the server lacked something, at the next look.
     """
 
     def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
@@ -73,8 +74,9 @@ class Poller:
         """Remember the present state of all models, which are about to be found and loaded."""
         self._seen = await on_thread(self._repositories.look, self._watch)
 
-    def start(self) -> None:
-        """Begin to look every few seconds."""
+    def start(self, failures: Mapping[str, Failure]) -> None:
+        """Begin to look every few seconds, after these failures of the first load."""
+        self._try_again(failures)
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -111,13 +113,17 @@ class Poller:
         if changed:
             log.info("changed in the repositories: %s", ", ".join(changed))
             try:
-                await self._lifecycle.load(changed)
+                self._try_again(await self._lifecycle.load(changed))
             except BaseException:
                 for name in changed:
                     self._look_again(name, before)
                 raise
-            for name in self._unreached & set(changed):
-                self._seen[name] = None  # tried again even without a change
+
+    def _try_again(self, failures: Mapping[str, Failure]) -> None:
+        """Have the next look treat models as changed whose failures say nothing about their files."""
+        for name, failure in failures.items():
+            if name in self._seen and (failure.lacks or name in self._unreached):
+                self._seen[name] = None
 
     def _look_again(self, name: str, before: Mapping[str, object]) -> None:
         """Have the next look treat this model as changed."""
