@@ -434,7 +434,7 @@ class Client:
         self, message: pb.ModelInferRequest, one: Sequence, x: np.ndarray, expected: np.ndarray
     ) -> None:
         message.parameters["sequence_id"].int64_param = one.number
-        starts = one.sent == 0 or self.random.random() < 0.05
+        starts = one.sent == 0 or (self.random.random() < 0.05 and not self._may_have_ended(one))
         if starts:
             one.totals = np.full(one.rows, one.kind.initial)  # it begins anew, where sequences begin now
         message.parameters["sequence_start"].bool_param = starts
@@ -446,6 +446,12 @@ class Client:
         expected[:, 1] = one.totals
         if one.sent == one.length and one in self.sequences:
             self.sequences.remove(one)
+
+    def _may_have_ended(self, one: Sequence) -> bool:
+        """Whether the server may have ended it while requests of it wait: one that begins now runs beside these."""
+        return one.broken or any(
+            call.sequence is one and call.deadline_ns >= 0 for call in self.simulation.oracle.open.values()
+        )
 
     # -- bytes --
 
