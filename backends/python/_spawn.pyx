@@ -26,13 +26,12 @@ cdef extern from *:
     #ifndef SYS_close_range
     #define SYS_close_range 436
     #endif
-    enum { INFERD_ABOVE = 100 };
 
     /* in the child: the descriptors become 0, 1, 2, ..., and all others are closed */
     static int inferd_place(const int *fds, int count) {
         int high[16];
         for (int i = 0; i < count; i++) {
-            high[i] = fcntl(fds[i], F_DUPFD, INFERD_ABOVE);
+            high[i] = fcntl(fds[i], F_DUPFD, count); /* no higher: the limit may be low */
             if (high[i] < 0) return errno;
         }
         for (int i = 0; i < count; i++)

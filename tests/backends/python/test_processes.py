@@ -223,3 +223,16 @@ async def test_a_load_that_lowers_the_number_of_instances_returns_when_the_other
         (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
         await engine.load("m")
         assert len(list((tmp_path / "m").glob("finalized *"))) == 2
+
+
+FEW_DESCRIPTORS = """
+import os, resource
+from backends.python._spawn import spawn
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+raise SystemExit(os.waitpid(spawn("/bin/true", ["true"], {}, "/", [0, 1, 2]), 0)[1])
+"""
+
+
+def test_a_low_limit_of_open_files_leaves_room_for_workers():
+    """Guards that a process is started where few files may be open, of which it needs as few."""
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], check=True, timeout=120)
