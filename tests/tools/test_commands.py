@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -620,6 +622,9 @@ class Serving:
     def __exit__(self, *error):
         self.unload()
 
+    def is_up(self):
+        return True
+
     def config(self):
         return pb.ModelConfig(name="m", backend="identity", max_batch_size=8)
 
@@ -637,7 +642,7 @@ def test_the_best_setting_is_served_on_after_one_that_does_not_load(tmp_path, mo
     monkeypatch.setattr(Pair, "_tried", lambda self, trial, setting: Hill()(setting, None))
     beside = []
     monkeypatch.setattr(
-        Pair, "_ratio", lambda self, first, second: beside.append((first[0].serves, second[0].serves)) or 2
+        Pair, "_ratio", lambda self, first, second: beside.append((first[0].serves, second[0].serves)) or (2, "")
     )
     with Pair(Wanted("m", tmp_path), tmp_path) as two:
         start, double = Setting(8, 1, None, 0), Setting(16, 1, None, 0)
@@ -709,6 +714,75 @@ def test_a_model_is_tuned_that_has_room_only_once(tmp_path, capsys):
     assert cli.main([*command, "--out", str(tmp_path / "tried.json")]) == 0
     assert "best of 2: " in capsys.readouterr().out
     assert not any(each["problem"] for each in json.loads((tmp_path / "tried.json").read_text())["tried"])
+
+
+KILLER = """
+import json, os, signal
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kills = json.loads(args["model_config"])["max_batch_size"] == 2
+    def execute(self, requests):
+        if self.kills:
+            os.kill({server}, signal.SIGKILL)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+ABOVE = """
+def above(process):
+    while b"serve" not in open(f"/proc/{process}/cmdline", "rb").read():
+        process = int(open(f"/proc/{process}/stat").read().rsplit(")", 1)[1].split()[1])
+    return process
+"""
+
+
+def python_model(folder, text):
+    """A model in Python with batches."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(text)
+    config = 'backend: "python" max_batch_size: 1 input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }'
+    config += ' output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } instance_group { count: 1 kind: KIND_CPU }'
+    (folder / "config.pbtxt").write_text(config)
+
+
+def test_a_setting_that_ends_the_server_is_only_a_bad_one(tmp_path, capsys):
+    """Guards that `tune` goes on with another server, and measures further settings."""
+    python_model(tmp_path / "models" / "killer", ABOVE + KILLER.format(server="above(os.getppid())"))
+    command = ["tune", "killer", "--model-repository", str(tmp_path / "models"), "--concurrency", "1"]
+    command += ["--max-runs", "3", "--most-instances", "1", "--measurement-interval", "50"]
+    assert cli.main([*command, "--out", str(tmp_path / "tried.json")]) == 0
+    tried = {each["batch"]: each for each in json.loads((tmp_path / "tried.json").read_text())["tried"]}
+    assert tried[2]["problem"]
+    assert not tried[1]["problem"]
+    assert not tried[4]["problem"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_an_ended_search(tmp_path, number):
+    """Guards that `tune`, ended while its server starts, leaves neither the server nor its folder."""
+    python_model(tmp_path / "models" / "m", KILLER.format(server="os.getpid()"))
+    left = tmp_path / "left"
+    left.mkdir()
+    command = [sys.executable, "-m", "server", "tune", "m", "--model-repository", str(tmp_path / "models")]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(left)}, cwd=ROOT, start_new_session=True)
+    try:
+        while not list(left.glob("inferd-tune-*/0/tune.sock")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(120) == cli.CANCELLED
+    finally:
+        process.kill()
+        process.wait()
+    assert not list(left.iterdir())
+    assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if str(left) in text_of(each)]
+
+
+def text_of(path):
+    """The text of a file of a process; empty if that has ended."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 # ---- the others -----------------------------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server.tools.perf.measuring import Level
+from inferd_client.utils import InferenceServerException
+from server.tools.perf.measuring import Level, summed
 from server.tools.perf.plan import LoadPlan, Range
 from server.tools.perf.running import best_of, levels_of, under_load
+from server.tools.reach import CallFailed
 from server.tools.tune.configurations import applied
 from server.tools.tune.search import Setting, Tried, Wanted
 from server.tools.tune.trial import Trial
@@ -70,12 +72,22 @@ class Pair:
         trial, problem = self._serve(setting, best)
         if problem:
             return Tried(setting, None, 0, problem)
-        found = self._tried(trial, setting)
-        rival = self._rival(best)
-        if found.best is None or best is None or best.best is None or rival is None or rival is trial:
+        rival = None
+        try:
+            found = self._tried(trial, setting)
+            rival = self._rival(best)
+            if found.best is None or best is None or best.best is None or rival is None or rival is trial:
+                return found
+            ratio, problem = self._ratio((rival, best.best), (trial, found.best))
+        except (CallFailed, InferenceServerException):
+            if not trial.is_up():
+                return Tried(setting, None, 0, "the server has ended under load")
+            if rival is None or rival.is_up():
+                raise
             return found
-        ratio = self._ratio((rival, best.best), (trial, found.best))
-        return replace(found, pace=best.rate * ratio / found.best.inferences)
+        if problem:
+            return Tried(setting, None, found.memory_mb, problem)
+        return replace(found, pace=best.rate * ratio / found.best.inferences) if ratio else found
 
     def _serve(self, setting: Setting, best: Tried | None) -> tuple[Trial, str]:
         """A server that serves the setting, or the reason why none does."""
@@ -101,7 +113,11 @@ class Pair:
 
     def _rival(self, best: Tried | None) -> Trial | None:
         """The server that serves the best setting so far."""
-        return next((each for each, served in self._served.items() if best and served == best.setting), None)
+        rival = next((each for each, served in self._served.items() if best and served == best.setting), None)
+        if best is None or rival is None or rival.is_up():
+            return rival
+        self._served[rival] = None if rival.serve(applied(self.config, best.setting)) else best.setting
+        return rival if self._served[rival] else None
 
     def _tried(self, trial: Trial, setting: Setting) -> Tried:
         """The levels of a setting, one after the other."""
@@ -133,8 +149,8 @@ class Pair:
             data=self._wanted.data,
         )
 
-    def _ratio(self, first: tuple[Trial, Level], second: tuple[Trial, Level]) -> float:
-        """How many times the throughput of the first the second has.
+    def _ratio(self, first: tuple[Trial, Level], second: tuple[Trial, Level]) -> tuple[float, str]:
+        """How many times the throughput of the first the second has, 0 if that is not known; and why the second fails.
 
         Of the turns of each the quicker half counts: what else the machine does makes a turn slower, never quicker.
         """
@@ -146,12 +162,16 @@ class Pair:
             # in a turn all requests in flight are answered once at least
             seconds = [max(SHARE * self._wanted.window, level.level / level.rate) for _, level in (first, second)]
             rates: tuple[list[float], list[float]] = ([], [])
-            ratio = 1.0
+            ratio = 0.0
             for turn in range(1, TURNS + 1):
                 for at in (0, 1) if turn % 2 else (1, 0):
-                    rates[at].append(loads[at].window(seconds[at], 1).report.rate)
+                    level = (first, second)[at][1].level
+                    found = summed([loads[at].window(seconds[at], 1)], self._plan(level), level)
+                    if found.errors:
+                        return 0.0, (found.sample or "calls failed") if at else ""
+                    rates[at].append(found.rate)
                 one, other = (statistics.mean(sorted(each)[turn // 2 :]) for each in rates)
-                ratio = other / one if one else 1.0
+                ratio = other / one if one else 0.0
                 if turn == FIRST_TURNS and not 1 / PLAIN < ratio < PLAIN:
                     break
-        return ratio
+        return ratio, ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,11 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
     """
     if out is not None:
         check_writable("--out", out, ".json")
-    with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Pair(wanted, Path(folder)) as pair:
+    with (
+        _interrupted(),
+        tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder,
+        Pair(wanted, Path(folder)) as pair,
+    ):
         config = pair.config
         if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
             raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
@@ -52,6 +58,20 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
     if write:
         _write(wanted.repository / wanted.model, config, best.setting)
     return 0
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """End as Ctrl-C does on other signals too: servers and folders shall not be left behind."""
+    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    changed = [each for each, handler in former.items() if handler is signal.SIG_DFL]
+    for each in changed:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each in changed:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _tell(tried: Tried) -> None:

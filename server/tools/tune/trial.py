@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -44,6 +43,10 @@ class Trial:
         self._start()
         return self
 
+    def is_up(self) -> bool:
+        """Whether the server's process runs."""
+        return self._process.poll() is None
+
     def __exit__(self, *error: Any) -> None:
         self._stop()
 
@@ -61,7 +64,7 @@ class Trial:
 
     def _await_start(self) -> None:
         ends = time.monotonic() + START_SECONDS
-        while time.monotonic() < ends and self._process.poll() is None:
+        while time.monotonic() < ends and self.is_up():
             with contextlib.suppress(CallFailed, InferenceServerException), self.reach.client() as client:
                 if client.is_server_live(client_timeout=1):
                     return
@@ -69,10 +72,11 @@ class Trial:
         raise CallFailed(f"the server does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
     def _stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
         try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
+        finally:  # also if the wait is interrupted
             self._process.kill()
             self._process.wait()
 
@@ -92,9 +96,9 @@ class Trial:
         """Serve the model with a configuration. Returns the reason if that fails, else an empty text.
 
         Raises:
-            CallFailed: the configuration needs a new server process, which does not start.
+            CallFailed: the configuration needs a new server process, or the former one has ended, and none starts.
         """
-        if config.backend in OF_PROCESS and threads_of(config) != self._threads:
+        if not self.is_up() or (config.backend in OF_PROCESS and threads_of(config) != self._threads):
             self._stop()
             self._start()
             self._threads = threads_of(config)
@@ -120,11 +124,15 @@ def copy_model(source: Path, target: Path) -> None:
     """Copy a model's folder, with hard links to its files if possible.
 
     Raises:
-        Misused: the folder does not exist.
+        Misused: the folder does not exist, or cannot be copied.
     """
     if not source.is_dir():
         raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
-    shutil.copytree(source, target, copy_function=_linked)
+    try:
+        shutil.copytree(source, target, copy_function=_linked)
+    except shutil.Error as error:
+        path, _, why = error.args[0][0]
+        raise Misused(f"tune: {source} cannot be copied: {path}: {why}") from None
 
 
 def _linked(source: str, target: str) -> None:
