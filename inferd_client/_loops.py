@@ -146,6 +146,7 @@ class LoopChannel:
         self._connecting: asyncio.Lock | None = None
         self._failed = Failed(target)
         self._closed = False
+        self.forks = 0  # how many forks lie between the making of this and this process
         forking.add(self)
 
     def __del__(self) -> None:
@@ -160,6 +161,7 @@ class LoopChannel:
 
     def forked(self) -> None:
         """See Forking. The event loop is the parent's, too: its selector is one with the parent's."""
+        self.forks += 1
         self._loop = self._connecting = None
         self._links = [None] * len(self._links)
 

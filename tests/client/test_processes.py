@@ -100,6 +100,24 @@ async def test_a_fork_has_a_loop_of_its_own(server, uses):
         assert value_of(await asyncio.wait_for(client.infer("fp32", made(4)), PATIENCE)) == 4
 
 
+async def test_a_fork_leaves_the_stream_of_its_parents_loop_alone(server):
+    """Guards that a child that cancels a stream of coroutines does not end it for its parent."""
+    more = asyncio.Event()
+
+    async def requests():
+        yield {"model_name": "fp32", "inputs": made(1)}
+        await more.wait()
+        yield {"model_name": "fp32", "inputs": made(2)}
+
+    async with aioclient.InferenceServerClient(server.tcp) as client:
+        answers = client.stream_infer(requests())
+        assert value_of((await anext(answers))[0]) == 1
+        child = forked(lambda: not answers.cancel())
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+        more.set()
+        assert value_of((await asyncio.wait_for(anext(answers), PATIENCE))[0]) == 2
+
+
 OPEN = {
     "stream": "client.start_stream(dict)",
     "call": "client.async_infer('x', [], dict); client.start_stream(dict)",

@@ -243,6 +243,7 @@ class Stream:
         self._inputs = inputs
         self._found: deque[Any] = deque()
         self._news: asyncio.Future[None] | None = None
+        self._forks = channel.forks
         self._ended = False
         self._cancelled = False
         self._error: BaseException | None = None
@@ -323,15 +324,19 @@ class Stream:
             self._polled.flush_soon()
         return bool(self._found)
 
+    def _goes_on(self) -> bool:
+        """Whether it has not ended, and is not the parent process's."""
+        return not self._ended and self._forks == self._channel.forks
+
     def abandon(self) -> None:
         """Nobody will ask for answers; any thread may say so."""
-        if not self._ended:
+        if self._goes_on():
             with suppress(RuntimeError):  # the loop is closed
                 self._feeder.get_loop().call_soon_threadsafe(self.cancel)
 
     def cancel(self) -> bool:
         """See ResponseIterator."""
-        if self._ended:
+        if not self._goes_on():
             return False
         self._cancelled = True
         if self._polled is not None:
