@@ -94,7 +94,7 @@ def compared(wanted: Wanted) -> Comparison:
     """Grid and searches of one model."""
     config = text_format.Parse((wanted.repository / wanted.model / "config.pbtxt").read_text(), pb.ModelConfig())
     axes = axes_of(config)
-    start = nearest(setting_of(config), axes)
+    start = replace(nearest(setting_of(config), axes), adaptive=False, preferred=())
     grid = list(grid_of(start, axes))
     most = int(SHARE * len(grid))
     with tempfile.TemporaryDirectory() as folder, Pair(wanted, Path(folder)) as pair:
@@ -252,8 +252,8 @@ classifier, a Python model, have one thread each (OMP_NUM_THREADS). One server s
 configurations of the grid, or {SIDE_BY_SIDE["python"]} at a time of the text classifier, whose instances are processes.
 They are measured in turns of {TURN * 1000:.0f} ms, or of {WAVES} answers to each request in flight where that is
 longer: {ROUNDS} of each, then {LAST_ROUNDS} of the best {FINALISTS} and of what the searches chose; the quicker half
-counts. "Search by itself" measures as `inferd tune` does, one configuration after the other and the best few again,
-which is noisy on a busy machine. Wanted: at least {NEAR:.0%} of the best with at most 1/{1 / SHARE:.0f} of the
+counts. "Search by itself" measures as `inferd tune` does: each configuration takes turns with the best one before it,
+and the best few are measured again. Wanted: at least {NEAR:.0%} of the best with at most 1/{1 / SHARE:.0f} of the
 configurations.
 
 {"".join(f"| {' | '.join(row)} |{chr(10)}" for row in (HEADS, ["---"] + ["---:"] * (len(HEADS) - 1), *rows))}

@@ -593,9 +593,7 @@ def test_settings_are_written_as_they_are_read():
     assert {(4,), (64,)} < {setting.preferred for setting in tried}
     for setting in tried:
         assert setting_of(applied(config, setting)) == setting
-        assert not setting.preferred or (
-            setting.preferred[0] < setting.batch and (setting.delay_us or setting.adaptive)
-        )
+        assert all(size < setting.batch for size in setting.preferred)
 
 
 def test_the_search_goes_on_from_preferred_sizes_that_a_smaller_batch_has_left():

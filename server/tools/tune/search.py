@@ -73,9 +73,7 @@ class Setting:
         """With another value of a field, and without what has no effect then."""
         made = replace(self, **{name: value})
         if made.delay_us is None:
-            made = replace(made, adaptive=False)
-        if not made.delay_us and not made.adaptive:
-            return replace(made, preferred=())
+            return replace(made, adaptive=False, preferred=())
         return replace(made, preferred=tuple(size for size in made.preferred if size < made.batch))
 
     def text(self) -> str:
@@ -162,7 +160,8 @@ class Search:
                 here += step
                 setting = best.setting.changed(name, values[here])
                 if setting == best.setting:
-                    break  # it has no effect
+                    missed += 1  # it has no effect
+                    continue
                 found = self.look(setting, best)
                 if found is None:
                     return best
@@ -217,7 +216,7 @@ def _nearest(values: Sequence[Any], value: Any) -> int:
     if value in values:
         return values.index(value)
     if isinstance(value, tuple):
-        return values.index(())  # preferred sizes of which a smaller batch has left some
+        return 0  # the configured preferred sizes, of which a smaller batch has left some
     known = [-1 if each is None else each for each in values]
     wanted = -1 if value is None else value
     return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))
