@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -758,8 +759,7 @@ def test_a_setting_that_ends_the_server_is_only_a_bad_one(tmp_path, capsys):
 def test_nothing_is_left_of_an_ended_search(tmp_path, number):
     """Guards that `tune`, ended while its server starts, leaves neither the server nor its folder."""
     python_model(tmp_path / "models" / "m", KILLER.format(server="os.getpid()"))
-    left = tmp_path / "left"
-    left.mkdir()
+    left = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is too long for the socket
     command = [sys.executable, "-m", "server", "tune", "m", "--model-repository", str(tmp_path / "models")]
     process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(left)}, cwd=ROOT, start_new_session=True)
     try:
@@ -773,6 +773,7 @@ def test_nothing_is_left_of_an_ended_search(tmp_path, number):
         process.wait()
     assert not list(left.iterdir())
     assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if str(left) in text_of(each)]
+    left.rmdir()
 
 
 def text_of(path):

@@ -23,6 +23,8 @@ from server.tools.tune.search import Wanted
 
 CONFIG = "config.pbtxt"
 START_SECONDS = 300.0
+LONGEST_SOCKET = 107
+"""Bytes of a unix socket's path, by Linux."""
 OF_PROCESS = {"pytorch"}
 """Backends whose models share threads: the first model that a server loads decides their number."""
 
@@ -34,6 +36,8 @@ class Trial:
         self._wanted = wanted
         self._models = folder / "models"
         self._socket = folder / "tune.sock"
+        if len(os.fsencode(self._socket)) > LONGEST_SOCKET:
+            raise Misused(f"tune: {folder} is too long for the path of a socket: set TMPDIR to a shorter folder")
         self._log = folder / "log"
         self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
         self._threads = ""  # of the running process
