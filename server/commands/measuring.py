@@ -172,7 +172,7 @@ def tune(
 ) -> int:
     """Find the batch size, instances, queue delay and threads with which a model gives the most throughput.
 
-    It serves a copy of the model by a server of its own, so nothing else should use the machine meanwhile.
+    Two servers of its own serve copies of the model in turns, so nothing else should use the machine meanwhile.
 
     Args:
         model: Its name.
