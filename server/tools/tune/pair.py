@@ -80,9 +80,9 @@ class Pair:
                 return found
             ratio, problem = self._ratio((rival, best.best), (trial, found.best))
         except (CallFailed, InferenceServerException):
-            if not trial.is_up():
+            if trial.ends():
                 return Tried(setting, None, 0, "the server has ended under load")
-            if rival is None or rival.is_up():
+            if rival is None or not rival.ends():
                 raise
             return found
         if problem:

@@ -23,6 +23,7 @@ from server.tools.tune.search import Wanted
 
 CONFIG = "config.pbtxt"
 START_SECONDS = 300.0
+END_SECONDS = 10.0
 LONGEST_SOCKET = 107
 """Bytes of a unix socket's path, by Linux."""
 OF_PROCESS = {"pytorch"}
@@ -50,6 +51,12 @@ class Trial:
     def is_up(self) -> bool:
         """Whether the server's process runs."""
         return self._process.poll() is None
+
+    def ends(self) -> bool:
+        """Whether the server's process has ended or is about to: its connections close a little before that."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        return not self.is_up()
 
     def __exit__(self, *error: Any) -> None:
         self._stop()
