@@ -1,4 +1,4 @@
-"""Looks at the files of models, to notice changes, and reads small ones, each in a call without the interpreter's lock.
+"""Looks at the files of models, to notice changes: all of them in one call without the interpreter's lock.
 
 A server that polls looks at every file of thousands of models while it serves. In Python each system call takes the
 lock once more, for which a busy server lets it wait, and makes objects.
@@ -7,70 +7,42 @@ The mark of a part of a model (see `parts`) has the sum of a hash of each file: 
 of modification and its size. So it does not depend on the order in which a file system lists the files.
 """
 
-from libc.errno cimport EINTR, EINVAL, ELOOP, EMFILE, ENFILE, ENOENT, ENOMEM, ENOTDIR, errno
+from libc.errno cimport EINTR, ELOOP, EMFILE, ENFILE, ENOENT, ENOMEM, ENOTDIR, errno
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
-from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
-from posix.unistd cimport close, read
+from libc.string cimport memcpy, memset, strcmp, strlen
+from posix.unistd cimport close
 
 from _native.atomic cimport load32, store32
+from _native.files cimport (
+    AT_FDCWD,
+    DT_DIR,
+    DT_LNK,
+    DT_UNKNOWN,
+    Entry,
+    Stat,
+    Stream,
+    closedir,
+    encode,
+    failure,
+    fdopendir,
+    fstat,
+    fstatat,
+    is_folder,
+    is_link,
+    modified_ns,
+    next_entry,
+    open_folder,
+    strdup,
+)
 
 import os
 from collections.abc import Collection
 from typing import NamedTuple
 
-cdef extern from *:
-    """
-    #include <dirent.h>
-    #include <fcntl.h>
-    #include <stdint.h>
-    #include <string.h>
-    #include <sys/stat.h>
-    typedef struct stat inferd_stat;
-    static inline int inferd_open_folder(int at, const char *path) {
-        return openat(at, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
-    }
-    static inline int inferd_open_file(int at, const char *path) {
-        return openat(at, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    }
-    static inline int inferd_is_regular(const inferd_stat *about) { return S_ISREG(about->st_mode); }
-    static inline int inferd_is_folder(const inferd_stat *about) { return S_ISDIR(about->st_mode); }
-    static inline int inferd_is_link(int at, const char *name) {
-        inferd_stat about;
-        return fstatat(at, name, &about, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(about.st_mode);
-    }
-    static inline int64_t inferd_modified_ns(const inferd_stat *about) {
-        return (int64_t)about->st_mtim.tv_sec * 1000000000 + about->st_mtim.tv_nsec;
-    }
-    """
-    ctypedef struct Stat "inferd_stat":
-        uint64_t st_dev
-        uint64_t st_ino
-        int64_t st_size
-    ctypedef struct Stream "DIR":
-        pass
-    ctypedef struct Entry "struct dirent":
-        uint8_t d_type
-        char d_name[1]
-    int DT_DIR, DT_LNK, DT_UNKNOWN
-    int AT_FDCWD
-    int open_folder "inferd_open_folder"(int at, const char *path) nogil
-    int open_file "inferd_open_file"(int at, const char *path) nogil
-    bint is_regular "inferd_is_regular"(const Stat *about) nogil
-    bint is_folder "inferd_is_folder"(const Stat *about) nogil
-    bint is_link "inferd_is_link"(int at, const char *name) nogil
-    int64_t modified_ns "inferd_modified_ns"(const Stat *about) nogil
-    int fstat(int fd, Stat *about) nogil
-    int fstatat(int at, const char *name, Stat *about, int flags) nogil
-    Stream *fdopendir(int fd) nogil
-    Entry *readdir(Stream *stream) nogil
-    int closedir(Stream *stream) nogil
-    char *strdup(const char *text) nogil
-
 cdef enum:
     FIRST_CAPACITY = 64
-    MOST_COMPARED = 256      # bytes with which files may be looked for
 
 cdef enum:
     CONFIGURATION = 0        # the parts that every model has
@@ -109,7 +81,7 @@ cdef struct Look:
     uint64_t files
     Part *parts
     uint32_t part_count
-    uint32_t part_capacity
+    size_t part_capacity
     Folder *left             # folders that are still to be looked at, the next one last
     size_t left_count
     size_t left_capacity
@@ -168,16 +140,24 @@ cdef inline bint is_configuration(Kind kind, const char *name) noexcept nogil:
     return kind == CONFIGS and size > 6 and strcmp(name + size - 6, b".pbtxt") == 0
 
 
+cdef bint has_room(void **items, size_t *capacity, size_t count, size_t size) noexcept nogil:
+    # for one item more behind `count` ones of this size; the array is moved if it has to grow; False: no memory
+    cdef size_t most = max(<size_t>FIRST_CAPACITY, 2 * capacity[0])
+    cdef void *moved
+    if count < capacity[0]:
+        return True
+    moved = realloc(items[0], most * size)
+    if moved == NULL:
+        return False
+    items[0] = moved
+    capacity[0] = most
+    return True
+
+
 cdef bint names_add(Names *names, const char *name) noexcept nogil:
     # False: no memory
-    cdef size_t capacity = max(<size_t>FIRST_CAPACITY, 2 * names.capacity)
-    cdef char **texts
-    if names.count == names.capacity:
-        texts = <char **>realloc(names.texts, capacity * sizeof(char *))
-        if texts == NULL:
-            return False
-        names.texts = texts
-        names.capacity = capacity
+    if not has_room(<void **>&names.texts, &names.capacity, names.count, sizeof(char *)):
+        return False
     names.texts[names.count] = strdup(name)
     if names.texts[names.count] == NULL:
         return False
@@ -192,28 +172,13 @@ cdef void names_free(Names *names) noexcept nogil:
     free(names.texts)
 
 
-cdef Entry *next_entry(Stream *stream, int *error) noexcept nogil:
-    # NULL at the end, or with the error that ends the listing
-    cdef Entry *entry
-    (&errno)[0] = 0
-    entry = readdir(stream)
-    error[0] = errno if entry == NULL else 0
-    return entry
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # One model
 
 cdef bint add_part(Look *look, const char *name) noexcept nogil:
     # False: no memory
-    cdef uint32_t capacity = max(<uint32_t>FIRST_CAPACITY, 2 * look.part_capacity)
-    cdef Part *parts
-    if look.part_count == look.part_capacity:
-        parts = <Part *>realloc(look.parts, capacity * sizeof(Part))
-        if parts == NULL:
-            return False
-        look.parts = parts
-        look.part_capacity = capacity
+    if not has_room(<void **>&look.parts, &look.part_capacity, look.part_count, sizeof(Part)):
+        return False
     look.parts[look.part_count] = Part(NULL, 0, 0, 0)
     if name != NULL:
         look.parts[look.part_count].name = strdup(name)
@@ -225,17 +190,11 @@ cdef bint add_part(Look *look, const char *name) noexcept nogil:
 
 cdef bint add_folder(Look *look, const char *around, const char *name, uint32_t part, Kind kind) noexcept nogil:
     # False: no memory
-    cdef size_t capacity = max(<size_t>FIRST_CAPACITY, 2 * look.left_capacity)
     cdef size_t before = strlen(around)
     cdef size_t size = strlen(name)
-    cdef Folder *left
     cdef char *path
-    if look.left_count == look.left_capacity:
-        left = <Folder *>realloc(look.left, capacity * sizeof(Folder))
-        if left == NULL:
-            return False
-        look.left = left
-        look.left_capacity = capacity
+    if not has_room(<void **>&look.left, &look.left_capacity, look.left_count, sizeof(Folder)):
+        return False
     path = <char *>malloc(before + size + 2)
     if path == NULL:
         return False
@@ -493,7 +452,8 @@ cdef uint64_t digest_of(const Look *look) noexcept nogil:
 
 
 cdef int look_at_all(Look *look, int root, const Names *names, uint64_t *found) noexcept nogil:
-    # The digest of each model, which is not 0; 0 for what is none. The error for which it fails.
+    # Writes the digest of each model, which is not 0, to `found`, and leaves 0 where the folder is no model. Returns
+    # the error for which it fails.
     cdef int error
     cdef size_t i
     for i in range(names.count):
@@ -506,85 +466,6 @@ cdef int look_at_all(Look *look, int root, const Names *names, uint64_t *found) 
             continue
         found[i] = max(<uint64_t>1, <uint64_t>error if error else digest_of(look))
     return 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Contents
-
-cdef int read_upto(int fd, char *data, size_t most, size_t *size) noexcept nogil:
-    # until the end of the file, at most so many bytes; the error
-    cdef ssize_t got
-    size[0] = 0
-    while size[0] < most:
-        got = read(fd, data + size[0], most - size[0])
-        if got < 0 and errno != EINTR:
-            return errno
-        if got == 0:
-            break
-        size[0] += max(got, 0)
-    return 0
-
-
-cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept nogil:
-    # the error; the data are from malloc
-    cdef size_t capacity
-    cdef size_t got
-    cdef char *grown
-    cdef int error = 0
-    cdef Stat about
-    if fstat(fd, &about) != 0:
-        return errno
-    if not is_regular(&about):
-        return EINVAL
-    capacity = min(limit, <size_t>about.st_size) + 1
-    while True:  # again if it has grown
-        grown = <char *>realloc(data[0], capacity)
-        if grown == NULL:
-            return ENOMEM
-        data[0] = grown
-        error = read_upto(fd, grown + size[0], capacity - size[0], &got)
-        size[0] += got
-        if error or size[0] < capacity or size[0] > limit:
-            return error
-        capacity = min(limit + 1, 2 * capacity)
-
-
-cdef int begins_with(int folder, const char *name, const char *beginning, size_t size, bint *found) noexcept nogil:
-    # whether a file does; the error
-    cdef char[MOST_COMPARED] data
-    cdef size_t got
-    cdef int fd = open_file(folder, name)
-    cdef int error
-    if fd < 0:
-        return errno
-    error = read_upto(fd, data, size, &got)
-    found[0] = got == size and memcmp(data, beginning, size) == 0
-    close(fd)
-    return error
-
-
-cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, int64_t below,
-                  char **name) noexcept nogil:
-    # see `find_beginning`; the error, of the file `name` if that is set
-    cdef Entry *entry
-    cdef Stat about
-    cdef bint found
-    cdef int error
-    while True:
-        entry = next_entry(stream, &error)
-        if entry == NULL:
-            return error
-        if entry.d_type == DT_DIR or fstatat(fd, entry.d_name, &about, 0) != 0:
-            continue
-        if not is_regular(&about) or about.st_size >= below:
-            continue
-        found = False
-        error = begins_with(fd, entry.d_name, beginning, size, &found)
-        if error or (found and (name[0] == NULL or strcmp(entry.d_name, name[0]) < 0)):
-            free(name[0])
-            name[0] = strdup(entry.d_name)
-        if error or (found and name[0] == NULL):
-            return error or ENOMEM
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -605,17 +486,6 @@ class Mark(NamedTuple):
 
 
 NO_FILES = Mark(0, 0, 0)
-
-
-cdef bytes encode(object path):
-    cdef bytes encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise ValueError(f"no path has a null byte: {path!r}")
-    return encoded
-
-
-cdef object failure(int error, object path):
-    return OSError(error, os.strerror(error), path)
 
 
 def look_at_parts(path: str, most: int) -> tuple[dict[str, Mark], bool]:
@@ -679,71 +549,8 @@ def folders_in(path: str) -> tuple[list[str], bool]:
         names_free(&names)
 
 
-def read_regular(path: str, limit: int) -> bytes:
-    """The content of a regular file; of one that has more than `limit` bytes, one byte more than these.
-
-    Raises:
-        OSError: it cannot be read; EINVAL: it is something else than a regular file.
-        MemoryError: there is none for so many bytes.
-    """
-    cdef bytes encoded = encode(path)
-    cdef const char *file = encoded
-    cdef size_t most = limit
-    cdef size_t size = 0
-    cdef char *data = NULL
-    cdef int error
-    cdef int fd
-    try:
-        with nogil:
-            fd = open_file(AT_FDCWD, file)
-            error = errno if fd < 0 else read_opened(fd, most, &data, &size)
-            if fd >= 0:
-                close(fd)
-        if error == ENOMEM:
-            raise MemoryError
-        if error:
-            raise failure(error, path)
-        return data[:size]
-    finally:
-        free(data)
-
-
-def find_beginning(path: str, beginning: bytes, below: int) -> str | None:
-    """The first by name of the files in a folder that have less than `below` bytes and begin with these.
-
-    Raises:
-        OSError: the folder, or such a file, cannot be read.
-        ValueError: these are too many bytes.
-    """
-    cdef bytes encoded = encode(path)
-    cdef const char *folder = encoded
-    cdef const char *wanted = beginning
-    cdef size_t size = len(beginning)
-    cdef int64_t limit = below
-    cdef Stream *stream = NULL
-    cdef char *name = NULL
-    cdef int error
-    cdef int fd
-    if size > MOST_COMPARED:
-        raise ValueError(f"expected at most {MOST_COMPARED} bytes, got {size}")
-    try:
-        with nogil:
-            fd = open_folder(AT_FDCWD, folder)
-            stream = fdopendir(fd) if fd >= 0 else NULL
-            error = errno if stream == NULL else look_for(fd, stream, wanted, size, limit, &name)
-            if stream != NULL:
-                closedir(stream)
-            elif fd >= 0:
-                close(fd)
-        if error:
-            raise failure(error, path if name == NULL else os.path.join(path, os.fsdecode(name)))
-        return None if name == NULL else os.fsdecode(name)
-    finally:
-        free(name)
-
-
 cdef class Watch:
-    """Looks at whole repositories, on any thread, until it is told to end."""
+    """Looks at whole repositories, on any thread. Once `end` was called, it ends each look."""
 
     cdef int32_t ended
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _native.model_files import find_beginning
+from _native.file_contents import find_beginning
 from server.errors import ConfigError
 
 BEGINNING = b"version https://git-lfs.github.com/spec/"

@@ -8,7 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
-from _native import model_files
+from _native import file_contents
 
 NOT_REGULAR = "expected a regular file"
 
@@ -22,7 +22,7 @@ def read_regular(path: Path, limit: int = sys.maxsize) -> bytes:
         OSError: it cannot be read, or is something else.
     """
     try:
-        return model_files.read_regular(str(path), limit)
+        return file_contents.read_regular(str(path), limit)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise OSError(errno.EINVAL, NOT_REGULAR, str(path)) from None
