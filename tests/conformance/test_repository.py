@@ -307,3 +307,22 @@ def test_a_polled_repository(tmp_path):
         wait_until(lambda: "times" not in index(client))
         assert refused(infer, client, "times")[1] == "Request for unknown model: 'times' is not found"
         assert infer(client, "first") == ARRAY.tolist()
+
+
+def test_a_load_of_a_name_that_a_second_repository_has_too_fails_although_the_first_is_unchanged(tmp_path):
+    """The operator learns of the second copy, and the version that serves goes on."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    other.mkdir()
+    write(one, "m")
+    options = ("--model-control-mode=explicit", "--load-model=m", f"--model-repository={other}")
+    with (
+        doors.running_server("native", one, *options) as process,
+        triton.InferenceServerClient(process.address) as client,
+    ):
+        client.load_model("m")
+        write(other, "m")
+        with pytest.raises(InferenceServerException, match="model appears in two or more repositories"):
+            client.load_model("m")
+        assert client.is_model_ready("m")
+        shutil.rmtree(other / "m")
+        client.load_model("m")

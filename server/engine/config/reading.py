@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from server.engine.pbtxt.source import Source
 from server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
+
+log = logging.getLogger("inferd.config")
 
 
 def read_written(
@@ -31,10 +34,10 @@ def read_written(
     if override is not None:
         config = pb.ModelConfig()
         config.CopyFrom(override)
-        return config, Source(Path("config override"), from_client=True)
+        return _without_copies(config, Source(Path("config override"), from_client=True))
     path = config_path(model_dir, options)
     if _exists(str(path)):
-        return parse_file(path, model_dir, options.variables)
+        return _without_copies(*parse_file(path, model_dir, options.variables))
     if other := next((each for each in _meant_as_config(model_dir) if each.is_file()), None):
         raise ConfigError(f"{other}: is this the configuration? Its name must be {CONFIG_FILE}")
     if options.auto_complete:
@@ -51,7 +54,7 @@ def read_own(version_dir: Path, model_dir: Path, options: Options) -> tuple[pb.M
     if not options.config_name and not _exists(f"{version_dir}/{CONFIG_FILE}"):
         return None
     path = config_path(version_dir, options)
-    return parse_file(path, model_dir, options.variables) if _exists(str(path)) else None
+    return _without_copies(*parse_file(path, model_dir, options.variables)) if _exists(str(path)) else None
 
 
 def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source, options: Options) -> None:
@@ -76,6 +79,26 @@ def config_path(folder: Path, options: Options) -> Path:
         if named.exists():
             return named
     return folder / CONFIG_FILE
+
+
+def _without_copies(config: pb.ModelConfig, source: Source) -> tuple[pb.ModelConfig, Source]:
+    """The configuration with one of each input and output that is written several times with the same fields.
+
+    Published configurations have such copies, and Triton serves them.
+    """
+    for name, tensors in (("input", config.input), ("output", config.output)):
+        kept: dict[bytes, int] = {}
+        for index, tensor in enumerate(tensors):
+            first = kept.setdefault(tensor.SerializeToString(deterministic=True), index)
+            if first != index:
+                where = source.at(name, index)
+                log.warning("%s: %s '%s' is the same as one before it, and has no effect", where, name, tensor.name)
+        if len(kept) < len(tensors):
+            remaining = [tensors[index] for index in kept.values()]
+            source.keep(name, list(kept.values()))
+            del tensors[:]
+            tensors.extend(remaining)
+    return config, source
 
 
 def _exists(path: str) -> bool:

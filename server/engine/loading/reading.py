@@ -137,7 +137,7 @@ class Reader:
             candidate = Candidate(name, ModelFolder(name, Path(name), Path()), {})
             candidate.problem = candidate.why(error)
             return candidate
-        if own is not None and candidate.marks == seen:
+        if own is not None and candidate.marks == seen and not folder.problem:
             candidate.own = own
         else:
             candidate.prepare(self._maker, override.config, _unchanged(own, seen, candidate.marks), each)

@@ -8,7 +8,7 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class DuplicateKey:
     first_line: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Positions:
     lines: dict[FieldPath, int] = field(default_factory=dict)
     duplicates: list[DuplicateKey] = field(default_factory=list)
@@ -73,6 +73,17 @@ class Source:
     def has(self, *path: str | int) -> bool:
         """Whether the field was written, even with its default value."""
         return str(path[0]) in self.text and path in self.lines
+
+    def keep(self, name: str, indexes: Sequence[int]) -> None:
+        """Know only these values, ascending, of a repeated field: the others were taken out of the configuration."""
+        now = {index: place for place, index in enumerate(indexes)}
+        lines: dict[FieldPath, int] = {}
+        for path, line in self.lines.items():
+            if path[0] != name or len(path) == 1:
+                lines[path] = line
+            elif isinstance(path[1], int) and path[1] in now:
+                lines[(name, now[path[1]], *path[2:])] = line
+        self._found().lines = lines
 
     def at(self, *path: str | int) -> str:
         """`file:line` of the field or of the nearest one around it; the file alone when none was written."""

@@ -7,6 +7,7 @@ allowed by its full name.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from server.errors import ConfigError
+
+log = logging.getLogger("inferd.config")
 
 USUAL = ("MODEL_*",)
 """The variables that configurations may use by default."""
@@ -29,6 +32,9 @@ _OUTSIDE = re.compile(rf"""\#[^\n]* | (?P<quote> ["'] ) | {_VARIABLE}""", re.VER
 _INSIDE = {
     quote: re.compile(rf"\\. | (?P<quote> {quote} ) | {_VARIABLE}", re.VERBOSE | re.DOTALL) for quote in ("'", '"')
 }
+_PLACEHOLDER = re.compile(r"""\$\{[^}"'\n]{0,64}\}?""")
+_OF_A_PARAMETER = re.compile(r"\bstring_value\s*:?\s*\Z")
+"""The text before a parameter's value. Templates of configurations leave placeholders there, which models look for."""
 _FORBIDDEN = re.compile(r"""["'\\\x00-\x1f\x7f]""")
 """Characters in a value that would end a string or a line of the configuration."""
 
@@ -48,7 +54,8 @@ class Variables:
     def fill(self, text: str, path: Path) -> str:
         """The text of a configuration with values for variables, its lines as they were.
 
-        `$${` stands for `${`; comments are left as they are.
+        `$${` stands for `${`; comments are left as they are. So is, with a warning, a `${...}` in the string_value of
+        a parameter that no variable can be meant by: it has no default, and is no name or one that may not be used.
 
         Raises:
             ConfigError: a variable may not be used, is not set and has no default, or no text can have its value.
@@ -58,12 +65,22 @@ class Variables:
         parts: list[str] = []
         wrong: list[str] = []
         done, pattern = 0, _OUTSIDE
+        of_a_parameter = False
         while found := pattern.search(text, done):
             parts.append(text[done : found.start()])
             done = found.end()
             line = text.count("\n", 0, done) + 1
             if found["literal"]:
                 parts.append("${")
+            elif of_a_parameter and self._is_a_placeholder(found):
+                parts.append(found.group())
+                log.warning(
+                    "%s:%d: %s is left as it is in the value of a parameter: it names no variable that a "
+                    "configuration may use",
+                    path,
+                    line,
+                    _PLACEHOLDER.findall(text[found.start() :])[0],
+                )
             elif found["wrong"]:
                 wrong.append(f"{path}:{line}: expected ${{NAME}} or ${{NAME:-default}}; for the text itself write $${{")
             elif found["name"]:
@@ -74,10 +91,16 @@ class Variables:
             else:
                 parts.append(found.group())
                 if found["quote"]:
+                    of_a_parameter = pattern is _OUTSIDE and bool(_OF_A_PARAMETER.search(text[: found.start()][-64:]))
                     pattern = _INSIDE[found["quote"]] if pattern is _OUTSIDE else _OUTSIDE
         if wrong:
             raise ConfigError("\n".join(wrong))
         return "".join((*parts, text[done:]))
+
+    def _is_a_placeholder(self, found: re.Match[str]) -> bool:
+        if found["wrong"]:
+            return True
+        return found["name"] is not None and found["default"] is None and not self._may_use(found["name"])
 
     def _value(self, name: str, default: str | None) -> str:
         if not self._may_use(name):

@@ -175,3 +175,19 @@ def test_what_is_said_of_metrics_must_be_possible(prepared, io, text, problem):
     with pytest.raises(ConfigError) as raised:
         prepared(HEAD + text + io)
     assert problem in str(raised.value)
+
+
+def test_copies_of_a_tensor_are_left_out_with_a_warning(prepared, caplog: pytest.LogCaptureFixture) -> None:
+    """Published configurations have an output twice, and Triton serves them. Lines of later errors stay right."""
+    twice = 'output { name: "a" data_type: TYPE_FP32 dims: 1 }\n'
+    config = prepared(HEAD + 'input { name: "x" data_type: TYPE_FP32 dims: 1 }\n' + twice + twice).config
+    assert [tensor.name for tensor in config.output] == ["a"]
+    (warning,) = [message for message in caplog.messages if "has no effect" in message]
+    assert "config.pbtxt:5: output 'a' is the same as one before it" in warning
+    error = error_of(prepared, HEAD + twice + twice + 'output { name: "b" data_type: TYPE_FP32\ndims: 0 }')
+    assert "config.pbtxt:6: model output 'b' dimension must be" in error
+
+
+def test_two_different_tensors_of_one_name_are_an_error(prepared) -> None:
+    other = "".join(f'output {{ name: "a" data_type: TYPE_FP32 dims: {dim} }}\n' for dim in (1, 2))
+    assert "output 'a' is given 2 times" in error_of(prepared, HEAD + other)

@@ -66,6 +66,38 @@ def test_what_no_configuration_may_have_is_an_error(text: str, error: str) -> No
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["${skip_special_tokens}", "a ${HOME} b", "${MODEL_API_KEY}", "${a.b}", "${", "${max batch"],
+)
+@pytest.mark.parametrize("form", ['string_value: "{}"', "string_value : '{}'", 'string_value:\n "{}"'])
+def test_a_placeholder_in_the_value_of_a_parameter_stays_and_is_warned_of(
+    value: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Templates of TensorRT-LLM's models leave such placeholders, which their code looks for."""
+    text = 'parameters {{ key: "x" value {{ {} }} }}'.format(form.replace("{}", value))
+    assert fill(text) == text
+    (warning,) = caplog.messages
+    assert "config.pbtxt:" in warning
+    assert "is left as it is" in warning
+    assert "secret" not in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('string_value: "${MODEL_OTHER}"', "MODEL_OTHER is not set"),
+        ('string_value: "${HOME:-x}"', "HOME may not be used"),
+        ('key: "${HOME}"', "HOME may not be used"),
+        ('string_value: "x" } key: "${HOME}"', "HOME may not be used"),
+    ],
+)
+def test_what_is_meant_as_a_variable_in_a_parameter_is_still_one(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        fill(text)
+    assert fill('string_value: "${MODEL_BATCH}"') == 'string_value: "16"'
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         fill("${HOME}\n${MODEL_OTHER}\n${MODEL_BATCH}")
