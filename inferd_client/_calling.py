@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from inferd_client._connecting import CONNECT_SECONDS, Target
@@ -21,9 +21,13 @@ STATUSES = (
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
     STATUSES.index(name) for name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
 )
+Pieces = list[bytes | Content]
+"""Of a framed message, in the order in which they are sent."""
 SERVICE = "/inference.GRPCInferenceService/"
 ENCODINGS = {"gzip": 31, "deflate": 15}
 """Compression algorithms of messages, and zlib's `wbits` for each."""
+LEVELS = {"low": 1, "medium": 6, "high": 9}
+"""How much time compression takes, and zlib's level for each. The server's names."""
 TRANSPARENT = 3
 """How often the client repeats a call that the server has not touched."""
 LONGEST_DELAY = 3600
@@ -150,25 +154,49 @@ def _metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[bytes, bytes]]:
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def encoding_of(algorithm: str | None) -> str:
-    """The encoding of a request; empty for no compression.
+class Packing(NamedTuple):
+    """How the requests of a call are compressed.
+
+    Attributes:
+        encoding: "" for no compression.
+        level: zlib's.
+    """
+
+    encoding: str
+    level: int
+
+    def packed(self, pieces: Pieces) -> Pieces:
+        """A framed message, compressed where there is an encoding."""
+        if not self.encoding:
+            return pieces
+        packer = zlib.compressobj(self.level, wbits=ENCODINGS[self.encoding])
+        whole = b"".join(bytes(piece) for piece in pieces)
+        message = packer.compress(memoryview(whole)[5:]) + packer.flush()
+        return [b"\1" + framed(message)[1:]]
+
+
+def level_of(name: str) -> int:
+    """zlib's level for one of `LEVELS`.
+
+    Raises:
+        InferenceServerException: there is no such level.
+    """
+    if name not in LEVELS:
+        raise_error(f"compression_level: expected {', '.join(LEVELS)}, got {name!r}")
+    return LEVELS[name]
+
+
+def packing_of(algorithm: str | None, level: int) -> Packing:
+    """The compression of requests with this algorithm; None for no compression.
 
     Raises:
         InferenceServerException: there is no such algorithm.
     """
     if algorithm is None:
-        return ""
+        return Packing("", level)
     if algorithm.lower() not in ENCODINGS:
         raise_error(f"compression_algorithm: expected gzip, deflate or None, got {algorithm!r}")
-    return algorithm.lower()
-
-
-def compressed(pieces: Iterable[bytes | Content], encoding: str) -> list[bytes | Content]:
-    """A framed message, compressed."""
-    packer = zlib.compressobj(wbits=ENCODINGS[encoding])
-    whole = b"".join(bytes(piece) for piece in pieces)
-    message = packer.compress(memoryview(whole)[5:]) + packer.flush()
-    return [b"\1" + framed(message)[1:]]
+    return Packing(algorithm.lower(), level)
 
 
 def plain(message: Message, encoding: str, limit: int) -> Any:

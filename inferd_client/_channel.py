@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from inferd_client._calling import (
     Attempts,
     Failed,
+    Pieces,
     RetryOptions,
     answer_of,
     end_of,
@@ -25,10 +26,8 @@ from inferd_client._calling import (
 )
 from inferd_client._connecting import Options, Target, connect
 from inferd_client._native.link import Call, Link
-from inferd_client._native.messages import Content
 from inferd_client.utils import InferenceServerException
 
-Pieces = list[bytes | Content]
 HeaderList = list[tuple[bytes, bytes]]
 LOCALLY_CANCELLED = "Locally cancelled by application!"
 CLOSED = "the client is closed"

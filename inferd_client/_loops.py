@@ -12,6 +12,7 @@ from typing import Any
 from inferd_client._calling import (
     Attempts,
     Failed,
+    Pieces,
     RetryOptions,
     answer_of,
     end_of,
@@ -20,7 +21,7 @@ from inferd_client._calling import (
     left_of,
     too_late,
 )
-from inferd_client._channel import CLOSED, HeaderList, Pieces, forking
+from inferd_client._channel import CLOSED, HeaderList, forking
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException

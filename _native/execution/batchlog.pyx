@@ -52,13 +52,13 @@ cdef void note(const NativeBatch *batch) noexcept nogil:
 
 
 cdef void write(const NativeBatch *batch, const char *instance, const char *why) noexcept:
+    # begins with the words of Triton's line, for which operators search
     cdef const Signature *signature = batch.signature
     cdef int64_t oldest = batch.requests[0].queued_ns
     cdef uint32_t i
     for i in range(1, batch.count):
         oldest = min(oldest, batch.requests[i].queued_ns)
     logger.debug(
-        "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
-        signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, instance.decode(),
-        batch.count, batch.rows, (batch.taken_ns - oldest) // 1000,
-        why.decode())
+        "model %s, instance %s, executing %d requests: version %d, %d rows, the oldest waited %d us, %s",
+        signature.name.data[:signature.name.size].decode("utf-8", "replace"), instance.decode(), batch.count,
+        signature.version, batch.rows, (batch.taken_ns - oldest) // 1000, why.decode())

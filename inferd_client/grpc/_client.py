@@ -8,8 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encoding_of, end_of, failure, plain
-from inferd_client._channel import Channel, Pending, Pieces
+from inferd_client._calling import (
+    NOT_REPEATED,
+    Packing,
+    Pieces,
+    RetryOptions,
+    end_of,
+    failure,
+    level_of,
+    packing_of,
+    plain,
+)
+from inferd_client._channel import Channel, Pending
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
 from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
@@ -54,6 +64,7 @@ class InferenceServerClient(Rpcs):
             authority, the name in the certificate and the user agent, and ignores others.
         connections: to the server, made when they are needed.
         retries: see RetryOptions; None: the caller gets every failure.
+        compression_level: of requests with a `compression_algorithm`: "low" is the quickest, "medium", or "high".
 
     Raises:
         InferenceServerException: an argument is wrong. An unreachable server is reported by the first call.
@@ -73,7 +84,9 @@ class InferenceServerClient(Rpcs):
         *,
         connections: int = 1,
         retries: RetryOptions | None = None,
+        compression_level: str = "low",
     ) -> None:
+        self._level = level_of(compression_level)
         target, options, self._headers = reached(
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
@@ -179,8 +192,8 @@ class InferenceServerClient(Rpcs):
             print(f"{method}, metadata {dict(metadata or {})}, {sum(map(len, pieces))} bytes")
         if compression_algorithm is None:
             return self._headers.of(method, metadata), pieces
-        encoding = encoding_of(compression_algorithm)
-        return self._headers.of(method, metadata, encoding), compressed(pieces, encoding)
+        packing = packing_of(compression_algorithm, self._level)
+        return self._headers.of(method, metadata, packing.encoding), packing.packed(pieces)
 
     def async_infer(
         self,
@@ -248,9 +261,9 @@ class InferenceServerClient(Rpcs):
                 "cannot start another stream with one already running. 'InferenceServerClient' supports only a single "
                 "active stream at a given time."
             )
-        encoding = encoding_of(compression_algorithm)
-        said = self._headers.of(STREAM, self._metadata(headers), encoding)
-        self._begun = Stream(self._channel, said, stream_timeout, encoding, callback)
+        packing = packing_of(compression_algorithm, self._level)
+        said = self._headers.of(STREAM, self._metadata(headers), packing.encoding)
+        self._begun = Stream(self._channel, said, stream_timeout, packing, callback)
 
     def stop_stream(self, cancel_requests: bool = False) -> None:
         """End the stream when all requests are answered, or at once with `cancel_requests`."""
@@ -346,11 +359,11 @@ class Stream:
         channel: Channel,
         headers: list[tuple[bytes, bytes]],
         timeout: float | None,
-        encoding: str,
+        packing: Packing,
         callback: Callback,
     ) -> None:
         self._channel = channel
-        self._encoding = encoding
+        self._packing = packing
         self._callback = callback
         self._ended = threading.Event()
         self._sending = threading.RLock()  # a signal handler may send, too
@@ -365,8 +378,7 @@ class Stream:
         Raises:
             InferenceServerException: the stream has ended.
         """
-        if self._encoding:
-            pieces = compressed(pieces, self._encoding)
+        pieces = self._packing.packed(pieces)
         with self._sending:
             if self._ended.is_set() or self._complete:
                 raise_error(

@@ -41,6 +41,7 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
+        self.bodies = []  # of the requests, as they came
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
@@ -68,7 +69,9 @@ class Peer:
                 if isinstance(frame, DataFrame):
                     bodies[frame.stream_id] = bodies.get(frame.stream_id, b"") + frame.data
                     if "END_STREAM" in frame.flags:
-                        asked = pb.ModelInferRequest.FromString(bodies.pop(frame.stream_id)[5:])
+                        body = bodies.pop(frame.stream_id)
+                        self.bodies.append(body)
+                        asked = pb.ModelInferRequest.FromString(gzip.decompress(body[5:]) if body[0] else body[5:])
                         waiting.append((frame.stream_id, asked.id))
                 if len(waiting) == self._together:
                     near.sendall(self._answer(waiting, lambda fields: headers.encode(fields)))
@@ -164,6 +167,35 @@ def test_answers_that_are_not_compressed_as_they_say(encoding, damage):
         with pytest.raises(InferenceServerException, match="compressed") as raised:
             client.infer("m", [])
         assert raised.value.status() == "StatusCode.INTERNAL"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({}, 4), ({"compression_level": "medium"}, 0), ({"compression_level": "high"}, 2)]
+)
+def test_requests_are_compressed_with_the_level_of_the_client(options, told):
+    """Guards compression_level and its default, the quickest. A byte of gzip's header tells the level."""
+
+    def answer(asked, encode):
+        (stream, _), whole = asked[0], message(0, 1)
+        return b"".join(
+            (begun(stream, encode), *frames(stream, whole, random.Random(1)), begun(stream, encode, last=True))
+        )
+
+    async def ask(url):
+        async with aioclient.InferenceServerClient(url, **options) as client:
+            await client.infer("m", [], compression_algorithm="gzip")
+
+    with peer(answer) as running:
+        with grpcclient.InferenceServerClient(running.url, **options) as client:
+            client.infer("m", [], compression_algorithm="gzip")
+        asyncio.run(ask(running.url))
+        assert [body[5 + 8] for body in running.bodies] == [told, told]
+
+
+@pytest.mark.parametrize("module", [grpcclient, aioclient])
+def test_a_level_that_there_is_not_is_refused(module):
+    with pytest.raises(InferenceServerException, match="compression_level: expected low, medium, high, got 'best'"):
+        module.InferenceServerClient("localhost:1", compression_level="best")
 
 
 def over_long(asked, encode):

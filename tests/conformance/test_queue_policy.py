@@ -39,7 +39,7 @@ POLICIES = {
     "ordered": "preserve_ordering: true",
 }
 BUSY = "StatusCode.UNAVAILABLE"
-BATCH = "batch of model 'ordered' version 1 on ordered_0_0"
+BATCH = "model ordered, instance ordered_0_0, executing"
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ async def test_a_line_for_each_batch_while_it_is_switched_on(tmp_path, caplog):
             assert (await infer(engine, request(x=array(2, 3)))).status == Status.OK
             batchlog.switch(False)
         [line] = [record.getMessage() for record in caplog.records if record.name == "inferd.batch"]
-        assert line.startswith("batch of model 'm' version 1 on m_0_0: 1 requests, 2 rows, the oldest waited ")
+        assert line.startswith("model m, instance m_0_0, executing 1 requests: version 1, 2 rows, the oldest waited ")
         assert line.endswith(" us, no batching")
 
 

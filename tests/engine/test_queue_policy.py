@@ -310,7 +310,7 @@ async def test_a_line_for_each_batch_while_it_is_switched_on(tmp_path, caplog):
             batchlog.switch(False)
         assert (await infer(engine, asked(9))).status == OK
         [line] = [record.getMessage() for record in caplog.records if record.name == "inferd.batch"]
-        assert line.startswith("batch of model 'm' version 1 on m_0_0: 3 requests, 3 rows, the oldest waited ")
+        assert line.startswith("model m, instance m_0_0, executing 3 requests: version 1, 3 rows, the oldest waited ")
         assert line.endswith(" us, no delay")
 
 

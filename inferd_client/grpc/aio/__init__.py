@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encoding_of, end_of, failure, left_of
+from inferd_client._calling import NOT_REPEATED, Packing, RetryOptions, end_of, failure, left_of, level_of, packing_of
 from inferd_client._loops import LoopChannel, Polled, give_up
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
@@ -84,7 +84,9 @@ class InferenceServerClient(Rpcs):
         *,
         connections: int = 1,
         retries: RetryOptions | None = None,
+        compression_level: str = "low",
     ) -> None:
+        self._level = level_of(compression_level)
         target, options, self._headers = reached(
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
@@ -150,13 +152,11 @@ class InferenceServerClient(Rpcs):
             parameters,
         )
         metadata = self._metadata(headers) if self._plugin is not None else headers
-        encoding = encoding_of(compression_algorithm) if compression_algorithm is not None else ""
-        if encoding:
-            pieces = compressed(pieces, encoding)
+        packing = packing_of(compression_algorithm, self._level)
         result = InferResult(
             await self._channel.unary(
-                self._headers.of(INFER, metadata, encoding),
-                pieces,
+                self._headers.of(INFER, metadata, packing.encoding),
+                packing.packed(pieces),
                 client_timeout,
                 bool(sequence_id or sequence_start or sequence_end),
             )
@@ -184,9 +184,9 @@ class InferenceServerClient(Rpcs):
         Returns:
             an iterator of pairs (result, error), one of them None, with a method `cancel`. The stream ends with it.
         """
-        encoding = encoding_of(compression_algorithm)
-        said = self._headers.of(STREAM, self._metadata(headers), encoding)
-        return ResponseIterator(Stream(self._channel, said, stream_timeout, encoding, inputs_iterator))
+        packing = packing_of(compression_algorithm, self._level)
+        said = self._headers.of(STREAM, self._metadata(headers), packing.encoding)
+        return ResponseIterator(Stream(self._channel, said, stream_timeout, packing, inputs_iterator))
 
 
 def _pieces(inputs: Any) -> Any:
@@ -235,11 +235,11 @@ class Stream:
         channel: LoopChannel,
         headers: list[tuple[bytes, bytes]],
         timeout: float | None,
-        encoding: str,
+        packing: Packing,
         inputs: AsyncIterator[dict[str, Any]],
     ) -> None:
         self._channel = channel
-        self._encoding = encoding
+        self._packing = packing
         self._inputs = inputs
         self._found: deque[Any] = deque()
         self._news: asyncio.Future[None] | None = None
@@ -267,8 +267,7 @@ class Stream:
             if left is not None:
                 self._alarm = loop.call_later(left, give_up, self._polled, self._call, True)
             async for inputs in self._inputs:
-                pieces = _pieces(inputs)
-                self._polled.link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
+                self._polled.link.send(self._call, self._packing.packed(_pieces(inputs)))
                 self._polled.flush_soon()
                 await self._polled.room(self._call)
             self._polled.link.send(self._call, [], goes_on=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.options import Options
@@ -16,6 +19,8 @@ from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
+
+Tensor = TypeVar("Tensor", pb.ModelInput, pb.ModelOutput)
 
 
 def read_written(
@@ -86,19 +91,22 @@ def _without_copies(config: pb.ModelConfig, source: Source) -> tuple[pb.ModelCon
 
     Published configurations have such copies, and Triton serves them.
     """
-    for name, tensors in (("input", config.input), ("output", config.output)):
-        kept: dict[bytes, int] = {}
-        for index, tensor in enumerate(tensors):
-            first = kept.setdefault(tensor.SerializeToString(deterministic=True), index)
-            if first != index:
-                where = source.at(name, index)
-                log.warning("%s: %s '%s' is the same as one before it, and has no effect", where, name, tensor.name)
-        if len(kept) < len(tensors):
-            remaining = [tensors[index] for index in kept.values()]
-            source.keep(name, list(kept.values()))
-            del tensors[:]
-            tensors.extend(remaining)
+    _leave_copies_out("input", config.input, source)
+    _leave_copies_out("output", config.output, source)
     return config, source
+
+
+def _leave_copies_out(field: str, tensors: RepeatedCompositeFieldContainer[Tensor], source: Source) -> None:
+    kept: dict[bytes, int] = {}
+    for index, tensor in enumerate(tensors):
+        if kept.setdefault(tensor.SerializeToString(deterministic=True), index) != index:
+            where = source.at(field, index)
+            log.warning("%s: %s '%s' is the same as one before it, and has no effect", where, field, tensor.name)
+    if len(kept) < len(tensors):
+        first = [tensors[index] for index in kept.values()]
+        source.keep(field, list(kept.values()))
+        del tensors[:]
+        tensors.extend(first)
 
 
 def _exists(path: str) -> bool:
