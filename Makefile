@@ -11,6 +11,8 @@
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story;
 #                 CROWD=40000: so many calls more in each, by clients in C
+#   make mutants  mutants of the native code, drawn at random, for HOURS=1: who finds each, simulations or tests?
+#                 PACKAGE="memory gpu": of these only. It may be killed, and goes on from its record (CONTRIBUTING.md)
 #   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
 #                 clients; Python workers that are killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan:
 #                 the latter two and the conformance suite, with the whole server under that sanitizer
@@ -32,6 +34,8 @@ TIME ?= 60
 SECONDS ?= 1800
 SEEDS ?= 1000
 SEED ?=
+HOURS ?= 1
+PACKAGE ?=
 CROWD ?=
 TARGET ?= cpu
 JOBS ?= 4
@@ -69,7 +73,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Compiled modules are kept: servers, workers and tests start in half the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup build serve test lint compiled-tests fuzz simulate soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
+.PHONY: setup build serve test lint compiled-tests fuzz simulate mutants soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
@@ -170,6 +174,10 @@ fuzz: setup
 
 simulate: setup
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random) $(if $(CROWD),--crowd $(CROWD))
+
+# It leaves the processors to whatever else runs.
+mutants: setup
+	nice -n 19 $(PY) -m tests.mutants --hours $(HOURS) $(if $(PACKAGE),--package $(PACKAGE)) $(ARGS)
 
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 

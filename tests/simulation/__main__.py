@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import json
 import logging
+import math
 import os
 import platform
 import resource
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
     parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
+    parser.add_argument("--cpu", type=float, default=math.inf, help="begin no other seed after so many seconds of CPU")
     parser.add_argument("--twice", action="store_true", help="run each seed again: the same must happen")
     parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
     parser.add_argument("--keep-going", action="store_true", help="after a seed that fails")
@@ -89,13 +91,19 @@ def seeds(arguments: argparse.Namespace) -> Iterator[int]:
     """Those that were asked for."""
     until = time.monotonic() + arguments.seconds
     seed = arguments.first
-    while seed < arguments.first + arguments.seeds or time.monotonic() < until:
+    while (seed < arguments.first + arguments.seeds or time.monotonic() < until) and cpu_of_forks() < arguments.cpu:
         yield seed
         seed += 1
     if arguments.random:
         seed = secrets.randbits(48)
         print(f"random seed {seed}", flush=True)
         yield seed
+
+
+def cpu_of_forks() -> float:
+    """Seconds of CPU that simulations have used, which have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def each_take(sandbox: Sandbox, seed: int, scale: Scale) -> int:
@@ -145,8 +153,7 @@ class Totals:
 
     def figures(self) -> dict[str, object]:
         """As they are recorded."""
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = usage.ru_utime + usage.ru_stime
+        cpu = cpu_of_forks()
         return {
             "simulations": self.simulations,
             "calls": self.calls,

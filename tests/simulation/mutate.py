@@ -16,22 +16,14 @@ Some changes look like faults and are none, since nothing can tell: `why` says w
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutants.copies import EACH_TAKE, USUAL, Copy
 from tests.simulation.workers import jobs
-
-ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("_native", "backends", "server", "tests", "inferd_client", "setup.py", "pyproject.toml", "README.md")
-
 
 INSTANCES = "server/engine/instances/instances.py"
 
@@ -617,96 +609,52 @@ FAULTS = (
 )
 
 
-class Copy:
-    """The tree, to be broken.
+ALONE = '{"clients": 0, "hostile": false}'
+
+
+class Simulations:
+    """That look for faults in a copy of the tree.
 
     Args:
-        root: where.
+        copy: where.
+        seeds, jobs: how many, and at a time.
         crowd: calls of the crowds that look at it alone; 0: the usual clients do.
     """
 
-    def __init__(self, root: Path, crowd: int = 0) -> None:
-        self.root = root
-        self.crowd = crowd
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, root / name, symlinks=True)
-            elif source.exists():
-                shutil.copy2(source, root / name)
-        self.environment = os.environ | {"PYTHONPATH": str(root)}
+    def __init__(self, copy: Copy, seeds: int, jobs: int, crowd: int) -> None:
+        self.copy = copy
+        usual = (*USUAL, "--seeds", str(seeds), "--jobs", str(jobs))
+        self.attempts: tuple[tuple[str, ...], ...] = (usual, EACH_TAKE)
+        if crowd:
+            self.attempts = ((*usual, "--crowd", str(crowd), "--scale", ALONE),)
 
-    def build(self, path: str) -> None:
-        """The extension of this source, and no other.
-
-        Raises:
-            RuntimeError: it does not compile.
-        """
-        module = path.removesuffix(".pyx").replace("/", ".")
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env=self.environment | {"INFERD_ONLY": module},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-
-    def simulate(self, seeds: int, jobs: int) -> str:
-        """What so many seeds find; empty: nothing.
+    def run(self) -> str:
+        """What they find; empty: nothing.
 
         Raises:
             RuntimeError: the simulation itself does not run, so that it tells nothing.
         """
-        usual = ("--seeds", str(seeds), "--no-shrink", "--jobs", str(jobs))
-        if self.crowd:
-            attempts: tuple[tuple[str, ...], ...] = ((*usual, "--crowd", str(self.crowd), "--scale", ALONE),)
-        else:
-            attempts = (usual, ("--takes", "--first", "4", "--scale", TAKES))
-        for arguments in attempts:
-            command = [sys.executable, "-m", "tests.simulation", *arguments]
-            done = subprocess.run(
-                command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
-            )
-            if done.returncode < 0:
-                return f"the simulator ends with {signal.Signals(-done.returncode).name}"
-            if found := next((line for line in done.stdout.splitlines() if REPORTED.match(line)), ""):
-                return found
-            if done.returncode:
-                raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-2000:]}")
-        return ""
+        return self.copy.simulate(*self.attempts)[0]
 
 
-# What the simulation prints of a rule that was broken, or of a process that has crashed.
-REPORTED = re.compile(r"seed \d+: |take \d+ of seed \d+: ")
-
-ALONE = '{"clients": 0, "hostile": false}'
-TAKES = (
-    '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false, '
-    '"regions": false, "hostile": false, "jumps": false}'
-)
-
-
-def trial(copy: Copy, fault: Fault, seeds: int, jobs: int) -> str:
+def trial(simulations: Simulations, fault: Fault) -> str:
     """What is found of it; empty: nothing.
 
     Raises:
         RuntimeError: the fault cannot be planted, or the simulation does not run with it.
     """
+    copy = simulations.copy
     path = copy.root / fault.file
     sound = path.read_text()
     if sound.count(fault.old) != 1:
         raise RuntimeError(f"there are {sound.count(fault.old)} places for it in {fault.file}")
-    extension = next(path.parent.glob(path.stem + ".cpython*.so"), None)  # None: Python as it is
+    extension = copy.extension(fault.file)  # None: Python as it is
     kept = extension.read_bytes() if extension else b""
     path.write_text(sound.replace(fault.old, fault.new))
     try:
         if extension:
             copy.build(fault.file)
-        return copy.simulate(seeds, jobs)
+        return simulations.run()
     finally:
         path.write_text(sound)
         if extension:
@@ -727,8 +675,8 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
-        copy = Copy(Path(folder), arguments.crowd)
-        if found := copy.simulate(arguments.seeds, arguments.jobs):
+        simulations = Simulations(Copy(Path(folder)), arguments.seeds, arguments.jobs, arguments.crowd)
+        if found := simulations.run():
             print(f"the sound tree breaks a rule, so that nothing can be told of faults: {found}")
             return 2
         for fault in FAULTS[arguments.first :]:
@@ -738,7 +686,7 @@ def main() -> int:
             began = time.monotonic()
             found = void = ""
             try:
-                found = trial(copy, fault, arguments.seeds, arguments.jobs)
+                found = trial(simulations, fault)
             except RuntimeError as error:
                 void = str(error)
             rows.append(Row(fault, found, void, time.monotonic() - began))

@@ -1,0 +1,41 @@
+"""Mutants that do what the sound code does, each with the reason why nothing can be seen of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.mutants.record import Entry
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Of a mutant, wherever in its function it stands.
+
+    Attributes:
+        before, after: the statements, without and with it.
+        why: one sentence.
+    """
+
+    file: str
+    function: str
+    before: str
+    after: str
+    why: str
+
+    @property
+    def change(self) -> str:
+        """On one line."""
+        return " → ".join(" ".join(text.split()) for text in (self.before, self.after))
+
+    def covers(self, entry: Entry) -> bool:
+        return (self.file, self.function, self.before, self.after) == (
+            entry.file,
+            entry.function,
+            entry.before,
+            entry.after,
+        )
+
+
+PROOFS: tuple[Proof, ...] = ()

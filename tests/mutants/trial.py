@@ -1,0 +1,206 @@
+"""One mutant: is it another program at all, and who finds it?"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+
+from tests.mutants.copies import EACH_TAKE, USUAL, Copy
+from tests.mutants.operators import Mutant
+from tests.mutants.packages import selected_tests
+
+SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
+TEST_OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
+STEADY_CPU = 50  # seconds of CPU of simulations of the sound tree; mutants get as many seeds
+ENOUGH_CPU = 180  # seconds, should a mutant be slower
+
+VOID = "void"  # it does not compile
+SAME = "same code"
+SIMULATION = "simulation"
+TESTS = "tests"
+SURVIVED = "survived"
+
+
+class Unsound(Exception):
+    """The tree without a mutant does not pass: nothing can be told of mutants."""
+
+
+@dataclass
+class Verdict:
+    """What became of a mutant.
+
+    Attributes:
+        outcome: one of the words above.
+        found: how, where it was found or did not compile.
+        seeds: of simulations that ran.
+        seconds: that each part took, on a machine that others may use.
+    """
+
+    outcome: str
+    found: str = ""
+    seeds: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Trials:
+    """Plants mutants in a copy of the tree, one at a time.
+
+    Args:
+        copy: the tree, which has no other user.
+    """
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy = copy
+        self.seeds = 0
+        self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
+        self._unsound: set[str] = set()  # tests that fail without a mutant
+
+    def prepare(self) -> None:
+        """See how many seeds the sound tree passes in the time that a mutant has.
+
+        Raises:
+            Unsound: it breaks a rule.
+        """
+        found, printed = self.copy.simulate(
+            (*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(STEADY_CPU)), EACH_TAKE
+        )
+        if found:
+            raise Unsound(found)
+        self.seeds = simulated(printed)
+
+    def try_mutant(self, mutant: Mutant) -> Verdict:
+        """Its verdict; the copy is sound again behind it.
+
+        Raises:
+            Unsound: it turns out that the sound tree does not pass.
+        """
+        path = self.copy.root / mutant.file
+        source = path.read_text()
+        began = time.monotonic()
+        self._sound_digest(mutant.file)
+        path.write_text(mutant.apply(source))
+        try:
+            verdict = self._judge(mutant, began)
+        finally:
+            path.write_text(source)
+            self._restore(mutant.file)
+        return verdict
+
+    def _judge(self, mutant: Mutant, began: float) -> Verdict:
+        verdict = Verdict(VOID)
+        try:
+            self.copy.build(mutant.file)
+        except RuntimeError as error:
+            verdict.found = reason(str(error))
+        else:
+            verdict.outcome = SAME
+        verdict.seconds["build"] = passed(began)
+        if verdict.outcome == VOID or self.copy.digest(mutant.file) == self._sound_digest(mutant.file):
+            return verdict
+        began = time.monotonic()
+        verdict.found, verdict.seeds = self._simulate(mutant)
+        verdict.seconds["simulation"] = passed(began)
+        if verdict.found:
+            verdict.outcome = SIMULATION
+            return verdict
+        began = time.monotonic()
+        verdict.found = self._test(mutant)
+        verdict.outcome = TESTS if verdict.found else SURVIVED
+        verdict.seconds["tests"] = passed(began)
+        return verdict
+
+    def _simulate(self, mutant: Mutant) -> tuple[str, int]:
+        usual = (*USUAL, "--jobs", "1", "--seeds", str(self.seeds), "--cpu", str(ENOUGH_CPU))
+        try:
+            found, printed = self.copy.simulate(usual, EACH_TAKE)
+        except RuntimeError as error:
+            self._require_sound_simulation(mutant)
+            return f"the simulation does not run: {reason(str(error))}", 0
+        return found[:300], simulated(printed)
+
+    def _require_sound_simulation(self, mutant: Mutant) -> None:
+        """It may be the machine that lets nothing run."""
+        broken = self._lay(mutant.file, self._sound[mutant.file][0])
+        try:
+            if found := self.copy.simulate(("--seeds", "1", "--jobs", "1", *USUAL))[0]:
+                raise Unsound(found)
+        except RuntimeError as error:
+            raise Unsound(str(error)) from error
+        finally:
+            self._lay(mutant.file, broken)
+
+    def _test(self, mutant: Mutant) -> str:
+        """The test that fails with it twice, and not without; empty: none."""
+        tests = selected_tests(self.copy.root, mutant.file)
+        passed_later: set[str] = set()
+        while tests:
+            failed = self._failing(tests, passed_later)
+            if failed is None:
+                return ""
+            test, message = failed
+            if not test:
+                return message
+            if self._failing([test], set()) is None:
+                passed_later.add(test)  # it failed because the machine was busy
+                continue
+            broken = self._lay(mutant.file, self._sound[mutant.file][0])
+            fails_without = self._failing([test], set()) is not None
+            self._lay(mutant.file, broken)
+            if not fails_without:
+                return f"{test} {message}"[:300]
+            self._unsound.add(test)
+        return ""
+
+    def _failing(self, tests: list[str], left_out: set[str]) -> tuple[str, str] | None:
+        """The first test that fails and what it says; no name: they did not run to their end; None: all pass."""
+        options = [f"--deselect={test}" for test in sorted(self._unsound | left_out)]
+        done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
+        if done.returncode in (0, 5):  # 5: all are left out
+            return None
+        if found := FAILED.search(done.stdout):
+            return found[1], found[2] or ""
+        return "", f"the tests end with {done.returncode}: {reason(done.stdout + done.stderr)}"
+
+    def _sound_digest(self, file: str) -> str:
+        """Of what the sound source makes here, built once."""
+        if file not in self._sound:
+            try:
+                self.copy.build(file)
+            except RuntimeError as error:
+                raise Unsound(f"{file} does not compile: {error}") from error
+            extension = self.copy.extension(file)
+            assert extension is not None
+            self._sound[file] = extension.read_bytes(), self.copy.digest(file)
+        return self._sound[file][1]
+
+    def _restore(self, file: str) -> None:
+        if file in self._sound:
+            self._lay(file, self._sound[file][0])
+
+    def _lay(self, file: str, data: bytes) -> bytes:
+        """Put an extension where it belongs; what lay there. A file of its own: one that is mapped must not change."""
+        extension = self.copy.extension(file)
+        assert extension is not None
+        before = extension.read_bytes()
+        extension.unlink()
+        extension.write_bytes(data)
+        return before
+
+
+def simulated(printed: str) -> int:
+    """How many simulations ended well."""
+    return sum(int(count) for count in SIMULATED.findall(printed))
+
+
+def reason(text: str) -> str:
+    """The last line of what a program says."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it says nothing"
+
+
+def passed(began: float) -> float:
+    """Seconds."""
+    return round(time.monotonic() - began, 1)
