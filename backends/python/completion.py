@@ -11,7 +11,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._link import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import Launch, Worker, WorkerError, bring_up, bury
+from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, bury
 from backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
@@ -44,6 +44,8 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     cause: Exception | None = None
     try:
         said = bring_up(link, launch)
+    except Interrupted:
+        pass  # the worker is ending: how it ends says why
     except (WorkerError, MemoryError) as error:
         why, cause = str(error), error.with_traceback(None)  # its frames hold the link
     finally:
@@ -56,7 +58,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     if not isinstance(config, dict):
         if fault:
             why = f"its worker was ended because it {fault}"
-        raise BackendError(f"{launch.name}: {why or f'its {how}'}") from cause
+        raise BackendError(f"{launch.name}: {why or f'its {how} before its configuration was complete'}") from cause
     return config
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import lzma
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,16 @@ SERVERS_OWN = sys.executable
 """The interpreter of models that name no environment."""
 COMPLETE = ".inferd-complete"
 """The file that marks an environment as unpacked completely."""
+
+ACTIVATION_SECONDS = 60.0
+"""The time for the activation scripts of an environment."""
+_SOURCE = """
+exec 3>&1 >&2
+for script; do . "$script"; done
+exec /usr/bin/env -0 >&3
+"""
+_SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "PS1"})
+"""The variables that a shell, or activation for its prompt, sets for itself."""
 
 SECRETS = ("INFERD_", "TRITONCACHE_")
 """The beginnings of names of the server's own variables: its options, the password of its cache."""
@@ -96,7 +108,27 @@ def passed_on(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, s
 
 
 def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables as the environment's own activation script sets them."""
+    """The variables after the environment's own activation scripts: `bin/activate`, or conda's in `activate.d`.
+
+    Blocks: a shell executes them.
+
+    Raises:
+        BackendError: a script fails, or does not end.
+    """
+    before = located(place, variables)
+    scripts = [place / "bin" / "activate"]
+    if not scripts[0].is_file():
+        scripts = sorted((place / "etc" / "conda" / "activate.d").glob("*.sh"))
+    shell = shutil.which("bash") or shutil.which("sh")
+    if not scripts or shell is None:
+        return before
+    after = _sourced(shell, scripts, before)
+    # A script may have the paths of where the environment was made.
+    return located(place, {**after, "PATH": after.get("PATH", before["PATH"])})
+
+
+def located(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables with those by which programs find the environment."""
     out = {name: value for name, value in variables.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     out["PATH"] = _prepend(place / "bin", out.get("PATH", ""))
     if (place / "pyvenv.cfg").exists():
@@ -107,7 +139,43 @@ def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
     return out
 
 
+def _sourced(shell: str, scripts: Sequence[Path], variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables after a shell has executed the scripts in itself.
+
+    A script's status says nothing: it is that of its last line, such as a test that is not met.
+    """
+    command = [shell, "-c", _SOURCE, shell, *map(str, scripts)]
+    try:
+        done = subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            timeout=ACTIVATION_SECONDS,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.CalledProcessError as error:
+        raise BackendError(
+            f"{ENVIRONMENT}: the script {scripts[0]} ended its shell with status {error.returncode}: "
+            f"{_told(error.stderr)}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            f"{ENVIRONMENT}: the script {scripts[0]} did not end within {ACTIVATION_SECONDS} s"
+        ) from error
+    if done.stderr:
+        log.warning("%s: the script %s says: %s", ENVIRONMENT, scripts[0], _told(done.stderr))
+    found = (os.fsdecode(line).partition("=") for line in done.stdout.split(b"\0") if line)
+    return {name: value for name, _, value in found if name not in _SHELLS_OWN or name in variables}
+
+
+def _told(output: bytes) -> str:
+    return output.decode("utf-8", "replace").strip()[-1000:]
+
+
 def _prepend(folder: Path, paths: str) -> str:
+    if paths == str(folder) or paths.startswith(f"{folder}{os.pathsep}"):
+        return paths
     return f"{folder}{os.pathsep}{paths}" if paths else str(folder)
 
 
@@ -135,7 +203,7 @@ def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = Non
                 shutil.rmtree(place, ignore_errors=True)  # left by an interrupted attempt
                 _unpack_to(archive, place, passed_on(os.environ, ("*",)) if variables is None else variables)
                 (place / COMPLETE).touch()
-    except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, subprocess.SubprocessError) as error:
         raise BackendError(f"{ENVIRONMENT}: '{archive}' cannot be unpacked to '{place}': {error}") from error
     return place
 
@@ -160,7 +228,7 @@ def _unpack_to(archive: Path, place: Path, variables: Mapping[str, str]) -> None
                 check=True,
                 capture_output=True,
                 text=True,
-                env=activated(place, variables),
+                env=located(place, variables),
             )
         except subprocess.CalledProcessError as error:
             shutil.rmtree(place, ignore_errors=True)

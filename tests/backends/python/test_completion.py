@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.backends.python.served import add_model, ask, serving
@@ -56,3 +58,24 @@ async def test_contradictions_are_told(tmp_path, more, config, expected):
     async with serving(tmp_path, problems=1) as engine:
         [entry] = engine.index()
         assert expected in entry.reason
+
+
+@pytest.mark.parametrize(
+    ("head", "more", "expected"),
+    [
+        ("import os; os._exit(9)", "", "worker process exited with status 9"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "",
+            r"was killed by signal 9 \(SIGKILL\), as the system does when memory",
+        ),
+        ("", "import os; os.kill(os.getpid(), 11)", r"was killed by signal 11 \(SIGSEGV\)"),
+    ],
+)
+async def test_a_worker_that_ends_before_the_configuration_is_complete_is_told(tmp_path, head, more, expected, caplog):
+    """Guards the error of an import without memory, or of a broken C extension: one sentence, no traceback."""
+    add_model(tmp_path, "m", head + MODEL.format(more=more), 'backend: "python"')
+    async with serving(tmp_path, problems=1) as engine:
+        [entry] = engine.index()
+        assert re.search(expected, entry.reason)
+    assert "Traceback" not in caplog.text

@@ -64,6 +64,39 @@ def test_variables_of_an_activated_environment(tmp_path):
     assert (out["CONDA_PREFIX"], out["LD_LIBRARY_PATH"]) == (str(tmp_path), f"{tmp_path}/lib:/lib")
 
 
+def test_activation_scripts_set_variables_and_those_of_other_machines_do_no_harm(tmp_path, caplog):
+    """Guards what activation scripts export: places of data, for one. Output of a script is in the log."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text(
+        'export VIRTUAL_ENV=/elsewhere PATH="/elsewhere/bin:$PATH" LINES="a\nb=c" PS1="(x)"\n'
+        "echo made elsewhere\nunset GONE\n[ -n '' ]\n"
+    )
+    (tmp_path / "pyvenv.cfg").touch()
+    out = activated(tmp_path, {"PATH": "/bin", "GONE": "1", "KEPT": "1"})
+    paths = f"{tmp_path}/bin:/elsewhere/bin:{tmp_path}/bin:/bin"
+    assert out == {"PATH": paths, "KEPT": "1", "VIRTUAL_ENV": str(tmp_path), "LINES": "a\nb=c"}
+    assert "says: made elsewhere" in caplog.text
+
+
+def test_scripts_of_conda_packages(tmp_path):
+    """Guards conda environments, which have their scripts in a folder: GDAL_DATA and PROJ_LIB come from there."""
+    scripts = tmp_path / "etc" / "conda" / "activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "b.sh").write_text('export PROJ_LIB="$GDAL_DATA/proj"')
+    (scripts / "a.sh").write_text('export GDAL_DATA="$CONDA_PREFIX/share/gdal"')
+    (scripts / "a.fish").write_text("exit 1")
+    out = activated(tmp_path, {"PATH": "/bin"})
+    assert out["PROJ_LIB"] == f"{tmp_path}/share/gdal/proj"
+
+
+def test_an_activation_script_that_gives_up_is_told(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin" / "activate").write_text("echo no licence >&2\nexit 3\n")
+    with pytest.raises(BackendError, match=r"bin/activate ended its shell with status 3: no licence"):
+        find_environment(str(tmp_path), tmp_path, tmp_path)
+
+
 def archive(tmp_path, fixer=""):
     """An archive as conda-pack makes it, with an interpreter that is a shell script."""
     content = tmp_path / "content" / "bin"
@@ -110,6 +143,13 @@ def test_an_archive_that_cannot_be_mended_is_not_kept(tmp_path):
     for _ in range(2):
         with pytest.raises(BackendError, match="conda-unpack"):
             unpack(packed, tmp_path / "cache")
+
+
+def test_a_truncated_archive_is_named(tmp_path):
+    packed = archive(tmp_path)
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(BackendError, match=r"environment\.tar\.gz' cannot be unpacked"):
+        unpack(packed, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("path", ["missing", "plain", "text"])
