@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 5
+    WIRE_VERSION = 6
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1

@@ -142,13 +142,12 @@ class Measures:
 
     def _change(self, user: object, change: Mapping[str, Any]) -> str:
         """Apply a change; the problem, empty without one."""
-        operation = change["op"]
+        operation, name, kind = change["op"], change["family"], change["kind"]
         if operation == "family":
-            return self._add_family(user, change["name"], change["description"], change["kind"])
-        name = change["family"]
+            return self._add_family(user, name, change["description"], kind)
         family = self._families.get(name)
-        if family is None or not family.users[user]:
-            return ""  # a metric that was refused before
+        if family is None or family.kind != kind or not family.users[user]:
+            return ""  # a family that was refused before
         if operation == "delete_family":
             family.users[user] -= 1
             family.users += Counter()  # drops those with none left

@@ -18,13 +18,13 @@ STEPS = st.one_of(
 
 
 def make(measures, user, labels, kind="counter", name="f", buckets=()):
-    measures.change(user, {"op": "family", "name": name, "description": "", "kind": kind})
-    measures.change(user, {"op": "metric", "family": name, "labels": labels, "buckets": buckets})
+    measures.change(user, {"op": "family", "family": name, "description": "", "kind": kind})
+    measures.change(user, {"op": "metric", "family": name, "kind": kind, "labels": labels, "buckets": buckets})
 
 
-def drop(measures, user, labels, name="f"):
-    measures.change(user, {"op": "delete_metric", "family": name, "labels": labels})
-    measures.change(user, {"op": "delete_family", "family": name})
+def drop(measures, user, labels, kind="counter", name="f"):
+    measures.change(user, {"op": "delete_metric", "family": name, "kind": kind, "labels": labels})
+    measures.change(user, {"op": "delete_family", "family": name, "kind": kind})
 
 
 @given(st.lists(STEPS, max_size=30))
@@ -40,7 +40,9 @@ def test_counters_of_several_users(steps):
             made.setdefault(key, {})[user] = held + 1
             values.setdefault(key, 0)
         elif what == "increment" and any(each.get(user) for each in made.values()) and key in values:
-            measures.change(user, {"op": "increment", "family": "f", "labels": more[0], "value": more[1]})
+            measures.change(
+                user, {"op": "increment", "family": "f", "kind": "counter", "labels": more[0], "value": more[1]}
+            )
             values[key] += more[1]
         elif what == "drop" and held:
             drop(measures, user, more[0])
@@ -62,7 +64,7 @@ def test_histograms():
     measures = Measures()
     make(measures, "u", {}, "histogram", buckets=[1, 10])
     for value in (0.5, 1, 5, 10, 11):
-        measures.change("u", {"op": "observe", "family": "f", "labels": {}, "value": value})
+        measures.change("u", {"op": "observe", "family": "f", "kind": "histogram", "labels": {}, "value": value})
     [family] = measures.snapshot()
     [sample] = family.samples
     assert sample.value == 27.5
@@ -74,11 +76,22 @@ def test_what_cannot_be_is_logged_and_not_counted(caplog):
     make(measures, "u", {})
     make(measures, "v", {}, "gauge")
     assert "family 'f' is a counter already" in caplog.text
-    measures.change("v", {"op": "set", "family": "f", "labels": {}, "value": 5})
-    measures.change("u", {"op": "increment", "family": "f", "labels": {}, "value": "much"})
+    measures.change("v", {"op": "set", "family": "f", "kind": "gauge", "labels": {}, "value": 5})
+    measures.change("u", {"op": "increment", "family": "f", "kind": "counter", "labels": {}, "value": "much"})
     measures.change("u", {"op": "increment"})
-    measures.change("u", {"op": "increment", "family": "nothing", "labels": {}, "value": 1})
+    measures.change("u", {"op": "increment", "family": "nothing", "kind": "counter", "labels": {}, "value": 1})
     assert measures.value("f", {}) == 0.0
+
+
+def test_a_family_that_is_refused_changes_nothing_of_the_good_one():
+    """The model that makes both goes on counting, whatever it does with the refused one, and when that goes."""
+    measures = Measures()
+    make(measures, "u", {})
+    make(measures, "u", {}, "gauge")
+    measures.change("u", {"op": "set", "family": "f", "kind": "gauge", "labels": {}, "value": 5})
+    drop(measures, "u", {}, "gauge")
+    measures.change("u", {"op": "increment", "family": "f", "kind": "counter", "labels": {}, "value": 2})
+    assert measures.value("f", {}) == 2
 
 
 def test_there_is_an_end_to_them(caplog):
@@ -93,16 +106,16 @@ def test_there_is_an_end_to_them(caplog):
 def test_families_without_metrics_and_buckets_are_counted_too(caplog):
     measures = Measures()
     for number in range(MOST + 1):
-        measures.change("u", {"op": "family", "name": f"f{number}", "description": "", "kind": "counter"})
+        measures.change("u", {"op": "family", "family": f"f{number}", "description": "", "kind": "counter"})
     assert len(measures.snapshot()) == MOST
     assert "is one more than" in caplog.text
     measures.release("u")
     bounds = list(range(MOST - 3))  # beside the family, the metric, and the bucket without a bound
     for name, buckets, kept in (("h", [*bounds, MOST], 0), ("i", bounds, 1)):
-        measures.change("u", {"op": "family", "name": name, "description": "", "kind": "histogram"})
-        measures.change("u", {"op": "metric", "family": name, "labels": {}, "buckets": buckets})
+        measures.change("u", {"op": "family", "family": name, "description": "", "kind": "histogram"})
+        measures.change("u", {"op": "metric", "family": name, "kind": "histogram", "labels": {}, "buckets": buckets})
         assert sum(len(each.samples) for each in measures.snapshot()) == kept
-        measures.change("u", {"op": "delete_family", "family": name})
+        measures.change("u", {"op": "delete_family", "family": name, "kind": "histogram"})
     make(measures, "u", {})
     assert len(measures.snapshot()) == 1, "the room that is full has none for another family"
     measures.release("u")

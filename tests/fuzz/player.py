@@ -405,7 +405,7 @@ class Part:
             return ask(call=question, name=data.one_of(("calm", "nobody", "")), family="f", labels="{}")
         if kind == 5:
             operation = data.one_of(("family", "metric", "increment", "set", "delete_family", ""))
-            change = {"family": "f", "name": "f", "kind": "counter", "labels": {}, "value": 1}
+            change = {"family": "f", "description": "", "kind": "counter", "labels": {}, "value": 1}
             return json.dumps({"op": operation, **change}).encode()
         return self._tensor()
 

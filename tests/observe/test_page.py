@@ -19,6 +19,7 @@ from server.observe.metrics.catalogue import chosen
 from server.observe.metrics.gpu import GpuMetrics
 from server.observe.metrics.page import Page
 from server.observe.metrics.service import Service
+from server.observe.metrics.text import written
 from tests.engine.serving import CONFIG, ensemble_of, infer, request, row, serving
 from tests.observe import scraping
 from tests.observe.test_metrics import IDENTITY, tensor, triton, write
@@ -39,14 +40,14 @@ def change(engine, user="worker", **what):
 async def test_metrics_of_models_own_are_shown(tmp_path):
     async with serving(tmp_path) as engine:
         for name, kind in (("tokens", "counter"), ("load", "gauge"), ("size", "histogram")):
-            change(engine, op="family", name=name, description="what\nit is", kind=kind)
-        change(engine, op="metric", family="tokens", labels={"of": 'a "b"\n'}, buckets=())
-        change(engine, op="increment", family="tokens", labels={"of": 'a "b"\n'}, value=3)
-        change(engine, op="metric", family="load", labels={}, buckets=())
-        change(engine, op="set", family="load", labels={}, value=0.5)
-        change(engine, op="metric", family="size", labels={"k": "v"}, buckets=(1.0, 10.0))
+            change(engine, op="family", family=name, description="what\nit is", kind=kind)
+        change(engine, op="metric", family="tokens", kind="counter", labels={"of": 'a "b"\n'}, buckets=())
+        change(engine, op="increment", family="tokens", kind="counter", labels={"of": 'a "b"\n'}, value=3)
+        change(engine, op="metric", family="load", kind="gauge", labels={}, buckets=())
+        change(engine, op="set", family="load", kind="gauge", labels={}, value=0.5)
+        change(engine, op="metric", family="size", kind="histogram", labels={"k": "v"}, buckets=(1.0, 10.0))
         for value in (0.5, 5, 50):
-            change(engine, op="observe", family="size", labels={"k": "v"}, value=value)
+            change(engine, op="observe", family="size", kind="histogram", labels={"k": "v"}, value=value)
         for openmetrics in (False, True):
             text = await rendered(engine, openmetrics=openmetrics)
             page = scraping.understood(text)
@@ -70,8 +71,8 @@ async def test_metrics_of_models_own_are_shown(tmp_path):
 )
 async def test_metrics_that_nobody_could_read_are_left_out_and_told_once(tmp_path, caplog, name, labels):
     async with serving(tmp_path) as engine:
-        change(engine, op="family", name=name, description="x", kind="gauge")
-        change(engine, op="metric", family=name, labels=labels, buckets=())
+        change(engine, op="family", family=name, description="x", kind="gauge")
+        change(engine, op="metric", family=name, kind="gauge", labels=labels, buckets=())
         page = Page(Service(engine, {}), chosen({}))
         for _ in range(2):
             text = b"".join(await page.render()).decode()
@@ -84,8 +85,8 @@ async def test_samples_of_one_family_of_a_model_are_not_taken_for_another_s(tmp_
     """Families of models, too, must not meet in the names of their samples: a scraper would refuse the whole page."""
     async with serving(tmp_path) as engine:
         for name, kind in (("size", "histogram"), ("size_sum", "gauge"), ("seen_total", "counter"), ("seen", "gauge")):
-            change(engine, op="family", name=name, description="x", kind=kind)
-            change(engine, op="metric", family=name, labels={}, buckets=(1.0,))
+            change(engine, op="family", family=name, description="x", kind=kind)
+            change(engine, op="metric", family=name, kind=kind, labels={}, buckets=(1.0,))
         for openmetrics in (False, True):
             page = scraping.understood(await rendered(engine, openmetrics=openmetrics))
             assert page.value("size_sum") == 0
@@ -208,3 +209,8 @@ def answer(port, query):
     except OSError:
         return []
     return [each["value"][1] for each in found]
+
+
+def test_labels_are_written_by_name() -> None:
+    """As Triton writes them, for programs that compare lines."""
+    assert written({"version": "1", "model": "m", "_team": "a"}) == '_team="a",model="m",version="1"'

@@ -54,9 +54,7 @@ class MetricFamily:
         self._name = name
         self._kind = kind
         self._runtime = runtime.current()
-        self._runtime.channel.metric(
-            {"op": "family", "name": name, "description": str(description), "kind": kind.name.lower()}
-        )
+        self._change("family", description=str(description))
 
     def Metric(self, labels: dict[str, Any] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
         """A metric of this family.
@@ -85,9 +83,13 @@ class MetricFamily:
                 raise TritonModelException(f"Error when creating Metric: {name!r} is no name of a label")
         return Metric(self, {name: str(value) for name, value in (labels or {}).items()}, buckets)
 
+    def _change(self, operation: str, **more: Any) -> None:
+        # With the kind: the server has refused this family if there is one of another kind.
+        self._runtime.channel.metric({"op": operation, "family": self._name, "kind": self._kind.name.lower(), **more})
+
     def __del__(self) -> None:
         if "_runtime" in self.__dict__:
-            self._runtime.channel.metric({"op": "delete_family", "family": self._name})
+            self._change("delete_family")
 
 
 class Metric:
@@ -98,8 +100,7 @@ class Metric:
             raise TypeError("a Metric comes from MetricFamily.Metric()")
         self._family = family  # kept: a family goes with its last metric
         self._labels = labels
-        change: dict[str, Any] = {"op": "metric", "family": family._name, "labels": labels}
-        family._runtime.channel.metric({**change, "buckets": buckets or []})
+        family._change("metric", labels=labels, buckets=buckets or [])
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; a gauge also takes a negative number.
@@ -148,9 +149,7 @@ class Metric:
         number = float(value)
         if not math.isfinite(number):
             raise TritonModelException(f"Failed to {operation} metric value: {number} is no finite number")
-        self._family._runtime.channel.metric(
-            {"op": operation, "family": self._family._name, "labels": self._labels, "value": number}
-        )
+        self._family._change(operation, labels=self._labels, value=number)
 
     def _refusal(self, operation: str, why: str) -> TritonModelException:
         kind = self._family._kind.name
@@ -158,5 +157,4 @@ class Metric:
 
     def __del__(self) -> None:
         if "_labels" in self.__dict__:
-            change = {"op": "delete_metric", "family": self._family._name, "labels": self._labels}
-            self._family._runtime.channel.metric(change)
+            self._family._change("delete_metric", labels=self._labels)

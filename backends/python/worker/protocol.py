@@ -105,9 +105,8 @@ worker can open what "descriptors" has; mode "complete": "config": the object th
 
 CALL: "load_model" (name, config, files: {path: bytes}; the files follow the JSON, in order), "unload_model" (name,
 unload_dependents), "is_model_ready" and "is_decoupled" (name, version) → bool, "metric_value" (family, labels) →
-number. METRIC: {"op": "family", "name", "description", "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op":
-"increment" | "set" | "observe", "family", "labels", "value"}, {"op": "delete_metric", "family", "labels"}, {"op":
-"delete_family", "family"}.
+number. METRIC: {"op", "family", "kind", ...} with, for each "op": "family": "description"; "metric": "labels",
+"buckets"; "increment", "set" or "observe": "labels", "value"; "delete_metric": "labels"; "delete_family": nothing else.
 
 The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of its descriptors.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
@@ -118,7 +117,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 5
+VERSION = 6
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF

@@ -7,6 +7,7 @@ numbers: models compare and index with them.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from google.protobuf import json_format
@@ -33,8 +34,20 @@ def config_to_json(config: pb.ModelConfig) -> str:
     return json.dumps(_with_numbers(found, config.DESCRIPTOR))
 
 
+_LENIENT = re.compile(
+    r"""(?P<text> "(?:[^"\\]|\\.)*" )
+      | '(?P<quoted> (?:[^'\\]|\\.)* )'
+      | (?P<key> [A-Za-z_][A-Za-z0-9_]* ) (?= \s* : )
+      | (?P<comma> , ) (?= \s* [}\]] )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
 def config_from_json(text: str) -> pb.ModelConfig:
-    """The opposite.
+    """The opposite. It takes what protobuf's parser for C++ does, whose JSON Triton's clients write.
+
+    That is, beside JSON: keys without quotes, single quotes, a comma behind the last item, and an object in place of a
+    list of one.
 
     Raises:
         ValueError: it is not a model configuration.
@@ -42,7 +55,37 @@ def config_from_json(text: str) -> pb.ModelConfig:
     try:
         return json_format.Parse(text, pb.ModelConfig())
     except json_format.ParseError as error:
-        raise ValueError(str(error)) from error
+        try:
+            found = _with_lists(json.loads(_LENIENT.sub(_strict, text)), pb.ModelConfig.DESCRIPTOR)
+            return json_format.ParseDict(found, pb.ModelConfig())
+        except (ValueError, RecursionError, json_format.ParseError):
+            raise ValueError(str(error)) from error
+
+
+def _strict(found: re.Match[str]) -> str:
+    if found["quoted"] is not None:
+        return '"' + re.sub(r"""\\(')|(")""", lambda each: each[1] or r"\"", found["quoted"]) + '"'
+    return f'"{found["key"]}"' if found["key"] else found["text"] or ""
+
+
+def _with_lists(message: Any, descriptor: Any) -> Any:
+    """The fields of a message with objects where lists may be in lists of their own."""
+    if not isinstance(message, dict):
+        return message
+    fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+    return {name: _in_list(value, fields.get(name)) for name, value in message.items()}
+
+
+def _in_list(value: Any, field: FieldDescriptor | None) -> Any:
+    kind = None if field is None else field.message_type
+    if field is None or kind is None:
+        return value
+    if kind.GetOptions().map_entry:
+        inner = kind.fields_by_name["value"]
+        return {key: _in_list(item, inner) for key, item in value.items()} if isinstance(value, dict) else value
+    if field.is_repeated:
+        return [_with_lists(item, kind) for item in (value if isinstance(value, list) else [value])]
+    return _with_lists(value, kind)
 
 
 def _with_numbers(message: dict[str, Any], descriptor: Any) -> dict[str, Any]:

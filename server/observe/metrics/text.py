@@ -51,8 +51,8 @@ class Family:
 
 
 def written(labels: Mapping[str, object]) -> str:
-    """Labels as text, without the braces."""
-    return ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
+    """Labels as text, without the braces, by name as Triton writes them."""
+    return ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
 
 
 def braced(labels: str) -> str:

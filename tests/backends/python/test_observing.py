@@ -115,15 +115,15 @@ def test_metrics(tmp_path: Path) -> None:
         changes = [json.loads(text) for kind, _, text in received(peer) if kind == p.METRIC]
         labels = {"model": "m", "version": "1"}
         assert changes[:3] == [
-            {"op": "family", "name": "requests", "description": "how many", "kind": "counter"},
-            {"op": "metric", "family": "requests", "labels": labels, "buckets": []},
-            {"op": "increment", "family": "requests", "labels": labels, "value": 2},
+            {"op": "family", "family": "requests", "kind": "counter", "description": "how many"},
+            {"op": "metric", "family": "requests", "kind": "counter", "labels": labels, "buckets": []},
+            {"op": "increment", "family": "requests", "kind": "counter", "labels": labels, "value": 2},
         ]
-        assert {"op": "set", "family": "level", "labels": {}, "value": 1.5} in changes
-        assert {"op": "observe", "family": "size", "labels": {}, "value": 2} in changes
+        assert {"op": "set", "family": "level", "kind": "gauge", "labels": {}, "value": 1.5} in changes
+        assert {"op": "observe", "family": "size", "kind": "histogram", "labels": {}, "value": 2} in changes
         # The gauge and the histogram were let go of, the metric before its family.
         ops = [change["op"] for change in changes if change.get("family") == "level"]
-        assert ops == ["metric", "set", "increment", "delete_metric", "delete_family"]
+        assert ops == ["family", "metric", "set", "increment", "delete_metric", "delete_family"]
 
 
 def test_configurations_are_searched() -> None:
