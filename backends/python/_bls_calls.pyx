@@ -49,9 +49,9 @@ logger = logging.getLogger("inferd.python")
 
 cdef enum:
     MOST_CALLS = 4096        # of a worker under way
-    MOST_CALL_BYTES = 1 << 30  # of their requests
+    MOST_CALL_BYTES = 1 << 30  # of their requests; one call alone may have more
 
-cdef const char *TOO_MANY_CALLS = "too many calls to other models are under way"
+cdef const char *TOO_MANY_CALLS = "too many calls to other models are under way, or they have too many bytes"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,9 @@ cdef bint may_call(Channel *channel, const Head *head) noexcept nogil:
     # counts it
     cdef bint may
     lock(&channel.guard)
-    may = channel.call_count < MOST_CALLS and channel.call_bytes + head.size <= MOST_CALL_BYTES
+    may = channel.call_count < MOST_CALLS and (
+        channel.call_bytes == 0 or channel.call_bytes + head.size <= MOST_CALL_BYTES
+    )
     if may:
         fetch_add32(&channel.call_count, 1)
         channel.call_bytes += head.size
