@@ -22,7 +22,7 @@ from tests.mutants.equivalent import PROOFS
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
 from tests.mutants.record import Record, entry, outcome_of, table
-from tests.mutants.trial import SURVIVED, VOID, Trials, Unsound
+from tests.mutants.trial import STEADY_CPU, SURVIVED, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
 ENOUGH = 40  # of each package, unless more are asked for
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=1.0, help="begin no other mutant after so long")
     parser.add_argument("--draw", type=int, default=1, help="the number that says in which order they are drawn")
     parser.add_argument("--count", type=int, default=ENOUGH, help="of each package that are other programs")
+    parser.add_argument("--cpu", type=float, default=STEADY_CPU, help="seconds of CPU for the simulations of each")
     parser.add_argument("--again", choices=[SURVIVED, "all"], help="what the record has with this outcome, once more")
     parser.add_argument("--record", type=Path, default=RECORD, help="lines of JSON; the table lies beside it")
     parser.add_argument("--table", action="store_true", help="only write the table anew")
@@ -67,7 +68,7 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder), more=True)
         trials = Trials(copy)
-        trials.prepare()
+        trials.prepare(arguments.cpu)
         print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
         queues = [drawn(copy.root, each, arguments.draw) for each in files.values()]
         if arguments.again:

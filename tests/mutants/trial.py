@@ -14,8 +14,8 @@ from tests.mutants.packages import selected_tests
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
 TEST_OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
-STEADY_CPU = 50  # seconds of CPU of simulations of the sound tree; mutants get as many seeds
-ENOUGH_CPU = 180  # seconds, should a mutant be slower
+STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
+ENOUGH_CPU = 180.0  # should a mutant be slower
 
 VOID = "void"  # it does not compile
 SAME = "same code"
@@ -58,14 +58,14 @@ class Trials:
         self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
         self._unsound: set[str] = set()  # tests that fail without a mutant
 
-    def prepare(self) -> None:
-        """See how many seeds the sound tree passes in the time that a mutant has.
+    def prepare(self, cpu: float = STEADY_CPU) -> None:
+        """See how many seeds the sound tree passes in so many seconds of CPU: mutants have as many.
 
         Raises:
             Unsound: it breaks a rule.
         """
         found, printed = self.copy.simulate(
-            (*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(STEADY_CPU)), EACH_TAKE
+            (*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), EACH_TAKE
         )
         if found:
             raise Unsound(found)

@@ -590,7 +590,7 @@ FAULTS = (
     Fault(
         "a thread that was refused is not asked for again",
         INSTANCES,
-        "            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)\n",
+        "        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)\n",
         "",
     ),
     Fault(
