@@ -317,8 +317,8 @@ FAULTS = (
     fault(
         "a sequence is never free again",
         "sequences/batch",
-        "    sequence.begun = True\n    slots_set_of(slots, sequence).running += 1",
-        "    sequence.begun = True\n    slots_set_of(slots, sequence).running += 2",
+        "    slots_set_of(slots, sequence).running += 1",
+        "    slots_set_of(slots, sequence).running += 2",
     ),
     # levels
     fault(
