@@ -32,7 +32,8 @@ cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t
 
 
 cdef bint tell_sequence(Response *response, const Sequence *sequence) noexcept nogil:
-    # as parameters; False: no memory
+    # As parameters, also where there is none: every response of Triton's with a tensor that a step made has them.
+    # False: no memory.
     cdef uint32_t text_size = sequence.correlation.text.size
     cdef Parameter *parameters
     if response.parameter_count:
@@ -68,7 +69,7 @@ cdef bint ensemble_answer(Response *response, const Run *run, Frame *frame) noex
     for i in range(ensemble.plan.output_count):
         if run.needs.outputs[i] and frame_value(frame, ensemble.plan.outputs[i]) != NULL:
             sequence = frame_value(frame, ensemble.plan.outputs[i]).sequence
-            if sequence != NULL and sequence.changed and not tell_sequence(response, sequence):
+            if sequence != NULL and not tell_sequence(response, sequence):
                 response_fail(response, STATUS_RESOURCE_EXHAUSTED, NULL)
                 return False
         fill_output(response, run, frame, i)

@@ -79,6 +79,13 @@ async def told(engine, message):
     return json.loads(answer.array().item()), answer.response.parameters
 
 
+def sequence_of(parameters):
+    """The id, and whether it starts and ends, of the parameters of a response."""
+    identity = parameters["sequence_id"]
+    number = getattr(identity, identity.WhichOneof("parameter_choice"))
+    return number, parameters["sequence_start"].bool_param, parameters["sequence_end"].bool_param
+
+
 async def test_steps_are_told_what_the_request_says(tmp_path):
     write(tmp_path, "tell", TELL)
     first = python_model(SAME).replace("python", "puppet")
@@ -89,9 +96,24 @@ async def test_steps_are_told_what_the_request_says(tmp_path):
         assert (found["id"], found["correlation"], found["flags"]) == ("the id", 7, 1)
         assert (found["priority"], found["timeout"]) == (3, 5_000_000)
         assert {"mine": "own", "other": 4}.items() <= found["parameters"].items()
-        assert not parameters
+        assert sequence_of(parameters) == (7, True, False)
         found, _ = await told(engine, asked(sequence_id="abc", sequence_end=True))
         assert (found["correlation"], found["flags"]) == ("abc", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [({}, (0, False, False)), ({"sequence_id": "abc", "sequence_end": True}, ("abc", False, True))],
+)
+async def test_each_response_names_the_sequence(tmp_path, said, expected):
+    """As in Triton, also where there is no sequence, and through an ensemble that is a step of another."""
+    one = python_model(SAME).replace("python", "puppet")
+    inner = ensemble(step("one", {"x": "x"}, {"y": "y"})).replace(TOLD, SAME)
+    outer = ensemble(step("inner", {"x": "x"}, {"y": "y"})).replace(TOLD, SAME)
+    async with serving(tmp_path, {"one": plus(1)}, one=one, inner=inner, e=outer) as engine:
+        answer = await infer(engine, asked(**said))
+        assert answer.status == 0, answer.text
+        assert sequence_of(answer.response.parameters) == expected
 
 
 @pytest.mark.parametrize("identity", [12, "a name"])
@@ -109,9 +131,7 @@ async def test_a_step_may_change_the_sequence_for_those_behind_it(tmp_path, iden
     async with serving(tmp_path, {"between": plus(1)}, **configs) as engine:
         found, shown = await told(engine, asked(sequence_id=7, sequence_end=True))
         assert (found["correlation"], found["flags"]) == (identity, 1)
-        kind = shown["sequence_id"].WhichOneof("parameter_choice")
-        assert getattr(shown["sequence_id"], kind) == identity
-        assert (shown["sequence_start"].bool_param, shown["sequence_end"].bool_param) == (True, False)
+        assert sequence_of(shown) == (identity, True, False)
 
 
 async def test_a_change_of_the_wrong_type_fails_the_request(tmp_path):
