@@ -121,7 +121,7 @@ cdef class CompiledBackend:
     cdef handle_fn _ready
     cdef list _kept
     cdef list _ends  # names of the functions that finalize what has been initialized, in reverse order
-    cdef StateNames _states
+    cdef ModelTraits _traits
     cdef object _asking  # a lock, held while the backend is asked whether the instance is ready
 
     def __init__(self, str library, str name, str config, bint logs_verbosely):
@@ -129,7 +129,7 @@ cdef class CompiledBackend:
         verbose = logs_verbosely
         self._kept = []
         self._ends = []
-        self._states = StateNames(())
+        self._traits = ModelTraits((), False, False)
         self._asking = Lock()
         cdef const char *path = self._text(library)
         with nogil:
@@ -195,19 +195,19 @@ cdef class CompiledBackend:
         """The model's configuration as JSON, as the backend has completed it."""
         return self._model.config.text[:self._model.config.size].decode()
 
-    def start(self, str name, str kind, int32_t device, states):
+    def start(self, str name, str kind, int32_t device, states, bint decoupled, bint iterative):
         """Initialize the instance.
 
         Args:
             name: of the instance.
             kind: CPU, GPU or MODEL.
             device: the number of the GPU.
-            states: names of the outputs that are states of sequences.
+            states, decoupled, iterative: see ModelTraits.
 
         Raises:
             TritonModelException: the backend refuses, with its reason.
         """
-        self._states = StateNames(states)
+        self._traits = ModelTraits(states, decoupled, iterative)
         self._instance.model = &self._model
         self._instance.name = self._text(name)
         self._instance.kind = KINDS[kind]
@@ -237,7 +237,7 @@ cdef class CompiledBackend:
         check(error)
         return True
 
-    def execute(self, list requests, bint decoupled):
+    def execute(self, list requests):
         """Give the backend a batch.
 
         Returns:
@@ -247,7 +247,7 @@ cdef class CompiledBackend:
         cdef TRITONBACKEND_Request **given
         cdef TRITONSERVER_Error *error
         cdef Exchange exchange
-        exchanges = [Exchange(request, decoupled, self._states) for request in requests]
+        exchanges = [Exchange(request, self._traits) for request in requests]
         given = <TRITONBACKEND_Request **>calloc(count + 1, sizeof(void *))
         if given == NULL:
             raise MemoryError

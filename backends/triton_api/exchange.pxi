@@ -1,14 +1,24 @@
 """A request on its way through the backend, and its responses. A part of _host.pyx."""
 
-cdef class StateNames:
-    """Names of the outputs that are states of sequences, for Python and for the C sources."""
+cdef class ModelTraits:
+    """The parts of a model's configuration that its requests depend on, for Python and for the C sources.
+
+    Args:
+        names: of the outputs that are states of sequences.
+        decoupled: a request may have any number of responses.
+        iterative: a request may be rescheduled.
+    """
 
     cdef readonly frozenset names
+    cdef bint decoupled
+    cdef bint iterative
     cdef const char **pointers
     cdef list _texts
 
-    def __cinit__(self, names):
+    def __cinit__(self, names, bint decoupled, bint iterative):
         self.names = frozenset(names)
+        self.decoupled = decoupled
+        self.iterative = iterative
         self._texts = [name.encode() for name in self.names]
         self.pointers = <const char **>calloc(len(self._texts) + 1, sizeof(char *))
         if self.pointers == NULL:
@@ -40,14 +50,15 @@ cdef class Exchange:
     cdef bint rescheduled
     cdef str wrong  # the error for the client, if the backend released the request wrongly
 
-    def __cinit__(self, request, bint decoupled, StateNames states):
+    def __cinit__(self, request, ModelTraits model):
         self.request = request
-        self.decoupled = decoupled
-        self.sender = request.get_response_sender() if decoupled else None
+        self.decoupled = model.decoupled
+        self.sender = request.get_response_sender() if model.decoupled else None
         self.executing = True
-        self.kept = [states]
-        self.c.state_names = states.pointers
-        self._describe(states.names)
+        self.kept = [model]
+        self.c.state_names = model.pointers
+        self.c.reschedulable = model.iterative
+        self._describe(model.names)
         self._take_inputs()
         self._take_parameters()
 
@@ -193,7 +204,8 @@ cdef class Exchange:
             return 0
         if self.answered:
             raise pb_utils.TritonModelException("the request has had its final response")
-        if self.rescheduled:
+        # The response of this round may follow the release; that of the next round has an exchange of its own.
+        if self.rescheduled and (final or not self.decoupled or not self.executing):
             raise pb_utils.TritonModelException("the request has been rescheduled")
         # Set this before anything that lets other threads run: they may send, too.
         self.answered = final or not self.decoupled

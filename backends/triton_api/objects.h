@@ -69,6 +69,7 @@ struct TRITONBACKEND_State {
 struct TRITONBACKEND_Request {
     atomic_int references; /* one until the request is released, one for each factory and response */
     atomic_bool released;
+    bool reschedulable; /* the model has iterative sequences */
     void *owner; /* the host's object, which this is a part of */
     const char *id;
     const char *correlation_text;

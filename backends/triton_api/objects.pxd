@@ -65,6 +65,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
     ctypedef struct TRITONBACKEND_Request:
         atomic_int references
         atomic_bool released
+        bint reschedulable
         void *owner
         const char *id
         const char *correlation_text

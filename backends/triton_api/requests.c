@@ -163,6 +163,10 @@ TRITONSERVER_Error *TRITONBACKEND_RequestTrace(TRITONBACKEND_Request *request, T
 TRITONSERVER_Error *TRITONBACKEND_RequestRelease(TRITONBACKEND_Request *request, uint32_t flags) {
     if (flags != TRITONSERVER_REQUEST_RELEASE_ALL && flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "request release flags %u: expected 1 or 2", flags);
+    if (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE && !request->reschedulable)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG,
+                             "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+                             "configured to handle such a flag.");
     if (atomic_exchange(&request->released, true))
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "the request has been released already");
     inferd_host.released(request->owner, flags);

@@ -5,6 +5,7 @@ What the probe does is told by the first number of its input, see triton_probe.c
 
 from __future__ import annotations
 
+import collections
 import os
 import queue
 import re
@@ -97,6 +98,7 @@ def server(probe, tmp_path_factory):
         add_model(root, name, config)
     add_model(root, "pairs", PAIRS)
     add_model(root, "rounds", ROUNDS)
+    add_model(root, "countdown", ROUNDS + "model_transaction_policy { decoupled: true }")
     add_model(root, "limited", LIMITED)
     add_model(root, "several", BATCHED, count=3)
     (root / "chain" / "1").mkdir(parents=True)
@@ -210,6 +212,21 @@ def test_requests_that_are_rescheduled_keep_what_they_have_counted_in_their_stat
     assert [answer.as_numpy("y").tolist() for answer in answers] == [[[1]], [[5]], [[2]], [[40]], [[3]]]
 
 
+def test_each_round_has_the_response_that_was_sent_after_its_release(client):
+    """Guards streams of iterative sequences whose backend releases first and sends then, as Triton's own does."""
+    results = queue.Queue()
+    client.start_stream(lambda result, error: results.put(error or result))
+    for number, rounds in enumerate((1, 4)):
+        array = np.array([[rounds]], np.int32)
+        client.async_stream_infer("countdown", [tensor(array)], request_id=str(number))
+    client.stop_stream()
+    found = collections.defaultdict(list)
+    while not results.empty():
+        result = results.get()
+        found[result.get_response().id].append(int(result.as_numpy("y")[0, 0]))
+    assert found == {"0": [0], "1": [3, 2, 1, 0]}
+
+
 def test_an_output_that_comes_several_times_counts_as_it_came_last(client):
     assert ask(client, REPEATS).as_numpy("y").tolist() == [[3]]
 
@@ -262,7 +279,11 @@ def test_an_error_of_the_execution_is_that_of_its_requests(client):
         (SHORT, "the backend gave output 'y' 4 bytes, its shape [1, 9] has 36"),
         (ASKS_FOR_MORE, "TRITONSERVER_ServerMetrics is not served by inferd"),
         (UNKNOWN_STATE, "the model has no state 'none'"),
-        (RESCHEDULES, "was released to be rescheduled, which needs 'iterative_sequence'"),
+        (
+            RESCHEDULES,
+            "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
+            "handle such a flag.",
+        ),
     ],
 )
 def test_what_a_backend_does_wrong_fails_its_request(client, number, text):
@@ -272,9 +293,9 @@ def test_what_a_backend_does_wrong_fails_its_request(client, number, text):
 
 def test_a_request_that_is_rescheduled_when_its_execution_is_over_fails(client):
     with ThreadPoolExecutor(1) as threads:
-        failed = threads.submit(refusal, client, RESCHEDULES_LATE)
+        failed = threads.submit(refusal, client, RESCHEDULES_LATE, model="rounds")
         while not failed.done():  # until an execution has come after its own
-            ask(client, GETS_UNREADY)
+            ask(client, GETS_UNREADY, model="rounds")
         assert "the backend rescheduled the request after its execution" in failed.result().message()
     ask(client, GETS_READY)
 

@@ -291,6 +291,17 @@ static void release(TRITONBACKEND_Request *request) {
     if (TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL)) abort();
 }
 
+/* If the server refuses, the request still belongs to the backend. */
+static void reschedule_or_fail(TRITONBACKEND_Request *request, bool tell) {
+    TRITONBACKEND_Response *response;
+    TRITONSERVER_Error *refused = TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE);
+    if (refused == NULL) return;
+    if (tell && TRITONBACKEND_ResponseNew(&response, request)) abort();
+    release(request);
+    if (tell && TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, refused)) abort();
+    TRITONSERVER_ErrorDelete(refused);
+}
+
 static void *answer_later(void *request) {
     answer(request, 1);
     release(request);
@@ -338,11 +349,22 @@ static void do_it_twice(TRITONBACKEND_Request *request) {
     complain(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
 }
 
-/* A request of iterative sequences, which goes round as often as its input says. The state counts. */
-static TRITONSERVER_Error *go_round(TRITONBACKEND_Request *request, TRITONBACKEND_Input *rounds) {
+static TRITONSERVER_Error *one_number(TRITONBACKEND_Response *response, int32_t number) {
+    TRITONBACKEND_Output *output;
+    TRITONSERVER_MemoryType memory;
+    int64_t shape[] = {1, 1}, id;
+    void *buffer;
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id));
+    memcpy(buffer, &number, 4);
+    return NULL;
+}
+
+/* A request of iterative sequences, which goes round as often as its input says. The state counts. If the model is
+ * decoupled, each round has a response with the number of rounds that are left, sent after the request is released. */
+static TRITONSERVER_Error *go_round(TRITONBACKEND_Request *request, TRITONBACKEND_Input *rounds, bool decoupled) {
     TRITONSERVER_MemoryType memory;
     TRITONBACKEND_Response *response;
-    TRITONBACKEND_Output *output;
     TRITONBACKEND_State *state;
     const void *base;
     uint64_t size;
@@ -351,17 +373,16 @@ static TRITONSERVER_Error *go_round(TRITONBACKEND_Request *request, TRITONBACKEN
     int32_t wanted = first_of(request);
     TRY(TRITONBACKEND_InputBuffer(rounds, 0, &base, &size, &memory, &id));
     int32_t done = *(const int32_t *)base + 1;
+    TRY(TRITONBACKEND_ResponseNew(&response, request));
+    TRY(one_number(response, decoupled ? wanted - done : done));
     if (done < wanted) {
         TRY(TRITONBACKEND_StateNew(&state, request, "rounds_out", TRITONSERVER_TYPE_INT32, shape, 2));
         TRY(TRITONBACKEND_StateBuffer(state, &buffer, 4, &memory, &id));
         memcpy(buffer, &done, 4);
         TRY(TRITONBACKEND_StateUpdate(state));
-        return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE);
+        TRY(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE));
+        return decoupled ? TRITONBACKEND_ResponseSend(response, 0, NULL) : TRITONBACKEND_ResponseDelete(response);
     }
-    TRY(TRITONBACKEND_ResponseNew(&response, request));
-    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
-    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id));
-    memcpy(buffer, &done, 4);
     TRY(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL));
     return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL);
 }
@@ -376,15 +397,7 @@ static void *stream(void *given) {
     struct Stream *stream = given;
     for (int32_t number = 0; number < stream->count; number++) {
         TRITONBACKEND_Response *response;
-        TRITONBACKEND_Output *output;
-        TRITONSERVER_MemoryType memory;
-        int64_t shape[] = {1, 1}, id;
-        void *buffer;
-        if (TRITONBACKEND_ResponseNewFromFactory(&response, stream->factory) ||
-            TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2) ||
-            TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id))
-            abort();
-        memcpy(buffer, &number, 4);
+        if (TRITONBACKEND_ResponseNewFromFactory(&response, stream->factory) || one_number(response, number)) abort();
         if (TRITONBACKEND_ResponseSend(response, 0, NULL)) abort();
     }
     if (TRITONBACKEND_ResponseFactorySendFlags(stream->factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL)) abort();
@@ -421,8 +434,8 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
         if (first == CRASHES) *(volatile int *)8 = 0;
         if (first == HANGS)
             for (;;) pause();
-        if (none == NULL) {
-            if (go_round(requests[at], rounds)) abort();
+        if (none == NULL && first >= 0) {
+            if (go_round(requests[at], rounds, decoupled != NULL)) abort();
         } else if (decoupled && first >= 0) {
             start_stream(requests[at]);
         } else if (first == LATER) {
@@ -435,7 +448,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
             do_it_twice(requests[at]);
         } else if (first == RESCHEDULES || first == ANSWERS_AND_RESCHEDULES) {
             if (first == ANSWERS_AND_RESCHEDULES) answer(requests[at], count);
-            if (TRITONBACKEND_RequestRelease(requests[at], TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)) abort();
+            reschedule_or_fail(requests[at], first == RESCHEDULES);
         } else {
             if (first != FORGETS) answer(requests[at], count);
             release(requests[at]);

@@ -64,16 +64,18 @@ class TritonPythonModel:
         """Load the backend, the model and the instance."""
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        states = [each["output_name"] for each in config.get("sequence_batching", {}).get("state", ())]
+        sequences = config.get("sequence_batching", {})
+        states = [each["output_name"] for each in sequences.get("state", ())]
+        iterative = bool(sequences.get("iterative_sequence"))
         self._backend = loaded(args, config, False)
         kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
-        self._backend.start(args["model_instance_name"], kind, device, states)
+        self._backend.start(args["model_instance_name"], kind, device, states, self._decoupled, iterative)
         if self._backend.says_ready:
             self.is_ready = self._backend.is_ready
 
     def execute(self, requests: list[Any]) -> Any:
         """Give the backend a batch."""
-        responses = self._backend.execute(requests, self._decoupled)
+        responses = self._backend.execute(requests)
         return None if self._decoupled else responses
 
     def finalize(self) -> None:
