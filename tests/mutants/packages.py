@@ -14,7 +14,12 @@ OTHERS = ("backends/python", "backends/identity")
 # Tests that speak of a package through a server, and so do not import it. Those that import it are found by that.
 TESTS = {
     "_native": ("native/test_timers", "native/test_model_files", "engine/test_repository", "engine/test_room"),
-    "_native/caching": ("engine/test_cache", "engine/test_coalescing", "conformance/test_response_cache"),
+    "_native/caching": (
+        "engine/test_cache",
+        "engine/test_coalescing",
+        "engine/test_ensembles",
+        "conformance/test_response_cache",
+    ),
     "_native/cuda": ("engine/test_cuda_*", "engine/test_gpu*", "backends/test_placed"),
     "_native/ensembles": ("engine/test_*ensemble*", "conformance/test_ensembles", "engine/test_linear"),
     "_native/execution": (

@@ -310,8 +310,8 @@ def test_simulations_come_first(tmp_path: Path):
 
 def test_a_test_finds_what_it_fails_for_twice(tmp_path: Path):
     """And without which it passes."""
-    verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "tests/part/test_x.py::test"})
-    assert (verdict.outcome, verdict.found) == (TESTS, "tests/part/test_x.py::test it is wrong")
+    verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "tests/part/test_x.py::test[a b]"})
+    assert (verdict.outcome, verdict.found) == (TESTS, "tests/part/test_x.py::test[a b] it is wrong")
     assert copy.ran == ["simulation", "tests", "tests", "tests"]
 
 

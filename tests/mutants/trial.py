@@ -12,7 +12,7 @@ from tests.mutants.operators import Mutant
 from tests.mutants.packages import selected_tests
 
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 TEST_OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
 STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
 ENOUGH_CPU = 180.0  # should a mutant be slower
