@@ -15,7 +15,7 @@ from server.engine.instances.resources import Resources
 from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import Status
 from tests.engine.serving import CONFIG, Pending, request, row, serving
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -157,6 +157,27 @@ async def test_a_limit_to_the_time_in_the_queue_holds(tmp_path):
         framework.go()
         await first.answer()
         assert framework.sizes == [2]
+
+
+async def test_a_batch_of_which_nothing_is_left_does_not_begin(tmp_path):
+    """Guards that the instance, too, leaves out requests that have waited too long: the loop may be late."""
+    framework = Framework()
+    policy = "default_queue_policy { allow_timeout_override: true }"
+    config = PAIRS.replace("dynamic_batching { }", f"dynamic_batching {{ {policy} }}")
+    async with serving(tmp_path, framework, m=config) as engine:
+        limited = request(x=pair(2))
+        limited.parameters["timeout"].int64_param = 1
+        first = Pending(engine, request(x=pair(0)))
+        await framework.begun(0)
+        late = Pending(engine, limited)
+        framework.go()
+        lane = engine.model("m").lane
+        wait_until(lambda: lane.pending == 0)  # the loop does nothing meanwhile, so the instance has taken it
+        assert (await late.answer()).status == Status.UNAVAILABLE
+        assert (await first.answer()).array().tolist() == [[0], [10]]
+        framework.go()
+        assert (await Pending(engine, request(x=pair(4))).answer()).array().tolist() == [[40], [50]]
+        assert framework.sizes == [2, 2]
 
 
 async def test_without_batching_every_request_may_begin_early(tmp_path):
