@@ -289,7 +289,7 @@ cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept
     give(request, &memo.work.response)
     now = now_ns()
     memo.home.hits += 1
-    statistics_cache_hit(&lane.statistics, <uint64_t>(now - begin))
+    statistics_cache_hit(&lane.statistics, now, <uint64_t>(now - begin))
     statistics_shared(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
     if request.record != NULL:
         record_looked_up(request, begin, now, True)

@@ -8,6 +8,7 @@ from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
 from _native.request.request cimport Correlation, Request
 from _native.request.signature cimport MAX_RANK, TensorSignature
+from _native.service.model_waits cimport ModelWait
 
 cdef enum ValueState:
     VALUE_OPEN               # not known yet
@@ -44,6 +45,7 @@ cdef struct Frame
 cdef enum CallState:
     CALL_OPEN                # waits for its inputs
     CALL_WAITING             # waits for the step limit
+    CALL_AWAITING            # its model is being loaded; counts against the step limit
     CALL_RUNNING
     CALL_OVER                # ended, skipped, or not needed
 
@@ -57,6 +59,7 @@ cdef struct StepCall:
     Request *request         # while RUNNING
     StepCall *previous       # among those that wait for the step limit
     StepCall *next           # in that list, or among those that are ready
+    ModelWait wait           # while AWAITING
     Sequence sequence        # of its request, later of its outputs
 
 cdef struct Frame:
@@ -91,7 +94,7 @@ cdef struct Run:
     Frame *first             # its frames, in the order of their begin
     Frame *last
     StepCall *ready          # calls whose inputs are all known
-    uint32_t active          # calls that run or wait for the step limit
+    uint32_t active          # calls that run, or wait for the step limit or for a model
     bint delivering          # a response to one of its calls is being delivered now
     int status               # of its error
     char *details

@@ -18,6 +18,7 @@ from libc.string cimport memcpy, memset
 from _native.clock cimport now_ns
 from _native.ensembles.answer cimport ensemble_answer
 from _native.ensembles.frame cimport (
+    CALL_AWAITING,
     CALL_OVER,
     CALL_RUNNING,
     CALL_WAITING,
@@ -40,16 +41,18 @@ from _native.ensembles.frame cimport (
     value_release,
 )
 from _native.ensembles.plan cimport EnsemblePlan, PlanStep, plan_encloses, plan_needs
-from _native.ensembles.step cimport step_accept, step_leave, step_request, step_sequence, step_should_run
+from _native.ensembles.step cimport step_accept, step_lane, step_leave, step_request, step_sequence, step_should_run
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_share
 from _native.protobuf.codec cimport Str
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
+from _native.request.lane cimport Lane
 from _native.request.request cimport InputData, Request, Response, request_fail, response_free, response_new
 from _native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
-from _native.service.submission cimport submit_request
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from _native.service.model_waits cimport ModelWait, model_waits_add, model_waits_for, model_waits_remove
+from _native.service.submission cimport Submission, submit_request
+from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from _native.text cimport clip, format_text, text_or_no_memory
 
 
@@ -172,19 +175,76 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
     sequence_copy(&call.sequence, found)
 
 
-cdef void launch(StepCall *call) noexcept nogil:
+cdef void give_up(StepCall *call, int status, const char *details) noexcept nogil:
+    # its request was not submitted: the run fails
+    cdef Run *run = call.frame.run
+    run.active -= 1
+    close_call(call)
+    fail(run, status, NULL, details)
+
+
+cdef bint await_model(StepCall *call) noexcept nogil:
+    # Have the call wait until its model is loaded. False: nobody loads models on demand, or this one may not wait.
+    cdef Run *run = call.frame.run
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef Submission *submission = ensemble.submission
+    cdef char *reason = NULL
+    if submission.missed == NULL or run.request.is_warmup:  # the load that warms up has the locks of its steps
+        return False
+    call.wait.model = run.needs.plan.steps[call.step].model
+    if not submission.missed(submission.missed_context, call.wait.model, False, submission.asked_by, &reason):
+        free(reason)
+        return False
+    call.wait.owner = call
+    call.wait.resume = model_came
+    call.state = CALL_AWAITING
+    ensemble.step_limits[call.step].running += 1
+    model_waits_add(&submission.model_waits, &call.wait)
+    return True
+
+
+cdef void model_came(ModelWait *wait, int status, const char *details) noexcept nogil:
+    cdef StepCall *call = <StepCall *>wait.owner
+    cdef Run *run = call.frame.run
+    cdef Ensemble *ensemble = ensemble_of(run)
+    ensemble.step_limits[call.step].running -= 1
+    if status != STATUS_OK:
+        give_up(call, status, details)
+    else:
+        launch(call, False)
+    if run.status != STATUS_OK:
+        run.delivering = False  # no response to one of its calls is being delivered
+        proceed(run)
+    begin_waiting(ensemble)
+
+
+cdef bint waits_behind(StepCall *call) noexcept nogil:
+    # Whether an earlier request of its sequence may wait for the model, which may just have come.
+    cdef Submission *submission = ensemble_of(call.frame.run).submission
+    if submission.model_waits.first == NULL or not call.sequence.correlation.given:
+        return False
+    return model_waits_for(&submission.model_waits, &call.frame.run.needs.plan.steps[call.step].model)
+
+
+cdef void launch(StepCall *call, bint may_wait) noexcept nogil:
     # submit the step's request; if that fails, the run fails
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef int status = STATUS_RESOURCE_EXHAUSTED
     cdef char *details = NULL
-    cdef Request *request
+    cdef Lane *lane
+    cdef Request *request = NULL
     find_sequence(call)
-    request = step_request(ensemble.submission.table, call, &status, &details)
+    if may_wait and waits_behind(call) and await_model(call):
+        return
+    lane = step_lane(ensemble.submission.table, call, &status, &details)
+    if lane == NULL and may_wait and status == STATUS_UNAVAILABLE and await_model(call):
+        free(details)
+        return
+    if lane != NULL:
+        request = step_request(lane, call, &status, &details)
     if request == NULL:
-        run.active -= 1
-        close_call(call)
-        fail(run, status, NULL, details)
+        give_up(call, status, details)
         free(details)
         return
     release_reads(call)
@@ -215,7 +275,7 @@ cdef void start(StepCall *call) noexcept nogil:
         return
     run.active += 1
     if ensemble.max_inflight == 0 or (limit.running < ensemble.max_inflight and limit.first == NULL):
-        launch(call)
+        launch(call, True)
         return
     call.state = CALL_WAITING
     list_append(limit, call)
@@ -238,7 +298,7 @@ cdef void begin_waiting(Ensemble *ensemble) noexcept nogil:
         call = limit.first
         run = call.frame.run
         list_remove(limit, call)
-        launch(call)
+        launch(call, True)
         if run.status != STATUS_OK:
             run.delivering = False  # no response to one of its calls is being delivered
             proceed(run)
@@ -400,6 +460,9 @@ cdef void drop_call(StepCall *call) noexcept nogil:
     cdef StepLimit *limit = &ensemble_of(call.frame.run).step_limits[call.step]
     if call.state == CALL_WAITING:
         list_remove(limit, call)
+    elif call.state == CALL_AWAITING:
+        limit.running -= 1
+        model_waits_remove(&call.wait)
     elif call.state == CALL_RUNNING:
         limit.running -= 1
         bridge_abandon(call.request)

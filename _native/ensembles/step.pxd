@@ -2,15 +2,19 @@
 
 from _native.ensembles.frame cimport Frame, Sequence, StepCall
 from _native.ensembles.plan cimport PlanStep
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request, Response
 from _native.service.table cimport Table
 
 # Whether the step is to run: its gate allows it, and no required input was skipped. False with `status` set: the
 # gate is not valid; `details` is from malloc.
 cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept nogil
-# The request for the step's model, checked, without sink; its lane counts it as in flight. NULL: see `status` and
-# `details` (from malloc).
-cdef Request *step_request(Table *table, StepCall *call, int *status, char **details) noexcept nogil
+# The lane of the step's model, which counts one more request as in flight. NULL: see `status` (UNAVAILABLE: the model
+# is not there) and `details` (from malloc).
+cdef Lane *step_lane(Table *table, StepCall *call, int *status, char **details) noexcept nogil
+# The request for this lane, checked, without sink. NULL: see `status` and `details` (from malloc); the lane does not
+# count it.
+cdef Request *step_request(Lane *lane, StepCall *call, int *status, char **details) noexcept nogil
 # Let the values of `frame` refer to the outputs of a response; absent ones are missing. They get `sequence`.
 cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Sequence *sequence) noexcept nogil
 # Read the sequence for the steps behind from the response. False: see `details` (from malloc).

@@ -199,19 +199,20 @@ cdef bint fill(Request *request, StepCall *call, PlanStep *step, int *status, ch
     return True
 
 
-cdef Request *step_request(Table *table, StepCall *call, int *status, char **details) noexcept nogil:
-    cdef PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
-    cdef Request *request
+cdef Lane *step_lane(Table *table, StepCall *call, int *status, char **details) noexcept nogil:
+    cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
     cdef Lane *lane = table_find(table, step.model, step.version, status, details)
-    if lane == NULL:
-        if status[0] == STATUS_OK:
-            lane = table_route(table, step.model, step.version, &call.sequence.correlation, call.sequence.start, status,
-                               details)
-        if lane == NULL:
-            if status[0] == STATUS_NOT_FOUND:
-                status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
-            return NULL
-    request = request_new()
+    if lane == NULL and status[0] == STATUS_OK:
+        lane = table_route(table, step.model, step.version, &call.sequence.correlation, call.sequence.start, status,
+                           details)
+    if lane == NULL and status[0] == STATUS_NOT_FOUND:
+        status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
+    return lane
+
+
+cdef Request *step_request(Lane *lane, StepCall *call, int *status, char **details) noexcept nogil:
+    cdef PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
+    cdef Request *request = request_new()
     if request == NULL:
         fetch_add32(&lane.in_flight, -1)
         status[0] = STATUS_RESOURCE_EXHAUSTED

@@ -7,7 +7,6 @@ Pair = tuple[int, int]
 
 class Counters(TypedDict):
     last_inference_ms: int
-    last_inference_ns: int
     inference_count: int
     execution_count: int
     success: Pair
@@ -32,4 +31,6 @@ class LaneHandle:
     @property
     def pending(self) -> int: ...
     def statistics(self) -> Counters: ...
+    @property
+    def last_used_ns(self) -> int: ...
     def totals(self) -> tuple[int, int, int]: ...

@@ -20,6 +20,7 @@ from _native.request.statistics cimport (
     statistics_clear,
     statistics_dict,
     statistics_init,
+    statistics_last_used,
     statistics_totals,
 )
 
@@ -114,6 +115,11 @@ cdef class LaneHandle:
         `responses` are those of a decoupled model by their index, with the parts of response_stats.
         """
         return statistics_dict(&self.lane.statistics)
+
+    @property
+    def last_used_ns(self) -> int:
+        """When a request was last executed, or answered from the response cache, as time.monotonic_ns(); 0: never."""
+        return statistics_last_used(&self.lane.statistics)
 
     def totals(self) -> tuple[int, int, int]:
         """Requests that succeeded, requests that failed, and the nanoseconds in which batches computed."""

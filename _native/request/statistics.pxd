@@ -57,6 +57,7 @@ cdef struct Left:
 cdef struct Counters:
     # the fields of inference.ModelStatistics
     int64_t last_end_ns          # of the last executed batch, monotonic; 0: none
+    int64_t last_hit_ns          # of the last request answered from the response cache, the same
     uint64_t inference_count
     uint64_t execution_count
     Duration success
@@ -137,7 +138,8 @@ cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil
 # Count requests that got the response to another one, with their summed time from arrival.
 cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
-cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil
+# Count a request answered from the response cache at this time.
+cdef void statistics_cache_hit(Statistics *statistics, int64_t at_ns, uint64_t lookup_ns) noexcept nogil
 # With `count` 0 only the time grows.
 cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
@@ -147,6 +149,8 @@ cdef bint statistics_read(Statistics *statistics, Counters *copy) noexcept nogil
 cdef void counters_clear(Counters *copy) noexcept nogil
 # The time of the last executed batch, in milliseconds since 1970; 0: never.
 cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
+# When a request was last executed, or answered from the response cache, monotonic; 0: never.
+cdef int64_t statistics_last_used(Statistics *statistics) noexcept nogil
 # The number of requests by time in the queue, with the bounds of every model: QUEUE_TIMES numbers.
 cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
 # (succeeded requests, failed requests, ns in which batches computed); see _native.request.lane.LaneHandle.totals.

@@ -91,8 +91,9 @@ cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns)
     unlock(&statistics.guard)
 
 
-cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil:
+cdef void statistics_cache_hit(Statistics *statistics, int64_t at_ns, uint64_t lookup_ns) noexcept nogil:
     lock(&statistics.guard)
+    statistics.counters.last_hit_ns = at_ns
     add(&statistics.counters.cache_hit, 1, lookup_ns)
     unlock(&statistics.guard)
 
@@ -260,6 +261,14 @@ cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil:
     return wall_ms() - (now_ns() - counters.last_end_ns) // 1_000_000
 
 
+cdef int64_t statistics_last_used(Statistics *statistics) noexcept nogil:
+    cdef int64_t last
+    lock(&statistics.guard)
+    last = max(statistics.counters.last_end_ns, statistics.counters.last_hit_ns)
+    unlock(&statistics.guard)
+    return last
+
+
 cdef dict failures(const Counters *counters):
     return {
         "REJECTED": pair(&counters.failures[<int>FAILURE_REJECTED]),
@@ -341,7 +350,6 @@ cdef dict statistics_dict(Statistics *statistics):
         failed = failures(&counters)
         return {
             "last_inference_ms": last_inference_ms(&counters),
-            "last_inference_ns": counters.last_end_ns,  # on the monotonic clock; 0: never
             "inference_count": counters.inference_count,
             "execution_count": counters.execution_count,
             "success": pair(&counters.success),

@@ -30,6 +30,7 @@ from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport (
     Submission,
     submission_after_read,
+    submission_awaits,
     submission_resume,
     submission_wake,
     submit_call,
@@ -373,7 +374,8 @@ cdef class InferService:
     def resume(self, name: str | None, status: int = 0, text: str = "") -> None:
         """Submit the requests that wait for this model (None: for any) again, or refuse them with this status and text.
 
-        A request whose model is still not loaded is refused, as without `load_on_demand`.
+        A request whose model is still not loaded is refused, as without `load_on_demand`. Steps of ensembles that wait
+        for the model go on, or fail.
         """
         cdef bytes encoded = b"" if name is None else name.encode()
         cdef bytes details = text.encode()
@@ -382,6 +384,14 @@ cdef class InferService:
         model.size = <uint32_t>len(encoded)
         submission_resume(&self.submission, NULL if name is None else &model, status, details)
         submission_wake(&self.submission)
+
+    def awaits(self, name: str) -> bool:
+        """Whether a request, or a step of an ensemble, waits for this model."""
+        cdef bytes encoded = name.encode()
+        cdef Str model
+        model.data = encoded
+        model.size = <uint32_t>len(encoded)
+        return submission_awaits(&self.submission, model)
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""

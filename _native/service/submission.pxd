@@ -10,6 +10,7 @@ from _native.request.lane cimport Lane
 from _native.request.record cimport Recorder
 from _native.request.request cimport Request
 from _native.service.access cimport AccessPolicy
+from _native.service.model_waits cimport ModelWaits
 from _native.service.table cimport Table
 from _native.tensors.placement cimport RegionAccess
 from _native.traceparent cimport TraceContext
@@ -49,6 +50,7 @@ cdef struct Submission:
     void *missed_context
     const char *asked_by     # while a request is submitted: the model whose load waits for its answer; NULL: none does
     Awaiting awaiting[AWAITED]
+    ModelWaits model_waits   # steps of ensembles that wait so, too
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
     int64_t read_ns          # when the last read began
@@ -77,8 +79,10 @@ cdef void submit_request(Submission *submission, Request *request) noexcept nogi
 # On the loop: queue a request that a coalescer has held back; its bridge and its queued_ns are set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
 # On the loop: submit the requests that wait for this model (NULL: for any model) anew; they do not wait again. With a
-# status other than OK they are refused with that status.
+# status other than OK they are refused with that status. Steps of ensembles that wait go on, or fail, too.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
+# Whether a request, or a step of an ensemble, waits for this model.
+cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil
 # On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil

@@ -37,6 +37,7 @@ from _native.service.access cimport (
     access_status,
     access_text,
 )
+from _native.service.model_waits cimport model_waits_for, model_waits_resume
 from _native.service.table cimport table_find, table_route
 from _native.status cimport (
     STATUS_NOT_FOUND,
@@ -337,9 +338,19 @@ cdef void submission_resume(Submission *self, const Str *name, int status, const
     cdef int i
     if name != NULL:
         resume_those(self, awaiting_of(self, name[0]), name, status, details)
-        return
-    for i in range(AWAITED):
-        resume_those(self, &self.awaiting[i], NULL, status, details)
+    else:
+        for i in range(AWAITED):
+            resume_those(self, &self.awaiting[i], NULL, status, details)
+    model_waits_resume(&self.model_waits, name, status, details)
+
+
+cdef bint submission_awaits(Submission *self, Str name) noexcept nogil:
+    cdef const Request *request = awaiting_of(self, name).first
+    while request != NULL:
+        if waits_for(request, &name):
+            return True
+        request = request.next
+    return model_waits_for(&self.model_waits, &name)
 
 
 cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, int status,

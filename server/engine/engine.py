@@ -90,6 +90,7 @@ class Engine:
     ) -> None:
         self._repositories = Repositories(repositories)
         self._loader = loader
+        self._options = options
         self._strict = strict_readiness
         self._control = control or ModelControl()
         hardware = hardware or Hardware()
@@ -157,6 +158,7 @@ class Engine:
                 self._models,
                 self._lifecycle,
                 self.infer,
+                self._options,
                 budget=self._control.budget,
                 pinned=wanted,
             )
@@ -283,12 +285,21 @@ class Engine:
             Unavailable: models are not loaded on demand, or the server is stopping.
             Denied: the caller may not load the model of an ensemble's step; the text does not name it.
             InvalidArgument: the name or the override is not well formed, or the model does not load.
-            Exhausted: the server has no more descriptors, threads or memory, which the load needs.
+            Exhausted: the server has no more descriptors, threads or memory, which the load needs, or the memory budget
+                has no room for the model.
             Internal: the model is in no repository.
         """
         self._require_control(name)
         override = read_override(name, config, files or {}) if config or files else NOTHING
-        failures = await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
+
+        async def load() -> dict[str, Failure]:
+            return await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
+
+        joins = self._lifecycle.is_loaded_with(name, asked_by)
+        if self._demand is None or override is not NOTHING or joins:
+            failures: Mapping[str, Failure] = await load()
+        else:
+            failures = await self._demand.load(name, load, allowed=allowed)
         if failure := failures.get(name):
             raise failure.error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,13 +15,14 @@ import pytest
 
 from _native.memory.resource import live_counters
 from backends.api import BackendError, ModelSource
+from server.caching import CacheConfig, LocalCache
 from server.engine import engine as engine_module
 from server.engine.config import Options
 from server.engine.engine import ON_DEMAND, Engine
-from server.engine.loading import demand
+from server.engine.loading import demand, memory
 from server.engine.loading.control import ControlMode, ModelControl
 from server.engine.services import EngineServices
-from server.errors import NotFound, Status, Unavailable
+from server.errors import Exhausted, NotFound, Status, Unavailable
 from server.front.health import follow
 from tests.engine.serving import (
     CONFIG,
@@ -35,6 +37,7 @@ from tests.engine.serving import (
     request,
     row,
 )
+from tests.waiting import until
 
 SIZE = 1000  # of each model's file
 ENSEMBLE = ensemble_of("a")
@@ -61,7 +64,15 @@ class Shelf(PuppetBackend):
 
 
 @asynccontextmanager
-async def lazy(root: Path, *pinned: str, budget: int = 0, threads: int = 4, names: str = "abc", **configs: str):
+async def lazy(
+    root: Path,
+    *pinned: str,
+    budget: int = 0,
+    threads: int = 4,
+    names: str = "abc",
+    cache: CacheConfig = None,
+    **configs: str,
+):
     for name, config in {**dict.fromkeys(names, CONFIG), **configs}.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
@@ -70,7 +81,12 @@ async def lazy(root: Path, *pinned: str, budget: int = 0, threads: int = 4, name
     loader = Loader({})
     loader.puppets = shelf = Shelf()
     engine = Engine(
-        [root], loader, Options(), load_threads=threads, control=ModelControl(ControlMode.LAZY, pinned, 15, budget)
+        [root],
+        loader,
+        Options(),
+        load_threads=threads,
+        control=ModelControl(ControlMode.LAZY, pinned, 15, budget),
+        cache=cache,
     )
     try:
         assert await engine.start() == []
@@ -291,7 +307,7 @@ async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_pa
 
 async def test_a_model_that_executes_may_ask_one_for_which_it_must_leave(tmp_path, monkeypatch) -> None:
     """It is not waited for without end: it may wait itself for the load."""
-    monkeypatch.setattr(demand, "LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(memory, "LEAVING_SECONDS", 0.1)
     async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
         loop = asyncio.get_running_loop()
         found = []
@@ -350,7 +366,7 @@ async def test_what_cannot_have_room_is_refused(tmp_path) -> None:
     async with lazy(tmp_path, "a", budget=SIZE) as (engine, shelf):
         answer = await ask(engine, "b")
         assert answer.status == Status.RESOURCE_EXHAUSTED
-        assert "its files have 1000 bytes, and --model-memory-budget lacks 1000" in answer.text
+        assert "--model-memory-budget lacks 1000 bytes for its files" in answer.text
         assert loaded(engine) == {"a"}
         assert shelf.loads == {"a": 1}
 
@@ -410,3 +426,233 @@ async def test_the_end_of_the_server_answers_those_who_wait(tmp_path, native_cou
         await closing
         await asyncio.wait((load,))
         assert load.exception() is None or isinstance(load.exception(), Unavailable)
+
+
+def chain(*steps: str) -> str:
+    """The configuration of an ensemble whose steps follow each other; all have `CONFIG`'s tensors."""
+    names = ["x", *(f"t{i}" for i in range(1, len(steps))), "y"]
+    parts = ",".join(
+        f'{{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "{names[i]}" }} '
+        f'output_map {{ key: "y" value: "{names[i + 1]}" }} }}'
+        for i, step in enumerate(steps)
+    )
+    tensors = ENSEMBLE[: ENSEMBLE.index("ensemble_scheduling")]
+    return f"{tensors} ensemble_scheduling {{ step [ {parts} ] }}"
+
+
+class Busy:
+    """Holds the executions of a model until the test lets them go."""
+
+    def __init__(self, shelf: Shelf, name: str) -> None:
+        self.begun, self.go_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def execute(batch) -> None:
+            loop.call_soon_threadsafe(self.begun.set)
+            assert self.go_on.wait(60)
+            echo(batch)
+
+        shelf.models[name] = execute
+
+
+async def test_a_step_stays_while_an_ensemble_that_needs_it_is_loaded(tmp_path, native_counters) -> None:
+    """Guards that it does not leave for a third model meanwhile: the ensemble would fail for good. That model waits."""
+    async with lazy(tmp_path, budget=2 * SIZE, names="abcd", e=chain("a", "b")) as (engine, shelf):
+        await ask(engine, "a")
+        await ask(engine, "d")
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        shelf.meanwhile["b"] = lambda: loop.call_soon_threadsafe(begun.set)
+        shelf.open.clear()
+        first = Pending(engine, request("e", x=row(1)))
+        await begun.wait()
+        other = Pending(engine, request("c", x=row(2)))
+        for _ in range(20):
+            await asyncio.to_thread(int)  # it is looked for
+        shelf.open.set()
+        assert (await first.answer()).array()[0, 0] == 1
+        assert (await other.answer()).array()[0, 0] == 2
+        for _ in range(3):
+            assert (await ask(engine, "e")).array()[0, 0] == 1
+        assert loaded(engine) == {"e", "a", "b"}
+
+
+async def test_ensembles_that_share_steps_take_turns(tmp_path, native_counters) -> None:
+    """Whatever leaves for whom: no request fails, as each fits alone."""
+    ensembles = {"e": chain("a", "b"), "f": chain("b", "c"), "g": chain("c", "a"), "h": chain("d", "a")}
+    async with lazy(tmp_path, budget=2 * SIZE, names="abcd", **ensembles) as (engine, _shelf):
+        for _ in range(10):
+            answers = await asyncio.gather(*(ask(engine, name) for name in "efghabcd"))
+            assert [answer.text for answer in answers] == [""] * 8
+            assert sum(SIZE for name in loaded(engine) if name in "abcd") <= 2 * SIZE
+
+
+async def test_an_ensemble_is_ready_when_there_is_room_for_its_steps(tmp_path, native_counters) -> None:
+    """And not before: a model that is asked for meanwhile is not refused, it waits for the same busy one to leave."""
+    async with lazy(tmp_path, budget=2 * SIZE, names="abcd", e=chain("a", "c")) as (engine, shelf):
+        busy = Busy(shelf, "b")
+        running = Pending(engine, request("b", x=row(3)))
+        await busy.begun.wait()
+        kept = []
+        engine.subscribe(lambda name, _, ready: kept.append(loaded(engine)) if name == "e" and ready else None)
+        first = Pending(engine, request("e", x=row(1)))
+        await until(lambda: not engine.versions("b"))
+        other = Pending(engine, request("d", x=row(2)))
+        for _ in range(20):
+            await asyncio.to_thread(int)
+        assert not first.answers and not other.answers
+        assert kept == []
+        busy.go_on.set()
+        assert (await running.answer()).array()[0, 0] == 3
+        assert (await first.answer()).array()[0, 0] == 1
+        assert (await other.answer()).array()[0, 0] == 2
+        assert kept == [{"a", "c", "e"}]
+
+
+async def test_a_first_request_is_answered_when_its_model_is_ready(tmp_path, native_counters) -> None:
+    """Though the load of the ensemble has more to wait for: an instance of a step that it ends is busy."""
+    both = (
+        chain("a")
+        .replace(
+            "step [",
+            'step [ { model_name: "b" model_version: -1 input_map { key: "x" value: "x" } '
+            'output_map { key: "y" value: "z" } },',
+        )
+        .replace("ensemble_scheduling", 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] } ensemble_scheduling')
+    )
+    single = CONFIG.replace("dynamic_batching { }", "")
+    async with lazy(tmp_path, b=single.replace("count: 1", "count: 2"), names="ab", e=both) as (engine, shelf):
+        busy = Busy(shelf, "b")
+        running = [Pending(engine, request("b", x=row(i))) for i in range(2)]
+        await busy.begun.wait()
+        (tmp_path / "b" / "config.pbtxt").write_text(single)
+        answer = await infer(engine, request("e", outputs=("y",), x=row(1)))
+        assert answer.array()[0, 0] == 1
+        busy.go_on.set()
+        for each in running:
+            assert (await each.answer()).status == Status.OK
+
+
+async def test_the_budget_counts_the_versions_that_are_served(tmp_path, native_counters) -> None:
+    """All of them, and no others."""
+    policies = {"a": "version_policy { all { } }", "b": "version_policy { specific { versions: 1 } }"}
+    configs = {name: CONFIG + policy for name, policy in policies.items()}
+    async with lazy(tmp_path, budget=2 * SIZE, **configs) as (engine, shelf):
+        for name, version, size in (("a", 2, SIZE), ("a", 3, SIZE), ("b", 2, 100 * SIZE)):
+            (tmp_path / name / str(version)).mkdir()
+            (tmp_path / name / str(version) / "weights").write_bytes(bytes(size))
+        answer = await ask(engine, "a")
+        assert answer.status == Status.RESOURCE_EXHAUSTED
+        assert shelf.loads == {}
+        assert (await ask(engine, "b")).status == Status.OK
+        assert (await ask(engine, "c")).status == Status.OK
+        assert loaded(engine) == {"b", "c"}
+
+
+async def test_an_ensemble_with_more_than_the_budget_is_refused(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, budget=2 * SIZE, e=chain("a", "b", "c")) as (engine, shelf):
+        await ask(engine, "a")
+        answer = await ask(engine, "e")
+        assert (answer.status, "lacks 1000 bytes" in answer.text) == (Status.RESOURCE_EXHAUSTED, True)
+        assert loaded(engine) == {"a"}
+        assert shelf.loads == {"a": 1}
+
+
+async def test_a_load_by_a_client_makes_room_too(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, "c", budget=2 * SIZE, e=chain("a", "b")) as (engine, _shelf):
+        await ask(engine, "a")
+        await engine.load("b")
+        assert loaded(engine) == {"b", "c"}
+        with pytest.raises(Exhausted, match="lacks 1000 bytes"):
+            await engine.load("e")
+        assert loaded(engine) == {"b", "c"}
+
+
+async def test_answers_from_the_cache_are_use(tmp_path, native_counters) -> None:
+    """A model whose answers come from the cache leaves after one that nobody has asked since."""
+    cached = CONFIG + "response_cache { enable: true }"
+    async with lazy(tmp_path, budget=2 * SIZE, cache=LocalCache(1 << 20), a=cached) as (engine, _shelf):
+        await ask(engine, "a")
+        await ask(engine, "b")
+        await ask(engine, "a")
+        assert engine.infer.reuse()["hits"] == 1
+        await ask(engine, "c")
+        assert loaded(engine) == {"a", "c"}
+
+
+@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+async def test_a_request_between_two_steps_waits_for_a_step_that_a_client_unloads(
+    tmp_path, budget, native_counters
+) -> None:
+    """It takes the same way as a model that is missing: it is loaded, and the request goes on."""
+    async with lazy(tmp_path, budget=budget, e=chain("a", "b")) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        running = [Pending(engine, request("e", x=row(i))) for i in range(3)]
+        await busy.begun.wait()
+        await engine.unload("b")
+        assert loaded(engine) == {"a"}
+        busy.go_on.set()
+        assert [(await each.answer()).array()[0, 0] for each in running] == [0, 1, 2]
+        assert shelf.loads == {"a": 1, "b": 2}
+
+
+async def test_a_request_waits_for_a_step_within_its_deadline(tmp_path, native_counters) -> None:
+    """One whose deadline passes, and one whose client leaves, wait no more; the third goes on."""
+    async with lazy(tmp_path, e=chain("a", "b")) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        late = Pending(engine, request("e", x=row(1)), timeout_ns=50_000_000)
+        gone = Pending(engine, request("e", x=row(2)))
+        patient = Pending(engine, request("e", x=row(3)))
+        await busy.begun.wait()
+        await engine.unload("b")
+        shelf.open.clear()
+        busy.go_on.set()
+        assert (await late.answer()).status == Status.DEADLINE_EXCEEDED
+        gone.ticket.cancel()
+        shelf.open.set()
+        assert (await patient.answer()).array()[0, 0] == 3
+
+
+async def test_a_step_that_is_really_gone_fails_its_request(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, e=chain("a", "b"), f=chain("a", "c")) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        running = {name: Pending(engine, request(name, x=row(1))) for name in "ef"}
+        await until(lambda: engine.versions("e") and engine.versions("f"))
+        await busy.begun.wait()
+        for name in "bc":
+            await engine.unload(name)
+        shutil.rmtree(tmp_path / "b")
+        shelf.broken = {"c"}
+        busy.go_on.set()
+        answers = {name: await each.answer() for name, each in running.items()}
+        assert {answer.status for answer in answers.values()} == {Status.UNAVAILABLE}
+        assert "in ensemble 'e', Request for unknown model: 'b' has no available versions" in answers["e"].text
+        assert "in ensemble 'f', load failed for model 'c'" in answers["f"].text
+
+
+async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, e=chain("a", "b")) as (engine, shelf):
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        shelf.meanwhile["a"] = lambda: loop.call_soon_threadsafe(begun.set)
+        shelf.open.clear()
+        waiting = Pending(engine, request("e", x=row(1)))
+        await begun.wait()
+        unloads = [asyncio.create_task(engine.unload(name)) for name in "eab"]
+        await asyncio.sleep(0)
+        shelf.open.set()
+        await asyncio.gather(*unloads)
+        assert (await waiting.answer()).array()[0, 0] == 1
+
+
+async def test_nothing_leaves_for_a_model_that_nobody_waits_for_any_more(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        shelf.meanwhile["a"] = lambda: loop.call_soon_threadsafe(begun.set)
+        shelf.open.clear()
+        first = Pending(engine, request("a", x=row(1)))
+        await begun.wait()
+        late = Pending(engine, request("b", x=row(1)), timeout_ns=20_000_000)
+        assert (await late.answer()).status == Status.DEADLINE_EXCEEDED
+        shelf.open.set()
+        assert (await first.answer()).status == Status.OK
+        await engine.bring("a")
+        assert (loaded(engine), shelf.loads) == ({"a"}, {"a": 1})

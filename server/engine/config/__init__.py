@@ -16,6 +16,7 @@ from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import complete
 from server.engine.config.composition import compose, models_of
 from server.engine.config.options import Options
+from server.engine.config.outline import Outline, outline
 from server.engine.config.preparation import Each, one_by_one, prepare
 from server.engine.config.prepared import Prepared, VersionConfig
 from server.engine.config.rules import validate
@@ -25,6 +26,7 @@ __all__ = [
     "Alike",
     "Each",
     "Options",
+    "Outline",
     "Prepared",
     "VersionConfig",
     "complete",
@@ -33,6 +35,7 @@ __all__ = [
     "config_to_json",
     "models_of",
     "one_by_one",
+    "outline",
     "prepare",
     "to_spec",
     "validate",

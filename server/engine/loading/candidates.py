@@ -33,12 +33,14 @@ class Failure:
 
     Attributes:
         lacks: the cause is that the server, or its machine, has no more of something.
+        halted: the load was ended early, and says nothing about the model.
     """
 
     name: str
     problem: str = ""
     versions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     lacks: bool = False
+    halted: bool = False
 
     def __str__(self) -> str:
         """The failure in one line."""

@@ -1,14 +1,15 @@
-"""Loads models at their first request, and unloads them when others need their memory.
+"""Loads models at their first request.
 
-A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the load has ended;
-all requests for one model share one load. If it fails, all of them get the error, and so do requests in the next
-seconds; then a request tries again.
+A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the model is ready;
+so does a step of an ensemble's request whose model was unloaded meanwhile. All that wait for one model share one load.
+If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. A load that
+an unload has halted begins anew if somebody still waits.
 
-The cost of a loaded model is the size of the files of the versions that are served. Before a load, and after it, the
-models that were used least recently are unloaded until all fit into the budget; each first finishes its requests.
+With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the versions
+that are served, with those of the models of its steps. The models that were used least recently leave for it.
 
 Models are loaded concurrently, because one may ask for another while it is loaded or warmed up. A load waits only a
-limited time for other models that are being loaded or unloaded, because these may wait for it.
+limited time for models that leave, because these may wait for it.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
-from _native.model_files import NO_FILES
 from _native.service.infer import InferService
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
-from server.engine.loading.lifecycle import Lifecycle
+from server.engine.loading.candidates import Failure
+from server.engine.loading.lifecycle import Allowed, Lifecycle
+from server.engine.loading.memory import Memory, NoRoomInTime, sizes_of
 from server.engine.loading.model_locks import ModelLock
 from server.engine.models.registry import Models
-from server.engine.repository.folders import ModelFolder, marks
 from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, Exhausted, NotFound, ServerError, Unavailable
+from server.errors import ConfigError, NotFound, ServerError, Unavailable
 
 log = logging.getLogger("inferd.engine")
 
+T = TypeVar("T")
+Load = Callable[[], Coroutine[Any, Any, Mapping[str, Failure]]]
+"""Loads a model, and tells the failures."""
+
 RETRY_SECONDS = 5.0
 """Seconds after a failed load in which the model is not tried again."""
-LEAVING_SECONDS = 30.0
-"""Seconds for which a load waits for models that leave to make room; then it goes on beside them."""
-PATIENCE_SECONDS = 300.0
-"""Seconds for which a load waits for other loads beside which it does not fit; their models may leave for it."""
+STOPPING = "the server is stopping: models are not loaded any more"
 LOOKS = 16
 """The most look-ups in repositories at a time, each on a thread: clients may name any number of models."""
 
@@ -50,6 +54,7 @@ class Demand:
         models: the registry.
         lifecycle: loads and unloads.
         infer: holds the waiting requests.
+        options: how configurations are read.
         budget: bytes of files that loaded models may have; 0 for any number.
         pinned: names of models that stay.
         clock: seconds.
@@ -61,6 +66,7 @@ class Demand:
         models: Models,
         lifecycle: Lifecycle,
         infer: InferService,
+        options: configuration.Options,
         *,
         budget: int,
         pinned: Iterable[str],
@@ -70,24 +76,20 @@ class Demand:
         self._models = models
         self._lifecycle = lifecycle
         self._infer = infer
-        self._budget = budget
-        self._pinned = frozenset(pinned)
+        self._options = options
+        self._memory = Memory(models, lifecycle, budget=budget, pinned=frozenset(pinned), is_wanted=self._is_wanted)
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._urged: dict[str, contextlib.ExitStack] = {}  # loads that a model, which may be loading itself, waits for
         # for each model, the loads that wait for it, each with the model that asks
         self._waiters: dict[str, dict[tuple[ModelLock, str], contextlib.ExitStack]] = {}
-        self._joins: set[asyncio.Task[None]] = set()
+        self._callers = Counter[str]()  # of `bring`, which wait for the model
+        self._others: set[asyncio.Task[Any]] = set()  # further work that goes on: joins, and loads that clients ask for
         self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
-        self._asked: dict[str, int] = {}  # when each model was last asked for, in time.monotonic_ns
-        self._coming: dict[str, int] = {}  # bytes of running loads, for which room was made
-        self._leaving: dict[asyncio.Task[None], str] = {}
         self._looking = asyncio.Semaphore(LOOKS)
+        self._closed = False
+        models.subscribe(self._changed)
         infer.load_on_demand(self._missed)
-
-    def pins(self, name: str) -> bool:
-        """Whether this model is never unloaded for others."""
-        return name in self._pinned
 
     def failure(self, name: str) -> ServerError | None:
         """The recent failure because of which this model is not tried again now; None without one."""
@@ -105,6 +107,8 @@ class Demand:
         Returns:
             Why the request must not wait; empty: it may.
         """
+        if self._closed:
+            return STOPPING
         joins = self._lifecycle.is_loaded_with(name, asked_by)
         load = self._lifecycle.lock_of_load(asked_by)
         if load is not None and (load, asked_by) not in self._waiters.get(name, ()):
@@ -113,11 +117,27 @@ class Demand:
             except Unavailable as circle:
                 return str(circle)
             if joins:
-                self._joins.add(join := asyncio.create_task(self._join(name, asked_by)))
-                join.add_done_callback(self._joins.discard)
+                self._keep(self._join(name, asked_by))
+            else:
+                self._memory.also_beside(name, asked_by)
         if not joins:
             asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the request has been submitted
         return ""
+
+    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that goes on whoever waits for it."""
+        self._others.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._others.discard)
+        return task
+
+    def _is_wanted(self, name: str) -> bool:
+        """Whether anybody still waits for this model."""
+        return not self._closed and (self._callers[name] > 0 or self._infer.awaits(name))
+
+    def _changed(self, name: str, version: int | None, ready: bool) -> None:
+        """A version has become ready, or is not any more: nobody waits for the rest of its model's load."""
+        if ready and version is not None and name in self._loads and self._models.versions(name):
+            self._infer.resume(name)
 
     def _note_waiter(self, name: str, load: ModelLock, asked_by: str) -> None:
         """Note that this load of `asked_by` waits for a load of this model, until that one ends.
@@ -148,7 +168,8 @@ class Demand:
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._answer(name))
+            self._loads[name] = load = asyncio.create_task(self._answer(name))
+            load.add_done_callback(lambda load: load.cancelled() or load.exception())  # marked as seen
         if by_model and name not in self._urged:
             self._urged[name] = contextlib.ExitStack()
             self._urged[name].enter_context(self._lifecycle.awaited(name))
@@ -172,19 +193,27 @@ class Demand:
             if failure := failures.get(name):
                 raise Unavailable(failure.answer)
             return
-        with self._lifecycle.waiting(name, asked_by):
-            await asyncio.shield(self._begin(name, bool(asked_by)))
-        if error := self.failure(name):
-            raise error
+        self._callers[name] += 1
+        try:
+            with self._lifecycle.waiting(name, asked_by):
+                await asyncio.shield(self._begin(name, bool(asked_by)))
+        except NotFound:
+            return
+        finally:
+            self._callers[name] -= 1
+            self._callers += Counter()  # drops those with none left
 
     async def _answer(self, name: str) -> None:
-        """Load a model, and resume the requests that wait for it."""
+        """Load a model while somebody waits for it, and resume the requests that do.
+
+        Raises:
+            ServerError: why it is not loaded.
+        """
         error: ServerError | None = None
         try:
             error = self.failure(name)
-            if error is None and not self._models.versions(name):
+            while error is None and not self._models.versions(name) and self._is_wanted(name):
                 await self._load(name)
-                self._failed.pop(name, None)
         except ServerError as failure:
             error = failure
         except Exception as failure:
@@ -193,10 +222,14 @@ class Demand:
             del self._loads[name]
             if name in self._urged:
                 self._urged.pop(name).close()
-        if error is not None and not isinstance(error, NotFound) and self.failure(name) is None:
+        if error is None:
+            self._failed.pop(name, None)
+        elif not isinstance(error, (NotFound, NoRoomInTime)) and self.failure(name) is None:
             self._note_failure(name, error)
             self._models.announce(name, None, False)
         self._tell(name, error)
+        if error is not None:
+            raise error
 
     def _tell(self, name: str, error: ServerError | None) -> None:
         """Submit or refuse the waiting requests: the load has ended."""
@@ -215,129 +248,52 @@ class Demand:
             del self._failed[oldest]
 
     async def _load(self, name: str) -> None:
+        """Load a model; return without it if an unload has halted the load, or nobody waits for it any more."""
+        sizes = await self._sizes(name)
+        if sizes is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        self._memory.touch(name)
+        beside = [asked_by for _, asked_by in self._waiters.get(name, ())]
+        async with self._memory.room(name, sizes, on_demand=True, beside=beside) as begun:
+            if not begun:
+                return
+            failures = await self._lifecycle.load((name,))
+        failure = failures.get(name)
+        if failure and not failure.halted and not self._models.versions(name):  # no version is served
+            raise Unavailable(failure.answer)
+
+    async def _sizes(self, name: str) -> dict[str, int] | None:
+        """Bytes of the models that are loaded together with this one; None if no repository has it."""
         try:
             async with self._looking:
-                folder = await on_thread(self._repositories.find, name)
+                if self._memory.is_limited:
+                    return await on_thread(sizes_of, self._repositories, self._options, name)
+                return {name: 0} if await on_thread(self._repositories.find, name) is not None else None
         except ConfigError as error:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
-        if folder is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        self._asked[name] = time.monotonic_ns()
-        if self._budget:
-            await self._make_room(name, await on_thread(_size_of_latest, folder))
-        try:
-            failures = await self._lifecycle.load((name,))
-        finally:
-            self._coming.pop(name, None)
-        if (failure := failures.get(name)) and not self._models.versions(name):  # no version is served
-            raise Unavailable(failure.answer)
-        if self._budget:
-            await self._make_room(name, 0)
 
-    # -- memory --
+    async def load(self, name: str, load: Load, *, allowed: Allowed) -> Mapping[str, Failure]:
+        """Have room for a load that a client or a model asks for; it goes on when the caller is cancelled.
 
-    def _cost(self, name: str) -> int:
-        """Bytes of the files of the model's versions that are served."""
-        state = self._models[name]
-        return sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
-
-    async def _make_room(self, name: str, needed: int) -> None:
-        """Unload models until there is room for so many bytes; `name` and the models of its steps stay.
+        Args:
+            name: of the model.
+            load: loads it, and tells the failures.
+            allowed: whether the caller may load a model of this name; for a load that will be denied nothing leaves.
 
         Raises:
-            Exhausted: there cannot be enough room. Then no model was unloaded, unless the size was known only after the
-                load.
+            Exhausted: the memory budget has no room for it.
+            ServerError: what `load` raises.
         """
-        leaving, excess = self._choose(name, needed)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while excess > 0 and needed and self._coming:
-                    loads = [self._loads[each] for each in self._coming]
-                    await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
-                    leaving, excess = self._choose(name, needed)
-        if excess > 0:
-            if not needed:
-                log.warning("'%s' is over --model-memory-budget by %d bytes with what cannot leave", name, excess)
-            else:
-                raise Exhausted(
-                    f"load failed for model '{name}': its files have {needed} bytes, and --model-memory-budget lacks "
-                    f"{excess} of them with what stays"
-                )
-        if needed:
-            self._coming[name] = needed
-        try:
-            await self._see_out(leaving, name)
-        except BaseException:
-            self._coming.pop(name, None)
-            raise
+        if not self._memory.is_limited:
+            return await load()
+        return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed)))
 
-    def _choose(self, name: str, needed: int) -> tuple[list[str], int]:
-        """The models to unload, and the bytes that are still lacking then."""
-        prepared = self._models.prepared(name)
-        staying = {name} | (configuration.models_of(prepared.spec) if prepared else set())
-        gone = set(self._leaving.values())
-        costs = {each: self._cost(each) for each, state in self._models.items() if state.loaded and each not in gone}
-        coming = sum(size for each, size in self._coming.items() if each not in costs)
-        excess = sum(costs.values()) + coming + needed - self._budget
-        leaving: list[str] = []
-        for each in sorted(costs, key=lambda each: (self._is_busy(each), self._last_asked(each))):
-            if excess <= 0:
-                break
-            users = self._users_of(each)
-            if costs[each] and staying.isdisjoint((each, *users)) and all(map(self._may_leave, (each, *users))):
-                leaving.append(each)
-                excess -= costs[each]
-        return leaving, excess
-
-    def _users_of(self, name: str) -> list[str]:
-        """The loaded ensembles that have the model as a step, directly or through other ensembles; outer ones first."""
-        levels = [[name]]
-        while levels[-1]:
-            levels.append(sorted({user.name for each in levels[-1] for user in self._models.ensembles_of(each)}))
-        return list(dict.fromkeys(user for level in levels[:0:-1] for user in level))
-
-    async def _see_out(self, leaving: list[str], name: str) -> None:
-        """Unload these models to make room for `name`; return when they have ended, or after LEAVING_SECONDS."""
-        retiring: set[asyncio.Task[None]] = set()
-        for each in leaving:
-            log.info("'%s' leaves to make room for '%s'", each, name)
-            task = asyncio.create_task(self._retire(each))
-            self._leaving[task] = each
-            task.add_done_callback(self._left)
-            retiring.add(task)
-        if not retiring:
-            return
-        left, late = await asyncio.wait(retiring, timeout=LEAVING_SECONDS)
-        for task in left:
-            task.result()
-        for each in (self._leaving.pop(task) for task in late):
-            log.warning("'%s' still finishes what it has accepted, '%s' is loaded beside it", each, name)
-
-    async def _retire(self, name: str) -> None:
-        """Unload a model after the ensembles that need it, whose accepted requests finish first."""
-        for user in self._users_of(name):
-            await self._lifecycle.retire(user)
-        await self._lifecycle.retire(name)
-
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # marked as seen: the waiting caller has it, unless the server stops
-
-    def _is_busy(self, name: str) -> bool:
-        """Whether the model has running requests, which may wait for a model that is to be loaded."""
-        return any(version.lane.in_flight for version in self._models.versions(name))
-
-    def _may_leave(self, name: str) -> bool:
-        """Whether the model is not pinned, not being loaded, and without open sequences."""
-        if name in self._pinned or name in self._loads:
-            return False
-        return not any(version.sequences for version in self._models.versions(name))
-
-    def _last_asked(self, name: str) -> int:
-        """When the model's last request was executed, or the model was loaded, in time.monotonic_ns."""
-        used = [version.lane.statistics()["last_inference_ns"] for version in self._models.versions(name)]
-        return max(self._asked.get(name, 0), *used, 0)
+    async def _load_with_room(self, name: str, load: Load, allowed: Allowed) -> Mapping[str, Failure]:
+        sizes = await self._sizes(name)
+        if sizes is None or not all(map(allowed, sizes)):
+            return await load()
+        async with self._memory.room(name, sizes, on_demand=False):
+            return await load()
 
     async def let_go(self, name: str, asked_by: str) -> None:
         """Unload the ensembles with a step whose model was unloaded: a request loads them together again."""
@@ -348,15 +304,13 @@ class Demand:
 
     async def close(self) -> None:
         """Refuse all waiting requests."""
-        self._infer.resume(None, int(Unavailable.status), "the server is stopping: models are not loaded any more")
-        if under_way := {*self._loads.values(), *self._joins}:
+        self._closed = True
+        self._memory.close()
+        self._infer.resume(None, int(Unavailable.status), STOPPING)
+        if under_way := {*self._loads.values(), *self._others}:
             await asyncio.wait(under_way)
 
 
 def _unexpected(name: str, failure: Exception) -> Unavailable:
     log.error("model %s could not be loaded", name, exc_info=failure)
     return Unavailable(f"load failed for model '{name}': {type(failure).__name__}")
-
-
-def _size_of_latest(folder: ModelFolder) -> int:
-    return marks(folder).get(str(folder.versions[-1]), NO_FILES).size if folder.versions else 0

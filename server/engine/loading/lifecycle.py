@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from _native.model_files import NO_FILES
 from server.engine import config as configuration
 from server.engine.housekeeping.slices import slices
 from server.engine.housekeeping.threads import on_thread
@@ -111,6 +112,8 @@ class Lifecycle:
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
+        # told of each model that somebody unloads: its name, bytes, steps, and the end of its last request
+        self.withdrawn: Callable[[str, int, frozenset[str], asyncio.Task[None]], None] | None = None
         self.loaded = 0  # versions since the start
         self.failed = 0  # failed loads since the start
 
@@ -336,28 +339,40 @@ class Lifecycle:
             steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
             if not state.loaded:
                 self._endings.hurry(name)
-            ending = self._endings.withdraw(name)
+            ending = self._withdraw(name)
         if steps:
             wanted = frozenset(filter(allowed, steps))
             followers = self._endings.begin(self._unload_steps(ending, wanted, allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
 
-    async def retire(self, name: str) -> None:
-        """Unload a model and the models of its steps that nothing else needs; return when its memory is free.
+    def _withdraw(self, name: str) -> asyncio.Task[None]:
+        """See `Endings.withdraw`; tells of it."""
+        state = self._models[name]
+        size = sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
+        steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset[str]()
+        was_loaded = bool(state.loaded)
+        ending = self._endings.withdraw(name)
+        if was_loaded and self.withdrawn is not None:
+            self.withdrawn(name, size, steps, ending)
+        return ending
+
+    async def retire(self, name: str, may_leave: Callable[[], bool]) -> None:
+        """Unload a model to make room; return when its memory is free.
+
+        Args:
+            name: of the model.
+            may_leave: asked when nothing else changes the model any more, just before requests do not find it.
 
         Raises:
             Unavailable: the server stops.
         """
         self._refuse_when_stopping()
         async with self.lock(frozenset((name,))):
-            if name not in self._models:
+            if not may_leave():
                 return
-            state = self._models[name]
-            steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset()
             ending = self._endings.withdraw(name)
         await ending
-        await self._unload_steps(ending, frozenset(steps), anything)
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
         await ending

@@ -240,7 +240,8 @@ class Loading:
                     f"ensemble '{candidate.name}' depends on '{step}' which has no loaded version. Model '{step}' "
                     f"loading failed with error: {self.failures[step]}"
                 )
-                self._fail(candidate, Failure(candidate.name, text, lacks=self.failures[step].lacks))
+                cause = self.failures[step]
+                self._fail(candidate, Failure(candidate.name, text, lacks=cause.lacks, halted=cause.halted))
                 return
         state = self._models[candidate.name]
         candidate.kept = {v: state.versions[v] for v in prepared.versions if self._stays(candidate, state, v)}
@@ -346,7 +347,7 @@ class Loading:
         if not candidate.reasons:
             return
         reasons = {version: candidate.folder.shown(why) for version, why in sorted(candidate.reasons.items())}
-        failure = Failure(candidate.name, versions=reasons, lacks=candidate.lacks)
+        failure = Failure(candidate.name, versions=reasons, lacks=candidate.lacks, halted=candidate.halt.is_set)
         if self._models[candidate.name].loaded:
             await asyncio.gather(*(on_thread(version.close) for version in candidate.made.values()))
             candidate.made = {}

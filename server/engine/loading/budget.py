@@ -1,0 +1,373 @@
+"""The memory budget: which load begins, and which models leave for it.
+
+Only decisions: no I/O, no clock, no event loop. The caller tells what happens (`claim`, `leave`, `left`, `late`,
+`end`), and does what `look` decides, whenever something has happened.
+
+A *claim* is a load that wants room: for its model, and for the models of its steps. Its states:
+
+    waiting → running → ended          it has begun when `look` says so, with its room reserved
+    waiting → ended                    refused, or nobody waits for it any more, or its model was loaded otherwise
+
+What a running claim has reserved, or uses, does not leave. A *leaving* model counts until it has left, or is late.
+
+Claims begin in the order in which they came. One that has to wait until running loads end, because what could leave
+would not suffice, lets later ones go ahead of it if these do not delay it: those which fit beside it once the loads
+have ended for which it waits (as batch systems do it, "backfilling").
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+AHEAD: Final = 64
+"""The most waiting claims that one decision considers; those behind them wait for these."""
+
+Use = tuple[bool, int]
+"""Whether a model has running requests, and when it was used last: the smallest leaves first."""
+
+
+class Stay(enum.Enum):
+    """Whether a loaded model may leave."""
+
+    MAY_LEAVE = "may leave"
+    FOR_NOW = "stays for now"  # it has live sequences
+    PINNED = "stays"
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model that is loaded.
+
+    Attributes:
+        size: bytes.
+        steps: the models of an ensemble's steps.
+    """
+
+    size: int
+    steps: frozenset[str] = frozenset()
+    stay: Stay = Stay.MAY_LEAVE
+
+
+Residents = Mapping[str, Resident]
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A load that wants room.
+
+    Attributes:
+        sizes: bytes of all models that are loaded together, by name.
+        model: the claim ends when this one is loaded; empty: it begins also if all are loaded, to load them anew.
+        beside: claims that cannot end before this one has: their models ask for this one.
+        elders: running claims for which it waits; None until it has to wait for any.
+    """
+
+    sizes: Mapping[str, int]
+    model: str = ""
+    beside: tuple[Hashable, ...] = ()
+    elders: frozenset[Hashable] | None = None
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A model that was told to leave; `ends` that go on, each told by `leave`."""
+
+    size: int
+    ends: int = 1
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Decision:
+    """What is to be done now.
+
+    Attributes:
+        begin: claims that are running from now on.
+        ready: claims that have ended, because their models are loaded.
+        refuse: claims that have ended because they do not fit beside what stays, each with the bytes that are lacking.
+        leave: models that are to leave, ensembles before the models of their steps.
+        over: bytes beyond the budget that nothing can leave for.
+    """
+
+    begin: list[Hashable] = field(default_factory=list)
+    ready: list[Hashable] = field(default_factory=list)
+    refuse: dict[Hashable, int] = field(default_factory=dict)
+    leave: list[str] = field(default_factory=list)
+    over: int = 0
+
+
+class Budget:
+    """Shares bytes among models.
+
+    Args:
+        limit: how many; infinite for any number.
+
+    Attributes:
+        waiting: claims in order.
+        running: claims with reserved room.
+        leaving: models that leave.
+    """
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self.limit: Final = limit
+        self.waiting: dict[Hashable, Claim] = {}
+        self.running: dict[Hashable, Claim] = {}
+        self.leaving: dict[str, Leaving] = {}
+
+    # -- what happens --
+
+    def claim(
+        self, key: Hashable, sizes: Mapping[str, int], *, model: str = "", beside: Iterable[Hashable] = ()
+    ) -> None:
+        """A load wants room; see `Claim`. The key is that of no other claim."""
+        assert key not in self.waiting
+        assert key not in self.running
+        self.waiting[key] = Claim(sizes, model, tuple(beside))
+
+    def end(self, key: Hashable) -> None:
+        """A load has ended, or nobody wants it any more."""
+        self.waiting.pop(key, None)
+        self.running.pop(key, None)
+
+    def leave(self, name: str, size: int) -> None:
+        """A model was told to leave by somebody else."""
+        if name in self.leaving:
+            self.leaving[name].ends += 1
+        else:
+            self.leaving[name] = Leaving(size)
+
+    def left(self, name: str) -> None:
+        """One end of a model is over: it has left, or stays after all."""
+        leaving = self.leaving[name]
+        leaving.ends -= 1
+        if not leaving.ends:
+            del self.leaving[name]
+
+    def late(self, name: str) -> None:
+        """Nobody waits any longer for a model to leave: it counts no more."""
+        if name in self.leaving:
+            self.leaving[name].late = True
+
+    # -- what follows --
+
+    def may_leave(self, name: str, residents: Residents) -> bool:
+        """Whether a model that leaves still may: the last look before requests do not find it any more."""
+        found = residents.get(name)
+        if found is None or found.stay is not Stay.MAY_LEAVE:
+            return False
+        reserved = any(name in claim.sizes for claim in self.running.values())
+        return not reserved and not any(name in other.steps for other in residents.values())
+
+    def look(self, residents: Residents, used: Callable[[str], Use] = lambda _: (False, 0)) -> Decision:
+        """Decide what happens next.
+
+        Args:
+            residents: the models that requests find now.
+            used: tells when a model was used last.
+        """
+        return _Look(self, residents, used).decide()
+
+    def holders(self, key: Hashable, residents: Residents) -> list[str]:
+        """The models that take the room for which this claim waits, for an error's text."""
+        own = self.waiting[key].sizes
+        held = {name for claim in self.running.values() for name in claim.sizes}
+        held |= {name for name, each in residents.items() if each.stay is not Stay.MAY_LEAVE}
+        return sorted(held | set(self.leaving) - set(own))
+
+
+class _Look:
+    """One decision."""
+
+    def __init__(self, budget: Budget, residents: Residents, used: Callable[[str], Use]) -> None:
+        self._budget = budget
+        self._residents = {name: each for name, each in residents.items() if name not in budget.leaving}
+        self._there = residents
+        self._used = used
+        self._decision = Decision()
+        self._kept = {name for claim in budget.running.values() for name in claim.sizes}
+        self._reserved = _largest(claim.sizes for claim in budget.running.values())
+        self._taken = sum(each.size for each in self._residents.values()) + sum(
+            max(0, size - self._size(name)) for name, size in self._reserved.items()
+        )
+        self._freeing = 0
+        for each in budget.leaving.values():
+            self._taken += 0 if each.late else each.size
+            self._freeing += 0 if each.late else each.size
+        self._promised: dict[str, int] = {}  # the models of earlier claims, which begin as soon as others have left
+        self._promised_bytes = 0  # that these do not have yet
+        self._blocked: Claim | None = None  # the first claim that waits for running loads
+        self._order: list[tuple[str, list[str]]] | None = None
+
+    def decide(self) -> Decision:
+        for key, claim in tuple(self._budget.waiting.items()):  # before one of these models is told to leave
+            if claim.model and claim.model in self._residents:
+                del self._budget.waiting[key]
+                self._decision.ready.append(key)
+        if math.isinf(self._budget.limit):
+            for key, claim in tuple(self._budget.waiting.items()):
+                if not self._is_leaving(claim):
+                    self._begin(key, claim)
+            return self._decision
+        pinned = _sizes(self._residents, Stay.PINNED)
+        held = 0
+        for key, claim in tuple(self._budget.waiting.items()):
+            if held == AHEAD:
+                break
+            if (lack := self._lack(claim, pinned)) > 0:
+                del self._budget.waiting[key]
+                self._decision.refuse[key] = lack
+            else:
+                self._admit(key, claim, pinned)
+                held += key in self._budget.waiting
+        over = self._taken - self._freeing - self._budget.limit
+        if over > 0:
+            _, over = self._dismiss(over, partly=True)
+            self._decision.over = max(0, int(over))
+        return self._decision
+
+    def _lack(self, claim: Claim, pinned: Mapping[str, int]) -> int:
+        """Bytes that the claim lacks for good: beside what never leaves, and loads that wait for it."""
+        beside = [self._budget.running[key].sizes for key in claim.beside if key in self._budget.running]
+        lack = int(sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit)
+        return lack if lack > 0 and self._new(claim) else 0
+
+    def _begin(self, key: Hashable, claim: Claim) -> None:
+        del self._budget.waiting[key]
+        self._budget.running[key] = claim
+        self._taken += self._new(claim)
+        self._reserved = _largest([self._reserved, claim.sizes])
+        self._kept.update(claim.sizes)
+        self._decision.begin.append(key)
+
+    def _admit(self, key: Hashable, claim: Claim, pinned: Mapping[str, int]) -> None:
+        """Have a claim begin, or models leave for it, or have it wait."""
+        new = self._new(claim, self._promised)
+        lacking = self._taken + self._promised_bytes + new - self._budget.limit
+        goes_ahead = self._blocked is None or self._goes_ahead(claim, pinned)
+        if goes_ahead and (lacking <= 0 or not self._new(claim)) and not self._is_leaving(claim):
+            self._begin(key, claim)
+            return
+        if goes_ahead:
+            enough, _ = self._dismiss(lacking - self._freeing, but=claim.sizes)
+            if enough:
+                self._promised_bytes += new
+                self._promised = _largest([self._promised, claim.sizes])
+            elif self._blocked is None:
+                self._blocked = claim
+                if claim.elders is None:
+                    claim.elders = frozenset(self._budget.running)
+        self._kept.update(claim.sizes)
+
+    def _goes_ahead(self, claim: Claim, pinned: Mapping[str, int]) -> bool:
+        """Whether a later claim fits beside the blocked one when that one no longer waits for others."""
+        assert self._blocked is not None
+        elders = self._blocked.elders or frozenset()
+        younger = [each.sizes for key, each in self._budget.running.items() if key not in elders]
+        future = _largest([pinned, self._blocked.sizes, claim.sizes, self._promised, *younger])
+        return sum(future.values()) <= self._budget.limit
+
+    def _is_leaving(self, claim: Claim) -> bool:
+        """Whether one of its models leaves; it is loaded again when it has left."""
+        return any(name in self._budget.leaving and not self._budget.leaving[name].late for name in claim.sizes)
+
+    def _size(self, name: str) -> int:
+        found = self._residents.get(name)
+        return found.size if found else 0
+
+    def _new(self, claim: Claim, promised: Mapping[str, int] = MappingProxyType({})) -> int:
+        """The bytes of a claim's models beyond those that they have, or that are reserved or promised for them."""
+        return sum(
+            max(0, size - max(self._size(name), self._reserved.get(name, 0), promised.get(name, 0)))
+            for name, size in claim.sizes.items()
+        )
+
+    # -- who leaves --
+
+    def _dismiss(self, lacking: float, but: Collection[str] = (), *, partly: bool = False) -> tuple[bool, float]:
+        """Have models leave until so many bytes will be free: all of them or, unless `partly`, none.
+
+        Args:
+            but: they stay, as do the models that other claims keep.
+
+        Returns:
+            Whether they suffice, and what is still lacking.
+        """
+        going: dict[str, None] = {}
+        for name, group in self._candidates() if lacking > 0 else ():
+            if lacking <= 0:
+                break
+            if name in going or not self._kept.isdisjoint(group) or not set(but).isdisjoint(group):
+                continue
+            for each in group:
+                if each not in going:
+                    going[each] = None
+                    lacking -= self._size(each)
+        if lacking > 0 and not partly:
+            return False, lacking
+        for name in going:
+            size = self._size(name)
+            self._budget.leaving[name] = Leaving(size)
+            self._freeing += size
+            self._decision.leave.append(name)
+        for name in going:
+            del self._residents[name]
+        if going:
+            self._order = None
+        return lacking <= 0, lacking
+
+    def _candidates(self) -> list[tuple[str, list[str]]]:
+        """The models that may leave, least recently used first, each with those that leave with it: the ensembles that
+        have it as a step, outer ones first, and itself."""
+        if self._order is None:
+            users: dict[str, list[str]] = {}
+            for name, each in self._residents.items():
+                for step in each.steps:
+                    users.setdefault(step, []).append(name)
+            found = []
+            for name, each in self._residents.items():
+                group = list(_above(name, users))
+                if each.size and all(self._residents[one].stay is Stay.MAY_LEAVE for one in group):
+                    uses = [self._used(one) for one in group]
+                    found.append(((any(busy for busy, _ in uses), max(at for _, at in uses)), name, group))
+            self._order = [(name, group) for _, name, group in sorted(found)]
+        return self._order
+
+
+def _above(name: str, users: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """The ensembles above a model, each before the models of its steps, and the model."""
+    found: dict[str, None] = {}
+
+    def visit(each: str) -> None:
+        if each not in found:
+            for user in users.get(each, ()):
+                visit(user)
+            found[each] = None
+
+    visit(name)
+    yield from found
+
+
+def _largest(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """All names of several mappings, each with its largest size."""
+    found: dict[str, int] = {}
+    for sizes in parts:
+        for name, size in sizes.items():
+            found[name] = max(size, found.get(name, 0))
+    return found
+
+
+def _sizes(residents: Residents, stay: Stay) -> dict[str, int]:
+    """The sizes of the models that stay so, and of all models of their steps."""
+    found: dict[str, int] = {}
+    left = [name for name, each in residents.items() if each.stay is stay]
+    while left:
+        name = left.pop()
+        if name in residents and name not in found:
+            found[name] = residents[name].size
+            left.extend(residents[name].steps)
+    return found

@@ -1,0 +1,267 @@
+"""Does what the memory budget decides: loads wait for room, and models leave for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from _native.model_files import NO_FILES
+from server.engine import config as configuration
+from server.engine.loading.budget import Budget, Resident, Stay, Use
+from server.engine.loading.lifecycle import Lifecycle
+from server.engine.models.registry import Models
+from server.engine.repository.folders import ModelFolder, marks
+from server.engine.repository.sources import Repositories
+from server.errors import ConfigError, Exhausted
+
+log = logging.getLogger("inferd.engine")
+
+LEAVING_SECONDS = 30.0
+"""Seconds for which loads wait for a model that leaves; then they go on beside it."""
+PATIENCE_SECONDS = 300.0
+"""Seconds for which a load waits for room."""
+LOOK_AGAIN_SECONDS: Final = 0.25
+"""Seconds between two looks while a load waits and only the end of a sequence may make room."""
+
+
+class NoRoomInTime(Exhausted):
+    """A load has waited for room as long as it may; the next one may have it."""
+
+
+class Memory:
+    """The room of loaded models. Used on the event loop only.
+
+    Args:
+        models: the registry.
+        lifecycle: has models leave.
+        budget: bytes of files that loaded models may have; 0 for any number.
+        pinned: names of models that stay.
+        is_wanted: whether somebody still waits for a model that is to be loaded on demand.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        lifecycle: Lifecycle,
+        *,
+        budget: int,
+        pinned: frozenset[str],
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        self._models = models
+        self._lifecycle = lifecycle
+        self._pinned = pinned
+        self._is_wanted = is_wanted
+        self._budget = Budget(budget or float("inf"))
+        self.is_limited = bool(budget)
+        self._begins: dict[Hashable, asyncio.Future[bool]] = {}  # of waiting claims
+        self._ends: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}  # models that leave, with their steps
+        self._asked: dict[str, int] = {}  # when each model was last loaded, in the nanoseconds of `lane.statistics`
+        self._next: asyncio.TimerHandle | None = None
+        self._over = 0
+        self._closed = False
+        if self.is_limited:
+            lifecycle.withdrawn = self._withdrawn
+
+    @asynccontextmanager
+    async def room(
+        self, name: str, sizes: dict[str, int], *, on_demand: bool, beside: Iterable[str] = ()
+    ) -> AsyncIterator[bool]:
+        """Have room for a load inside of the block. False: the model was loaded meanwhile, or nobody waits for it.
+
+        Args:
+            name: of the model.
+            sizes: bytes of all models that are loaded together.
+            on_demand: requests wait for the model; else a client has it loaded anew.
+            beside: models whose loads wait for this one.
+
+        Raises:
+            Exhausted: it does not fit beside what stays; or, NoRoomInTime, the others have not left in time.
+        """
+        key: Hashable = name if on_demand else (name, object())
+        begins = self._begins[key] = asyncio.get_running_loop().create_future()
+        self._budget.claim(key, sizes, model=name if on_demand else "", beside=beside)
+        if self._closed:
+            begins.set_result(False)
+        try:
+            self.look()
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    begun = await begins
+            except TimeoutError:
+                raise self._out_of_patience(key, name, sizes) from None
+            yield begun
+        finally:
+            del self._begins[key]
+            self._budget.end(key)
+            self.look()
+
+    def also_beside(self, name: str, asked_by: str) -> None:
+        """One more load waits for this model, for which a load may wait for room."""
+        if claim := self._budget.waiting.get(name):
+            claim.beside = (*claim.beside, asked_by)
+
+    def _out_of_patience(self, key: Hashable, name: str, sizes: dict[str, int]) -> NoRoomInTime:
+        holders = self._budget.holders(key, self._residents()) if key in self._budget.waiting else []
+        return NoRoomInTime(
+            f"load failed for model '{name}': its files have {sum(sizes.values())} bytes, for which "
+            f"--model-memory-budget had no room in {PATIENCE_SECONDS:g} s beside "
+            f"{', '.join(map(repr, holders)) or 'others'}: try again"
+        )
+
+    def close(self) -> None:
+        """Have nobody wait for room any more."""
+        self._closed = True
+        for begins in self._begins.values():
+            _answer(begins, False)
+        if self._next is not None:
+            self._next.cancel()
+
+    def touch(self, name: str) -> None:
+        """Somebody asks for this model now."""
+        self._asked[name] = time.monotonic_ns()
+
+    # -- decisions --
+
+    def look(self) -> None:
+        """Decide what begins and who leaves; called whenever something has changed."""
+        if self._closed:
+            return
+        for key, begins in self._begins.items():
+            if key in self._budget.waiting and isinstance(key, str) and not self._is_wanted(key):
+                self._budget.end(key)
+                _answer(begins, False)
+        residents = self._residents() if self.is_limited else self._names()
+        decision = self._budget.look(residents, self._used)
+        for key in decision.begin:
+            _answer(self._begins[key], True)
+        for key in decision.ready:
+            _answer(self._begins[key], False)
+        for key, lack in decision.refuse.items():
+            if not self._begins[key].done():
+                self._begins[key].set_exception(self._refusal(key, lack))
+        for name in decision.leave:
+            self._dismiss(name, residents[name].steps)
+        if decision.over and decision.over != self._over:
+            log.warning("over --model-memory-budget by %d bytes with what cannot leave", decision.over)
+        self._over = decision.over
+        if self._budget.waiting and any(each.stay is Stay.FOR_NOW for each in residents.values()):
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._next is None and not self._closed:
+            self._next = asyncio.get_running_loop().call_later(LOOK_AGAIN_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next = None
+        self.look()
+
+    def _refusal(self, key: Hashable, lack: int) -> Exhausted:
+        name = key if isinstance(key, str) else key[0]  # type: ignore[index]
+        return Exhausted(
+            f"load failed for model '{name}': --model-memory-budget lacks {lack} bytes for its files, with those of "
+            "the models of its steps and beside what stays: raise it, or have fewer models stay"
+        )
+
+    def _names(self) -> dict[str, Resident]:
+        """The models that loads wait for and that are there, where any number has room."""
+        return {key: Resident(0) for key in self._begins if isinstance(key, str) and self._models.versions(key)}
+
+    def _residents(self) -> dict[str, Resident]:
+        return {name: self._resident(name) for name, state in self._models.items() if state.loaded}
+
+    def _resident(self, name: str) -> Resident:
+        state, versions = self._models[name], self._models.versions(name)
+        size = sum(state.marks.get(str(each.version), NO_FILES).size for each in versions)
+        steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset[str]()
+        if name in self._pinned:
+            return Resident(size, steps, Stay.PINNED)
+        if any(version.sequences for version in versions):
+            return Resident(size, steps, Stay.FOR_NOW)
+        return Resident(size, steps)
+
+    def _used(self, name: str) -> Use:
+        """When the model was last asked for, or a request for it was answered."""
+        versions = self._models.versions(name)
+        busy = any(version.lane.in_flight for version in versions)
+        return busy, max(self._asked.get(name, 0), *(version.lane.last_used_ns for version in versions), 0)
+
+    # -- who leaves --
+
+    def _dismiss(self, name: str, steps: frozenset[str]) -> None:
+        """Have a model leave, after the ensembles above it have finished what they have accepted."""
+        log.info("'%s' leaves to make room", name)
+        above = [task for task, (_, below) in self._ends.items() if name in below]
+        self._watch(name, steps, asyncio.create_task(self._see_out(name, above)))
+
+    async def _see_out(self, name: str, above: list[asyncio.Task[None]]) -> None:
+        if above:
+            await asyncio.wait(above)
+        await self._lifecycle.retire(name, lambda: self._budget.may_leave(name, self._residents()))
+
+    def _withdrawn(self, name: str, size: int, steps: frozenset[str], ending: asyncio.Task[None]) -> None:
+        """A model was unloaded by hand; it takes its memory until it has ended."""
+        self._budget.leave(name, size)
+        self._watch(name, steps, ending)
+
+    def _watch(self, name: str, steps: frozenset[str], task: asyncio.Task[None]) -> None:
+        self._ends[task] = name, steps
+        timer = asyncio.get_running_loop().call_later(LEAVING_SECONDS, self._late, name)
+
+        def over(task: asyncio.Task[None]) -> None:
+            timer.cancel()
+            del self._ends[task]
+            self._budget.left(name)
+            if task.cancelled() or task.exception() is not None:  # another look at once might only fail again
+                self._look_later()
+            else:
+                self.look()
+
+        task.add_done_callback(over)
+
+    def _late(self, name: str) -> None:
+        log.warning("'%s' still finishes what it has accepted, others are loaded beside it", name)
+        self._budget.late(name)
+        self.look()
+
+
+def _answer(future: asyncio.Future[bool], begun: bool) -> None:
+    if not future.done():
+        future.set_result(begun)
+
+
+def sizes_of(repositories: Repositories, options: configuration.Options, name: str) -> dict[str, int] | None:
+    """Bytes of the versions that are served of a model, and of all models of its steps; None: no repository has it.
+
+    A model that cannot be read counts nothing: its load says why. Blocks.
+
+    Raises:
+        ConfigError: the model cannot be fetched now.
+    """
+    folder = repositories.find(name)
+    if folder is None:
+        return None
+    sizes: dict[str, int] = {}
+    left: list[tuple[str, ModelFolder | None]] = [(name, folder)]
+    while left:
+        each, folder = left.pop()
+        sizes[each], steps = _size_of(folder, options) if folder else (0, frozenset[str]())
+        left.extend((step, _found(repositories, step)) for step in steps if step not in sizes)
+    return sizes
+
+
+def _found(repositories: Repositories, name: str) -> ModelFolder | None:
+    with suppress(ConfigError):
+        return repositories.find(name)
+    return None
+
+
+def _size_of(folder: ModelFolder, options: configuration.Options) -> tuple[int, frozenset[str]]:
+    with suppress(ConfigError, Exhausted):
+        outline, found = configuration.outline(folder, options), marks(folder)
+        return sum(found.get(str(version), NO_FILES).size for version in outline.versions), outline.steps
+    return 0, frozenset()
