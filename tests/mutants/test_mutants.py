@@ -233,6 +233,13 @@ def test_the_table_counts(tmp_path: Path):
     assert "| **all** | 5 | 1 | 1 | 1 | 1 | 1 | 33 % | 67 % |" in text
 
 
+CRASHED = """\
+tests/part/test_x.py::test_one PASSED                                        [ 50%]
+tests/part/test_x.py::test_two[a b]
+no more
+"""
+
+
 class FakeCopy:
     """A tree whose extension is its source, without comments. What fails is named by a word in it."""
 
@@ -265,6 +272,8 @@ class FakeCopy:
         left_out = {part.partition("=")[2] for part in command if part.startswith("--deselect")}
         for word, test in self.tested.items():
             if word in built and test not in left_out:
+                if test == "crash":
+                    return CompletedProcess(command, -11, CRASHED, "Segmentation fault")
                 if test == "once":
                     self.tested = {}
                 return CompletedProcess(command, 1, f"FAILED {test} - it is wrong\n", "")
@@ -312,6 +321,14 @@ def test_a_test_finds_what_it_fails_for_twice(tmp_path: Path):
     """And without which it passes."""
     verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "tests/part/test_x.py::test[a b]"})
     assert (verdict.outcome, verdict.found) == (TESTS, "tests/part/test_x.py::test[a b] it is wrong")
+    assert copy.ran == ["simulation", "tests", "tests", "tests"]
+
+
+def test_a_crash_names_the_test_that_had_begun(tmp_path: Path):
+    """And it counts as a failure of that test: it must crash twice, and not without the mutant."""
+    verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "crash"})
+    assert verdict.outcome == TESTS
+    assert verdict.found == "tests/part/test_x.py::test_two[a b] the process ends with -11: no more"
     assert copy.ran == ["simulation", "tests", "tests", "tests"]
 
 

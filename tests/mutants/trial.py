@@ -13,7 +13,8 @@ from tests.mutants.packages import selected_tests
 
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
-TEST_OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
+BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.MULTILINE)
+TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
 STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
 ENOUGH_CPU = 180.0  # should a mutant be slower
 
@@ -153,14 +154,16 @@ class Trials:
         return ""
 
     def _failing(self, tests: list[str], left_out: set[str]) -> tuple[str, str] | None:
-        """The first test that fails and what it says; no name: they did not run to their end; None: all pass."""
+        """The first test that fails and what it says; no name: none has begun; None: all pass."""
         options = [f"--deselect={test}" for test in sorted(self._unsound | left_out)]
         done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
         if done.returncode in (0, 5):  # 5: all are left out
             return None
         if found := FAILED.search(done.stdout):
             return found[1], found[2] or ""
-        return "", f"the tests end with {done.returncode}: {reason(done.stdout + done.stderr)}"
+        ended = f"the process ends with {done.returncode}: {reason(done.stdout)}"
+        begun = BEGUN.findall(done.stdout)
+        return (begun[-1].strip() if begun else ""), ended
 
     def _sound_digest(self, file: str) -> str:
         """Of what the sound source makes here, built once."""
