@@ -21,12 +21,11 @@ MOST = 7200.0  # seconds for a run: more, and its processes wait for each other,
 
 # What the simulation prints of a rule that was broken, or of a process that has crashed.
 REPORTED = re.compile(r"seed \d+: |take \d+ of seed \d+: ")
-TAKES = (
-    '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false, '
-    '"regions": false, "hostile": false, "jumps": false}'
-)
+FEW = '"operator": false, "regions": false, "hostile": false, "jumps": false'
+LEVELS = f'{{"models": ["levels"], "clients": 2, "calls": 30, "cancels": false, "streams": false, {FEW}}}'
+ENDS = f'{{"models": ["mourned", "tied"], "clients": 3, "calls": 60, {FEW}}}'  # models that hear how sequences end
 USUAL = ("--no-shrink",)
-EACH_TAKE = ("--takes", "--first", "4", "--scale", TAKES)
+EACH_TAKE = (("--takes", "--first", "4", "--scale", LEVELS), ("--takes", "--first", "5", "--scale", ENDS))
 
 
 class Copy:

@@ -40,6 +40,20 @@ class Proof:
 
 PROOFS: tuple[Proof, ...] = (
     Proof(
+        "_native/caching/cache_key.pyx",
+        "key_same",
+        "return has_parameters(a, b) and has_parameters(b, a)",
+        "return has_parameters(a, b)",
+        "It is called for equal digests of 128 bits, and these count every parameter: the lack of one changes them.",
+    ),
+    Proof(
+        "_native/cuda/memory.pyx",
+        "begin",
+        "self.source = <SlabSource *>calloc(1, sizeof(SlabSource))",
+        "self.source = <SlabSource *>calloc(2, sizeof(SlabSource))",
+        "More memory than is used.",
+    ),
+    Proof(
         "_native/protobuf/wire.pyx",
         "utf8_sequence",
         "elif 0xF0 <= lead <= 0xF4:",

@@ -114,7 +114,7 @@ class Trials:
     def _simulate(self, mutant: Mutant) -> tuple[str, int]:
         usual = (*USUAL, "--jobs", "1", "--seeds", str(self.seeds), "--cpu", str(ENOUGH_CPU))
         try:
-            found, printed = self.copy.simulate(usual, EACH_TAKE)
+            found, printed = self.copy.simulate(usual, *EACH_TAKE)
         except RuntimeError as error:
             self._require_sound_simulation(mutant)
             return f"the simulation does not run: {reason(str(error))}", 0

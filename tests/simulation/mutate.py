@@ -624,7 +624,7 @@ class Simulations:
     def __init__(self, copy: Copy, seeds: int, jobs: int, crowd: int) -> None:
         self.copy = copy
         usual = (*USUAL, "--seeds", str(seeds), "--jobs", str(jobs))
-        self.attempts: tuple[tuple[str, ...], ...] = (usual, EACH_TAKE)
+        self.attempts: tuple[tuple[str, ...], ...] = (usual, *EACH_TAKE)
         if crowd:
             self.attempts = ((*usual, "--crowd", str(crowd), "--scale", ALONE),)
 
