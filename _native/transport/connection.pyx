@@ -11,6 +11,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from _native.memory.resource cimport Block, block_give, block_share
 from _native.transport.call cimport Call, CallOwner
 from _native.transport.client cimport ClientUse
+from _native.transport.closing cimport CONN_PARTING
 from _native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
 from _native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
 from _native.transport.http2 cimport (
@@ -22,8 +23,10 @@ from _native.transport.http2 cimport (
     conn_fail_calls,
     conn_finished,
     conn_go_away,
+    conn_linger,
     conn_open,
     conn_ping,
+    conn_shut,
 )
 from _native.transport.outgoing cimport output_take, output_write
 from _native.transport.stream cimport host_look
@@ -32,6 +35,8 @@ from collections import deque
 
 from _native.transport.call import EVENT_CALL
 from _native.transport.endpoint import EVENT_PING, EVENT_REFUSED
+
+STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
 
 
 cdef class DirectBuffer:
@@ -192,8 +197,18 @@ cdef class Connection(CallOwner):
 
     @property
     def finished(self) -> bool:
-        """Whether to close the socket: the peer broke the protocol, or all output after `go_away` was taken."""
+        """Whether all is said: the peer broke the protocol, or all output after `go_away` was taken."""
         return conn_finished(&self.conn)
+
+    @property
+    def state(self) -> str:
+        """How far the end of the connection has come: one of STATES."""
+        return STATES[<int>self.conn.state]
+
+    @property
+    def parting(self) -> bool:
+        """Whether nothing more is read or answered: what `take_output` returns are the last words."""
+        return self.conn.state >= CONN_PARTING
 
     @property
     def http1(self) -> bool:
@@ -252,6 +267,17 @@ cdef class Connection(CallOwner):
         """End every call without a response, native ones too, with this status."""
         cdef bytes text = details.encode()
         conn_fail_calls(&self.conn, status, text)
+
+    def shut(self) -> None:
+        """All output is taken: end the calls. The socket's end for writing closes when the bytes are written."""
+        conn_shut(&self.conn)
+        self.flush = None
+        self.dispatch()
+
+    def linger(self) -> None:
+        """The socket's end for writing is closed; what the peer sends is discarded."""
+        if not conn_linger(&self.conn):
+            raise RuntimeError(f"a connection that is {self.state} cannot linger")
 
     def close(self) -> None:
         """End every call, because the peer is gone."""

@@ -12,6 +12,7 @@ all bytes that there are.
 from libc.stdint cimport uint8_t
 
 from _native.memory.resource cimport block_give, block_share
+from _native.transport.closing cimport CONN_PARTING
 from _native.transport.http2 cimport conn_receive
 from _native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
 from _native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
@@ -74,7 +75,7 @@ cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
     cdef size_t wanted
     cdef size_t total = 0
     cdef ssize_t size
-    while total < READ_AT_MOST and not conn.failed and not conn.leaving:
+    while total < READ_AT_MOST and conn.state < CONN_PARTING:
         target = conn_read_target(conn, buffer)
         if target.block == NULL and conn.frame_size < DIRECT_FROM:
             target.size = capacity  # nothing large is coming, as far as is known

@@ -11,6 +11,7 @@ from libc.stdint cimport INT64_MAX, int64_t
 from _native.status cimport STATUS_DEADLINE_EXCEEDED
 from _native.text cimport format_text
 from _native.timers cimport Timer, timers_set
+from _native.transport.closing cimport CONN_PARTING
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.eviction cimport stream_evict
 from _native.transport.http2 cimport conn_calm
@@ -122,7 +123,7 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
     cdef Stream *stream = <Stream *>timer.owner
     cdef Conn *conn = stream.conn
     conn.host.now_ns = now
-    if conn.leaving:
+    if conn.state >= CONN_PARTING:
         return
     if taken_by(stream) <= now:
         stream_evict(stream)

@@ -28,6 +28,18 @@ from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
 from _native.memory.small cimport Smalls, small_give, small_resize, small_take
 from _native.text cimport format_text, text_or_no_memory
 from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from _native.transport.closing cimport (
+    CONN_ANNOUNCED,
+    CONN_DRAINING,
+    CONN_GONE,
+    CONN_LINGERING,
+    CONN_OPEN,
+    CONN_PARTING,
+    CONN_SHUT,
+    closing_allows,
+    closing_break,
+    closing_move,
+)
 from _native.transport.eviction cimport host_relieve
 from _native.transport.expiry cimport conn_collected, conn_watch
 from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
@@ -274,7 +286,8 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
         spend(conn, COST_FRAME)  # because of an error of the peer, or more streams than it may open
     elif frame.hd.type == NGHTTP2_GOAWAY:
-        conn.left = conn.leaving
+        if conn.state == CONN_PARTING and frame.goaway.error_code == NGHTTP2_ENHANCE_YOUR_CALM:
+            closing_move(&conn.state, CONN_SHUT)
         if frame.goaway.error_code != NGHTTP2_NO_ERROR:
             tell_goaway(conn, &frame.goaway)
     if frame.hd.type == NGHTTP2_HEADERS and frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
@@ -382,12 +395,13 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
+    closing_move(&conn.state, CONN_GONE)
     live_add(LIVE_CONNECTIONS, -1)
 
 
 cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept nogil:
     cdef ssize_t result
-    if conn.session == NULL or conn.failed or conn.leaving:
+    if conn.session == NULL or conn.state >= CONN_PARTING:
         return
     conn.received_ns = conn.host.now_ns
     if conn.frame_left == 0:
@@ -399,12 +413,12 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     if result == NGHTTP2_ERR_FLOODED or result == TOO_MANY_CONTINUATIONS:
         conn_calm(conn, "too_many_frames")
     elif result == NGHTTP2_ERR_BAD_CLIENT_MAGIC and is_http1(data, size):
-        conn.leaving = True
+        closing_move(&conn.state, CONN_PARTING)
         conn.http1 = True
         conn.host.refused(conn, "it speaks HTTP/1, this port serves gRPC only")
         mark_dirty(conn)
-    elif result < 0 and not conn.leaving:
-        conn.failed = True
+    elif result < 0 and conn.state < CONN_PARTING:
+        closing_break(&conn.state)
         conn.host.refused(conn, nghttp2_strerror(<int>result))
 
 
@@ -423,26 +437,44 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.session == NULL:
         return
     conn.output_limit = limit
-    if conn.http1 and not conn.left:
-        conn.left = True
-        conn.failed = not output_copy(&conn.output, <const uint8_t *>HTTP1_ANSWER, strlen(HTTP1_ANSWER))
-    while conn.output.size < limit and not conn.left:
+    if conn.http1 and conn.state == CONN_PARTING:
+        output_copy(&conn.output, <const uint8_t *>HTTP1_ANSWER, strlen(HTTP1_ANSWER))
+        closing_move(&conn.state, CONN_SHUT)
+    while conn.output.size < limit and conn.state < CONN_SHUT:
         size = nghttp2_session_mem_send(conn.session, &data)
         if size < 0 or (size > 0 and not output_copy(&conn.output, data, <size_t>size)):
-            conn.failed = True
-        if size <= 0 or conn.failed:
+            closing_break(&conn.state)
+        if size <= 0:
             break
     conn_collected(conn)
     calls_resume(conn)
 
 
 cdef bint conn_finished(Conn *conn) noexcept nogil:
-    return conn.session == NULL or conn.failed or conn.left or not (
+    return conn.session == NULL or conn.state >= CONN_SHUT or not (
         nghttp2_session_want_read(conn.session) or nghttp2_session_want_write(conn.session))
 
 
+cdef void conn_shut(Conn *conn) noexcept nogil:
+    if conn.session == NULL or conn.state > CONN_SHUT:
+        return
+    closing_break(&conn.state)
+    conn.frame_size = 0  # nothing is read to a place of its own any more
+    conn.frame_left = 0
+    while conn.open.first != NULL:
+        stream_closed(conn.open.first, NGHTTP2_CANCEL)
+
+
+cdef bint conn_linger(Conn *conn) noexcept nogil:
+    if conn.session == NULL or not closing_allows(conn.state, CONN_LINGERING):
+        return False
+    closing_move(&conn.state, CONN_LINGERING)
+    return True
+
+
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
-    if conn.session != NULL:
+    if conn.session != NULL and conn.state == CONN_OPEN:
+        closing_move(&conn.state, CONN_ANNOUNCED)
         nghttp2_submit_shutdown_notice(conn.session)
         # The answer to this PING comes behind all streams that the peer opened before it read the notice.
         nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, SHUTDOWN)
@@ -450,7 +482,8 @@ cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
 
 
 cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil:
-    if conn.session != NULL:
+    if conn.session != NULL and conn.state < CONN_DRAINING:
+        closing_move(&conn.state, CONN_DRAINING)
         nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE,
                               nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR,
                               <const uint8_t *>debug, strlen(debug))
@@ -464,12 +497,12 @@ cdef void conn_ping(Conn *conn) noexcept nogil:
 
 
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
-    if conn.session == NULL or conn.leaving:
+    if conn.session == NULL or conn.state >= CONN_PARTING:
         return
-    conn.leaving = True
+    closing_move(&conn.state, CONN_PARTING)
     if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(conn.session),
                              NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
-        conn.failed = True
+        closing_break(&conn.state)
     mark_dirty(conn)
 
 

@@ -11,6 +11,7 @@ from _native.timers cimport Timer, Timers
 from _native.traceparent cimport TraceContext
 from _native.transport.budget cimport Budget
 from _native.transport.client cimport Client
+from _native.transport.closing cimport ConnState
 from _native.transport.compression cimport Encoding, Result
 from _native.transport.ledger cimport Account, Charge, charge_release
 from _native.transport.nghttp2 cimport nghttp2_data_source, nghttp2_frame, nghttp2_nv, nghttp2_rcbuf, nghttp2_session
@@ -227,9 +228,7 @@ cdef struct Conn:
     uint64_t identity        # of the client, by certificate or user; 0: unknown
     Conn *next_dirty
     bint dirty               # in the host's list
-    bint failed              # the session is unusable
-    bint leaving             # nothing more is read or answered; a GOAWAY is the last frame
-    bint left                # that GOAWAY has been framed
+    ConnState state          # how far the end of the connection has come
     bint http1               # the peer speaks HTTP/1: the last output is an HTTP/1 response
     bint greeted             # the preface and the peer's first SETTINGS have come
     int64_t received_ns      # when the peer last sent anything

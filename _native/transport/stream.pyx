@@ -14,6 +14,7 @@ from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
 from _native.memory.small cimport small_give, small_take
 from _native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.timers cimport timers_clear
+from _native.transport.closing cimport closing_break
 from _native.transport.compression cimport (
     ENCODING_DEFLATE,
     ENCODING_GZIP,
@@ -261,7 +262,7 @@ cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
     stream_drop_request(stream)
     drop_answer(stream)
     if nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code) != 0:
-        stream.conn.failed = True  # the peer would wait for ever
+        closing_break(&stream.conn.state)  # the peer would wait for ever
     mark_dirty(stream.conn)
 
 

@@ -6,7 +6,11 @@ from typing import Protocol
 
 from _native.timers import Alarm, TimersHandle
 from _native.transport.connection import Connection
-from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
+from server.front.keepalive import Action, Age, ConnectionPolicy, Farewell, Handshake, Keepalive, PingStrikes
+from server.front.outstanding import Outstanding
+
+UNAVAILABLE = 14
+TOO_OLD = "the connection is older than --grpc-max-connection-age, and its grace is over"
 
 
 class Monitored(Protocol):
@@ -20,7 +24,7 @@ class Monitored(Protocol):
 
 
 class ConnectionMonitor:
-    """What is due for one connection: its greeting, pings, age, and its end when the peer does not take it.
+    """What is due for one connection: its greeting, pings, age, and how long its end may take.
 
     Args:
         driver: writes what there is to say, and closes.
@@ -47,7 +51,8 @@ class ConnectionMonitor:
         self._keepalive = Keepalive(policy, now)
         self._strikes = PingStrikes(policy)
         self._age = Age(policy, now)
-        self._is_closing = False
+        self._farewell: Farewell | None = None
+        self._outstanding: Outstanding | None = None
         self._alarm = Alarm(timers, self._check)
         self._schedule()
         connection.on_ping = self._pinged
@@ -59,10 +64,20 @@ class ConnectionMonitor:
             self._connection = None
         self._alarm.cancel()
 
-    def closing(self) -> None:
-        """The socket will be closed when all is written: give that the time of a handshake."""
-        self._is_closing = True
-        self._alarm.set(self._timers.time() + self._policy.handshake_timeout)
+    def shut(self, outstanding: Outstanding) -> None:
+        """All is said, and `outstanding` is on its way; then the peer closes its end."""
+        self._farewell = Farewell(self._policy, self._timers.time())
+        self._outstanding = outstanding
+        self._alarm.set(self._farewell.deadline)
+
+    def _take_leave(self, connection: Connection, farewell: Farewell, outstanding: Outstanding) -> None:
+        if outstanding.buffered == 0 and connection.state == "shut":
+            connection.linger()
+        action = farewell.due(self._timers.time(), waiting=outstanding.waiting, moved=outstanding.moved)
+        if action is Action.DROP:
+            self._driver.abort()
+        else:
+            self._alarm.set(farewell.deadline)
 
     def _schedule(self) -> None:
         self._alarm.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))
@@ -79,8 +94,8 @@ class ConnectionMonitor:
         connection, now = self._connection, self._timers.time()
         if connection is None:
             return
-        if self._is_closing:
-            self._driver.abort()
+        if self._farewell is not None and self._outstanding is not None:
+            self._take_leave(connection, self._farewell, self._outstanding)
             return
         actions = {self._handshake.due(now, greeted=connection.greeted), self._age.due(now)}
         if now >= self._keepalive.deadline:
@@ -102,5 +117,7 @@ class ConnectionMonitor:
             connection.announce_shutdown()
         if Action.LEAVE in actions:
             connection.go_away("max_age")
+        if Action.FAIL in actions:
+            connection.fail_calls(UNAVAILABLE, TOO_OLD)
         if actions != {Action.NOTHING}:
             self._driver.flush()

@@ -1,4 +1,4 @@
-"""When a connection is pinged, ended or dropped: keepalive and connection age, without clock and without I/O.
+"""When a connection is pinged, ended or dropped: keepalive, age and end, without clock and without I/O.
 
 Times are seconds of the caller's clock. Each rule has a `deadline` at which it must be called again, and then
 says what to do. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 THROTTLED = 60.0  # between pings, once `max_pings_without_data` have been sent
 IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where those are not permitted
 AGE_NOTICE = 1.0  # between the announcement of the end and the refusal of streams: calls on their way must arrive
+FAREWELL = 1.0  # for which a peer that has received everything may take to close its end
+LOOK = 0.25  # between looks at what a peer has received of the last bytes
+SMALL, SLOWEST, SLOWEST_OF_MORE = 1 << 20, 16 << 10, 256 << 10  # bytes, and bytes a second, as for answers: expiry.pyx
 AGE_JITTER = 0.1  # of the age, so that connections that began together do not end together
 
 
@@ -33,7 +36,8 @@ class ConnectionPolicy:
     max_ping_strikes: int = 2  # 0: no limit
     max_age: float = math.inf
     age_grace: float = math.inf
-    handshake_timeout: float = 10.0  # until the first bytes after the client's preface; also until the last are written
+    handshake_timeout: float = 10.0  # until the first bytes after the client's preface
+    send_timeout: float = 30.0  # for the last bytes; more for those that have been received
     max_streams: int = 1024
 
 
@@ -45,6 +49,7 @@ class Action(enum.Enum):
     DROP = enum.auto()  # close the socket at once
     ANNOUNCE = enum.auto()  # say that it will end
     LEAVE = enum.auto()  # refuse further streams, close when the open ones are answered
+    FAIL = enum.auto()  # end the calls that are not answered: then all are answered
 
 
 class Keepalive:
@@ -126,7 +131,7 @@ class PingStrikes:
 
 
 class Age:
-    """Ends a connection that has become old: an announcement, then no more streams, then, after the grace, the end.
+    """Ends a connection that has become old: an announcement, no more streams, and after the grace no more calls.
 
     Args:
         draw: a random number in [0, 1).
@@ -135,7 +140,7 @@ class Age:
     def __init__(self, policy: ConnectionPolicy, now: float, draw: float | None = None) -> None:
         draw = random.random() if draw is None else draw
         self._grace = policy.age_grace
-        self._steps = [Action.ANNOUNCE, Action.LEAVE, Action.DROP]
+        self._steps = [Action.ANNOUNCE, Action.LEAVE, Action.FAIL]
         self.deadline = now + policy.max_age * (1 + AGE_JITTER * (2 * draw - 1))
 
     def due(self, now: float) -> Action:
@@ -171,6 +176,37 @@ class Handshake:
         if greeted:
             self.deadline = math.inf
         return Action.DROP if now >= self.deadline else Action.NOTHING
+
+
+class Farewell:
+    """How long a connection stays that has said everything and is shut for writing.
+
+    What is on its way has as long as an answer has (`--grpc-send-timeout`): progress gives more time. When the peer has
+    received it all, it has a moment to close its end. Until then the socket must be open, and be read: if it were
+    closed with bytes in it that nobody reads, the kernel would reset the connection, and drop what is on its way.
+    """
+
+    def __init__(self, policy: ConnectionPolicy, now: float) -> None:
+        self._begin = now
+        self._patience = policy.send_timeout
+        self._received_at: float | None = None
+        self.deadline = now + min(LOOK, self._patience)
+
+    def due(self, now: float, *, waiting: int, moved: int) -> Action:
+        """To be called at the deadline.
+
+        Args:
+            waiting: bytes that the peer has not received.
+            moved: those that it has received since the beginning.
+        """
+        self.deadline = now + LOOK
+        if waiting == 0:
+            self._received_at = now if self._received_at is None else self._received_at
+            return Action.DROP if now >= self._received_at + FAREWELL else Action.NOTHING
+        self._received_at = None
+        small = min(moved, SMALL)
+        allowed = self._patience + small / SLOWEST + (moved - small) / SLOWEST_OF_MORE
+        return Action.DROP if now >= self._begin + allowed else Action.NOTHING
 
 
 DEFAULT_POLICY = ConnectionPolicy()

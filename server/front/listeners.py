@@ -29,6 +29,7 @@ log = logging.getLogger("inferd.front")
 
 BACKLOG = 4096
 TAKE_TIMEOUT = 0.1  # seconds
+NEVER = 1e8  # seconds
 LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -340,7 +341,11 @@ class Listener:
     def _tls(self) -> dict[str, Any]:
         if self._credentials is None:
             return {}
-        return {"ssl": self._credentials.material.context, "ssl_handshake_timeout": self._handshake_timeout}
+        return {
+            "ssl": self._credentials.material.context,
+            "ssl_handshake_timeout": self._handshake_timeout,
+            "ssl_shutdown_timeout": NEVER,  # the connection's monitor ends what takes too long
+        }
 
     async def serve(self) -> None:
         """Take connections from now on; called again, with the certificate as it is then."""

@@ -146,7 +146,7 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
-        self._connections = connections
+        self._connections = replace(connections, send_timeout=send_timeout or math.inf)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
         self._contexts: set[NativeContext] = set()  # of the calls that Python handles

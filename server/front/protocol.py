@@ -13,6 +13,7 @@ from _native.transport.endpoint import Endpoint
 from server.front.connection_limits import Admission, ConnectionLimits, ListenerPolicy
 from server.front.connection_log import ConnectionLog
 from server.front.connection_monitor import ConnectionMonitor
+from server.front.outstanding import Outstanding
 from server.front.peer import peer_of
 from server.front.sessions import is_resumed
 from server.front.tls import ALPN
@@ -48,11 +49,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
-        self._leaving = False  # go_away has been said
-        self._ending = False  # the socket closes when all is written
         self._socket = -1  # to be written to directly; -1: that cannot be
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
+        self._ended: Connection | None = None  # the same, when all is said
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
@@ -108,7 +108,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._protocols.discard(self)
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._ended = self._connection or self._ended, None, None
         if connection is not None:
             connection.close()
             for callback in connection.client.departed:
@@ -166,18 +166,26 @@ class NativeProtocol(asyncio.BufferedProtocol):
                 transport.writelines(pieces)
             if self._connection is None:
                 return
-        if connection.finished and not self._ending:
-            self._leave(connection, transport)
+        if connection.finished or (self._paused and connection.parting):
+            self._shut(connection, transport)
 
-    def _leave(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """All is said: close the socket when it is written."""
-        self._ending = True
-        if connection.http1 and transport.can_write_eof():
-            transport.write_eof()  # the rest of a request that is not read would take the answer with it
+    def _shut(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """All is said: close the end for writing when it is written, and discard what comes, until the client closes.
+
+        A socket that is closed while the client still sends, if only a WINDOW_UPDATE, resets the connection, and what
+        the client has not received is lost.
+        """
+        self._connection, self._ended = None, connection
+        transport.write(b"".join(connection.take_output()))  # the last words do not wait for room
+        connection.shut()
+        outstanding = Outstanding(transport)
+        if self._encrypted:
+            transport.close()  # of TLS: it sends close_notify behind the rest, and discards until the client's end
         else:
-            transport.close()
+            self._buffer = self._endpoint.receive_buffer()
+            transport.write_eof()
         if self._monitor is not None:
-            self._monitor.closing()
+            self._monitor.shut(outstanding)
 
     def _is_free(self, transport: asyncio.Transport) -> bool:
         """Whether the socket may be written to directly: nothing else is on its way there."""
@@ -200,8 +208,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def go_away(self) -> None:
         """Once is enough, more do no harm."""
-        if self._connection is not None and not self._leaving:
-            self._leaving = True
+        if self._connection is not None and self._connection.state in ("open", "announced"):
             self._connection.go_away()
             self._flush()
 

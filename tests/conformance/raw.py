@@ -17,10 +17,22 @@ from tests.framing import Answer, framed
 class Client:
     """One HTTP/2 connection."""
 
-    def __init__(self, address: str, *, settings=None, acknowledge_data: bool = True, source: str = "") -> None:
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(
+        self,
+        address: str | socket.socket,
+        *,
+        settings=None,
+        acknowledge_data: bool = True,
+        source: str = "",
+        at_once: int = 65536,
+    ) -> None:
+        self._at_once = at_once  # bytes that are read from the socket at a time
+        if isinstance(address, str):
+            host, port = address.rsplit(":", 1)
+            self.socket = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            self.socket = address  # it is connected
         # h2 must not keep us from sending wrong headers
         config = h2.config.H2Configuration(
             header_encoding="utf-8",
@@ -90,7 +102,7 @@ class Client:
         while not condition() and not self.closed:
             self.socket.settimeout(max(0.01, end - time.monotonic()))
             try:
-                received = self.socket.recv(65536)
+                received = self.socket.recv(self._at_once)
                 self.closed = not received
                 for event in self.h2.receive_data(received):
                     self._handle(event)

@@ -142,7 +142,7 @@ def test_an_old_connection_ends_in_three_steps(draw, age):
     connection = Age(ConnectionPolicy(max_age=100, age_grace=20), 0.0, draw)
     assert connection.deadline == pytest.approx(age)
     assert connection.due(age - 1) is Action.NOTHING
-    for at, action in ((age, Action.ANNOUNCE), (age + 1, Action.LEAVE), (age + 20, Action.DROP)):
+    for at, action in ((age, Action.ANNOUNCE), (age + 1, Action.LEAVE), (age + 20, Action.FAIL)):
         assert connection.deadline == pytest.approx(at)
         assert connection.due(connection.deadline) is action
     assert connection.deadline == math.inf

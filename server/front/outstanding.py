@@ -1,0 +1,55 @@
+"""What a peer has not received of the bytes that were written to its socket."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+from typing import Any
+
+_ACKED = struct.Struct("120xQ")  # tcpi_bytes_acked, in Linux's struct tcp_info
+
+
+class Outstanding:
+    """Bytes on their way to a peer, of a transport to which nothing more is written.
+
+    Args:
+        transport: of uvloop, with a TCP or unix socket; TLS's too.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._socket = transport.get_extra_info("socket")
+        self._begin = self._acked()
+        self._most = self.waiting
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return int(self._transport.get_write_buffer_size())
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the peer's kernel has not acknowledged; on a unix socket, that the peer has not read."""
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4)))
+        except OSError:  # the socket is closed, or broken
+            queued = 0
+        return self.buffered + int(queued)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that the peer has received since this object was made."""
+        if self._begin is not None and (acked := self._acked()) is not None:
+            return acked - self._begin
+        return max(0, self._most - self.waiting)
+
+    def _acked(self) -> int | None:
+        # TLS keeps bytes of its own between its buffer and the kernel's: what is acknowledged counts them
+        if self._socket.family == socket.AF_UNIX:
+            return None
+        try:
+            return int(_ACKED.unpack(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size))[0])
+        except (OSError, struct.error):
+            return None

@@ -1,0 +1,237 @@
+"""The end of a connection: nothing that was answered is lost, whatever the client still sends, and it ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+import h2.settings
+import pytest
+import uvloop
+
+from server.front import keepalive, native
+from server.front.keepalive import FAREWELL, LOOK, SLOWEST, SMALL, Action, ConnectionPolicy, Farewell
+from server.front.listeners import ListenPolicy
+from server.front.tls import Credentials
+from tests.conformance.raw import Client, framed
+from tests.front.certificates import Authority
+
+GIVE = "/test.Closing/Give"
+SIZE, CALLS = 4 << 20, 4
+"""More than the buffers of a line take: when the last byte is framed, some are on their way."""
+SMALLER = 200_000
+"""So much that all answers are framed at once, and not all of them are in the client's buffer."""
+WINDOWS = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: SIZE + (1 << 16)}
+
+
+@dataclass(slots=True)
+class Served:
+    """A door with one method, which gives as many bytes as it is asked for, when `go` is set."""
+
+    door: native.NativeDoor
+    address: str
+    started: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def give(self, message, context):
+        self.started.release()
+        await self.go.wait()
+        return bytes(int(message))
+
+
+async def serve(address: str, policy: ListenPolicy | None = None, **options) -> Served:
+    door = native.NativeDoor(policy=policy, **options)
+    served = Served(door, "")
+    handler = grpc.unary_unary_rpc_method_handler(served.give)
+    door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Closing", {"Give": handler}),))
+    await door.start(address)
+    served.address = door.addresses[0]
+    return served
+
+
+def connect(address: str, root: Path | None, ahead: int) -> socket.socket:
+    """A socket that takes few bytes ahead."""
+    if address.startswith("unix:"):
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(address.removeprefix("unix:").removeprefix("//"))
+    else:
+        line = socket.socket()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ahead)
+        host, port = address.rsplit(":", 1)
+        line.connect((host, int(port)))
+    line.settimeout(60)
+    if root is None:
+        return line
+    context = ssl.create_default_context(cafile=str(root))
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(line, server_hostname="localhost")
+
+
+def ask(
+    address: str, root: Path | None, before: Callable[[Client], object], size: int = SIZE, ahead: int = 1 << 16
+) -> list[int]:
+    """Make the calls, wait for `before`, and read slowly, with a WINDOW_UPDATE for each bit.
+
+    Returns the bytes of each answer.
+    """
+    with Client(connect(address, root, ahead), settings=WINDOWS, at_once=1 << 14) as client:
+        client.h2.increment_flow_control_window(CALLS * (SIZE + (1 << 16)))
+        streams = [client.headers(GIVE) for _ in range(CALLS)]
+        for stream in streams:
+            client.data(stream, framed(str(size).encode()), end=True)
+        before(client)
+
+        def is_answered() -> bool:
+            client.h2.increment_flow_control_window(1)  # sent when the next bytes have come
+            return all(client.answers[stream].ended for stream in streams)
+
+        client.receive_until(is_answered)
+        return [len(client.answers[stream].data) - 5 for stream in streams]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """What a door listens on, by name: the address, the policy, and the root of the certificate."""
+    authority = Authority(tmp_path / "authority")
+    pair = authority.issue("server", "DNS:localhost")
+    encrypted = ListenPolicy(credentials=Credentials(pair.certificate, pair.key, None))
+    return {
+        "tcp": ("127.0.0.1:0", None, None),
+        "unix": (f"unix:{tmp_path}/s", None, None),
+        "tls": ("127.0.0.1:0", encrypted, authority.root),
+    }
+
+
+@pytest.mark.parametrize("line", ["tcp", "tls", "unix"])
+def test_a_slow_reader_gets_every_answer_when_the_server_stops(lines, line, monkeypatch):
+    """The server has framed the last byte long before the client reads it. The client's WINDOW_UPDATEs meet a socket
+    that is read until the client closes its end; a closed one would be reset, and what is on its way would be lost."""
+    monkeypatch.setattr(native, "TELLING", 0.0)
+    address, policy, root = lines[line]
+
+    async def main() -> list[int]:
+        served, reads = await serve(address, policy), threading.Event()
+        asked = asyncio.create_task(asyncio.to_thread(ask, served.address, root, lambda _: reads.wait(60)))
+        for _ in range(CALLS):
+            await served.started.acquire()
+        served.go.set()
+        stopping = asyncio.create_task(served.door.stop(60.0))
+        await asyncio.sleep(0)
+        reads.set()
+        sizes = await asked
+        await stopping
+        return sizes
+
+    assert uvloop.run(main()) == [SIZE] * CALLS
+
+
+@pytest.mark.parametrize("line", ["tcp", "tls"])
+def test_a_slow_reader_gets_every_answer_when_its_connection_is_old(lines, line, monkeypatch):
+    """The same at --grpc-max-connection-age, while the server serves others."""
+    monkeypatch.setattr(keepalive, "AGE_NOTICE", 0.3)
+    address, policy, root = lines[line]
+
+    async def main() -> list[int]:
+        served = await serve(address, policy, connections=ConnectionPolicy(max_age=0.01))
+        loop, begun = asyncio.get_running_loop(), []
+
+        def is_old(client: Client) -> None:
+            client.receive_until(lambda: client.goaway is not None and client.goaway.additional_data == b"max_age")
+            begun.append(client.goaway.last_stream_id // 2 + 1)  # later ones are refused: clients make them elsewhere
+            loop.call_soon_threadsafe(served.go.set)
+
+        sizes = await asyncio.to_thread(ask, served.address, root, is_old)
+        await served.door.stop(60.0)
+        return sizes[: begun[0]]
+
+    answered = uvloop.run(main())
+    assert answered == [SIZE] * len(answered)
+
+
+@pytest.mark.parametrize("line", ["tcp", "tls", "unix"])
+def test_who_never_reads_does_not_keep_a_server_from_stopping(lines, line, monkeypatch):
+    """What was framed has the time of an answer (--grpc-send-timeout), then the connection ends without it."""
+    monkeypatch.setattr(native, "TELLING", 0.0)
+    address, policy, root = lines[line]
+
+    async def main() -> None:
+        served, reads = await serve(address, policy, send_timeout=0.3), threading.Event()
+        asked = asyncio.create_task(
+            asyncio.to_thread(ask, served.address, root, lambda _: reads.wait(60), SMALLER, 1 << 12)
+        )
+        for _ in range(CALLS):
+            await served.started.acquire()
+        served.go.set()
+        await served.door.stop(3600.0)
+        reads.set()
+        with contextlib.suppress(OSError):
+            await asked
+
+    uvloop.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_client_is_told_by_the_end_of_the_stream_that_all_is_said(lines):
+    """GOAWAY, then the end of what the server writes; nothing that the client still sends is answered by a reset."""
+
+    async def main() -> tuple[bool, bool]:
+        served = await serve(lines["tcp"][0])
+        client = await asyncio.to_thread(Client, served.address)
+        ping = asyncio.create_task(asyncio.to_thread(client.receive_until, lambda: client.goaway is not None))
+        stopping = asyncio.create_task(served.door.stop(60.0))
+        await ping
+        await asyncio.to_thread(client.receive_until, lambda: False)
+        closed = client.closed
+        client.socket.sendall(bytes(1 << 16))  # nobody reads it as frames any more
+        client.socket.shutdown(socket.SHUT_WR)
+        rest = client.socket.recv(1)  # raises after a reset
+        client.socket.close()
+        await stopping
+        return closed, rest == b""
+
+    assert uvloop.run(main()) == (True, True)
+
+
+# ---- the limit in time ----------------------------------------------------------------------------------------------
+
+POLICY = ConnectionPolicy(send_timeout=10)
+
+
+def ends(waiting, moved, policy=POLICY, until=10_000.0) -> float:
+    """When a connection is dropped of which so much is waiting, and has moved, at each time."""
+    farewell, now = Farewell(policy, 0.0), 0.0
+    while now < until:
+        now = farewell.deadline
+        if farewell.due(now, waiting=waiting(now), moved=moved(now)) is Action.DROP:
+            return now
+        assert farewell.deadline > now
+    return until
+
+
+def never(now: float) -> int:
+    return 0
+
+
+def test_without_progress_the_last_bytes_have_the_time_of_an_answer():
+    assert ends(lambda now: 1 << 20, never) == pytest.approx(10, abs=LOOK)
+
+
+def test_progress_gives_time():
+    """At the slowest rate of an answer, and above, a connection stays until everything has been received."""
+    size = 4 * SMALL
+    rate = size / 40
+    assert 40 <= ends(lambda now: max(0, int(size - rate * now)), lambda now: int(rate * now)) <= 41 + FAREWELL
+    trickle = partial(lambda rate, now: int(rate * now), SLOWEST / 2)
+    assert ends(lambda now: size, trickle) == pytest.approx(20, abs=2 * LOOK)
+
+
+def test_a_peer_that_has_received_everything_has_a_moment_to_close():
+    assert ends(never, never) == pytest.approx(FAREWELL, abs=2 * LOOK)
+    assert ends(lambda now: int(now < 5), never) == pytest.approx(5 + FAREWELL, abs=2 * LOOK)
