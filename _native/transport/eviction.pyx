@@ -124,9 +124,9 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
         # a status would have to wait behind what the peer does not take
         stream_cut(stream, NGHTTP2_ENHANCE_YOUR_CALM)
         return
+    # without what it holds now: that is less than the limit already if others have been evicted before this one
     stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "SERVER_FULL", format_text(
-        "the server holds %zu bytes of requests and answers, more than its limit of %zu",
-        host.account.total, host.account.limit))
+        "the requests and answers that the server held had more bytes than its limit of %zu", host.account.limit))
     stream_drop_request(stream)
 
 

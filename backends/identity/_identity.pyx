@@ -268,11 +268,15 @@ cdef void answer_in_parts(Request *request, Window *window) noexcept nogil:
         response = response_new(request)
         if response != NULL:
             response.ack = ack_new(window)
-        if response == NULL or response.ack == NULL or not answer_part(response, part):
-            request_fail(request, STATUS_INTERNAL, format_text(
-                "the inputs of a decoupled identity model must have the same first dimension"))
+        if response == NULL or response.ack == NULL:
+            request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             if response != NULL:
                 response_free(response)
+            break
+        if not answer_part(response, part):
+            request_fail(request, STATUS_INTERNAL, format_text(
+                "the inputs of a decoupled identity model must have the same first dimension"))
+            response_free(response)
             break
         bridge_return(<Bridge *>request.bridge, response, response)
     request_unfollow(request)

@@ -99,7 +99,7 @@ def test_who_owes_most_goes_when_there_is_no_more_room(made_lanes):
     refused = [answer for answer in slow.answers.values() if answer.headers]
     assert 0 < len(refused) < 5
     assert {answer.status for answer in refused} == {RESOURCE_EXHAUSTED}
-    assert "more than its limit of 1048576" in refused[0].headers["grpc-message"]
+    assert "more bytes than its limit of 1048576" in refused[0].headers["grpc-message"]
     assert "grpc-status-details-bin" in refused[0].headers
     assert not late.answers[third].headers
     assert lanes.endpoint.held <= 16 * 64 * KIB

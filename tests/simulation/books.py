@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.simulation.kinds import KINDS, STEPS, Kind
+from tests.simulation.kind import Kind
+from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy as np
 
 from _native.transport.connection import Connection
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import IDLE_US, SCALE, STEPS, Kind
+from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
+from tests.simulation.kinds import STEPS
 from tests.simulation.regions import SLOT, Region
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
@@ -32,6 +33,7 @@ HUGE = 640_000  # and in one that exceeds the window of a stream, and what may b
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
 LONG = 60  # requests of a sequence
+TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -128,6 +130,9 @@ class Call:
     opened_ns: int
     stream: Stream
     level: int = 1
+    timeout_us: int = 0  # that it may wait in the queue; 0: any time
+    asked_level: int = 0  # that it names; 0: none
+    asked_us: int = 0  # that it names as the time that it may wait; 0: none
     place: int = 0  # among the calls of its connection
     sent_ns: int = 1 << 62  # when its last byte was sent
     sequence: Sequence | None = None
@@ -141,6 +146,11 @@ class Call:
     headers: tuple[tuple[str, str], ...] = ()  # of the call, or of the stream that it is on
     size: int = 0  # of the message
     over: bool = False
+
+    @property
+    def yields(self) -> bool:
+        """Whether it waits on, behind others, when its time to wait is over."""
+        return self.kind.level(self.level).yields
 
     @property
     def question(self) -> int:
@@ -262,6 +272,7 @@ class Client:
 
     def hang_up(self) -> None:
         self.tell(f"hangs up with {len(self.calls)} calls open")
+        self.simulation.bounds.left(soon=True)
         self.close()
         for call in list(self.calls.values()):
             self.simulation.oracle.given_up(call)
@@ -286,6 +297,7 @@ class Client:
 
     def cancel_talk(self, talk: Talk) -> None:
         self.tell(f"cancels {talk}")
+        self.simulation.bounds.left(soon=True)
         self.wire.cancel(talk.stream)
         self._talk_over(talk, answered=False)
 
@@ -307,7 +319,9 @@ class Client:
     def _kinds(self, *, streamed: bool) -> list[Kind]:
         """Models that may be asked so. Requests of one sequence go by calls, which the server takes in order."""
         kinds = self.simulation.kinds.values()
-        return [kind for kind in kinds if kind.weight and not (kind.sequential if streamed else kind.decoupled)]
+        if streamed:
+            return [kind for kind in kinds if kind.weight and not kind.sequential]
+        return [kind for kind in kinds if kind.weight and (kind.single or not kind.decoupled)]
 
     def _choose(self, kinds: list[Kind]) -> Kind:
         [kind] = self.random.choices(kinds, [kind.weight for kind in kinds])
@@ -362,19 +376,25 @@ class Client:
         number = simulation.outcome.calls + 1
         sequence = talk.kept if talk is not None else self._sequence(kind) if kind.sequential else None
         x = self._tensor(kind, number, sequence)
+        if kind.single and talk is None:
+            x = x[:1].copy()
         expected = x.copy()
         expected[:, 1:] *= kind.factors(number)["y"]
         message = pb.ModelInferRequest(model_name=kind.name, id=str(number))
         message.inputs.add(name="x", datatype=kind.datatype, shape=x.shape)
         message.raw_input_contents.append(kind.encoded(x))
         level = kind.queue.default_level
+        asked_level = 0
         if len(kind.queue.levels) > 1 and self.random.random() < 0.8:
-            level = self.random.randint(1, len(kind.queue.levels))
+            level = asked_level = self.random.randint(1, len(kind.queue.levels))
             message.parameters["priority"].int64_param = level
+        timeout_us = self._timeout(kind, message)
         if sequence is not None:
             self._put_in_sequence(message, sequence, x, expected)
         now = simulation.world.now()
         call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
+        call.timeout_us = kind.time_to_wait(level, timeout_us)
+        call.asked_level, call.asked_us = asked_level, timeout_us
         shares = sequence is None and not (kind.decoupled or kind.more or kind.text)
         if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
@@ -384,6 +404,16 @@ class Client:
         call.headers = headers
         simulation.opened(call)
         return call, message
+
+    def _timeout(self, kind: Kind, message: pb.ModelInferRequest) -> int:
+        """How long the request says that it may wait; 0: it does not."""
+        timeout_us = 0
+        asks = any(level.overridable for level in kind.queue.levels)
+        # requests that share an execution have the terms of the first
+        if asks and not kind.coalesces and self.random.random() < 0.4:
+            timeout_us = self.random.choice(TIMEOUTS_US)
+            message.parameters["timeout"].int64_param = timeout_us
+        return timeout_us
 
     def _share(self, call: Call, message: pb.ModelInferRequest) -> None:
         """Have its tensors lie in shared memory, if they are small."""
@@ -406,7 +436,7 @@ class Client:
             largest = self.temper.largest // (TEXT if kind.text else 1)
             width = random.randint(largest // 40, largest) // rows + 2
         if kind.reuses and random.random() < 0.8:
-            number, rows, width = random.randrange(QUESTIONS), 1 + number % 2, 4
+            number, rows, width = FIRST_QUESTION + random.randrange(QUESTIONS), 1 + number % 2, 4
         x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + number * SCALE
         x[:, 0] = number * SCALE + np.arange(rows)
         if kind.fails and sequence is None and random.random() < 0.2:
@@ -519,6 +549,8 @@ class Client:
                 if call.stream.sent_end and call.sent_ns > now:
                     call.sent_ns = now
                     self.simulation.oracle.arrived(call)
+            if self.given_up:
+                self.simulation.bounds.left()
             for call in self.given_up:
                 self.simulation.oracle.given_up(call)
             self.given_up.clear()
@@ -621,9 +653,12 @@ class Client:
             return False
         simulation = self.simulation
         cut_ns = max(simulation.cut_ns.get(name, 0) for name in STEPS[call.kind.name])
-        idle = simulation.world.now() - one.touched_ns > IDLE_US * US // 2
+        spec = call.kind.sequence
+        idle_us = spec.max_idle_us if spec is not None else IDLE_US
+        idle = simulation.world.now() - one.touched_ns > idle_us * US // 2
         if call.kind.mourns:  # which is told of it, and knows when that may be
-            idle = IDLE_TEXT in text or one.number in simulation.executions.mourned
+            is_old = simulation.oracle.since[one.kind.name] >= one.begun_ns  # the version that serves does not know why
+            idle = (idle and is_old) or IDLE_TEXT in text or one.number in simulation.executions.mourned
             if IDLE_TEXT in text:
                 simulation.oracle.ended[one.number] = one
         return one.broken or idle or cut_ns >= one.begun_ns

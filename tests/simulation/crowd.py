@@ -11,7 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from _native.transport.connection import Connection
-from tests.simulation.kinds import KINDS, STEPS, Kind
+from tests.simulation.kind import Kind
+from tests.simulation.kinds import CHOSEN, KINDS, STEPS
 from tests.simulation.wire import Violation, decoded
 from tests.simulation.world import library
 
@@ -28,7 +29,7 @@ WAITING = 2000  # bytes of the text that tells which calls are open
 MOST = 60  # calls of a line that are open: with so many it waits
 READING = ((30 * US, 1 << 20), (300 * US, 1 << 20), (MS, 1 << 20), (2 * MS, 6000))  # until it reads, and how much
 CHUNKS = 40  # that arrive at a time, at most
-BITS = {name: bit for bit, name in enumerate(KINDS)}
+BITS = {name: bit for bit, name in enumerate(CHOSEN)}  # of kinds that a crowd may ask
 STYLES = ("fresh", "in place", "native", "native gathered", "again", "gpu")
 
 
@@ -77,6 +78,21 @@ class Refused:
     headers: tuple[tuple[str, str], ...] = ()
     lost: bool = False
     wrong: bool = False
+    asked_us: int = 0
+
+    @property
+    def asked_level(self) -> int:
+        return self.level
+
+    @property
+    def timeout_us(self) -> int:
+        """That it may wait in the queue; 0: any time."""
+        return self.kind.time_to_wait(self.level, 0)
+
+    @property
+    def yields(self) -> bool:
+        """Whether it waits on, behind others, when its time to wait is over."""
+        return self.kind.level(self.level).yields
 
     @property
     def client(self) -> Line:
@@ -129,6 +145,7 @@ def can_ask(kind: Kind) -> bool:
     steps = [KINDS[name] for name in STEPS[kind.name]]
     return (
         kind.weight > 0
+        and kind.name in BITS
         and all(each.style in (*STYLES, "odd") for each in steps)
         and not any(each.text or each.decoupled or each.sequential or each.remembers for each in steps)
     )
@@ -204,6 +221,8 @@ class Crowd:
 
     def executed(self, kind: Kind, numbers: list[int]) -> list[int]:
         """A model executes requests of these numbers; those of other clients."""
+        if kind.name not in BITS:
+            return numbers
         count = len(numbers)
         once = not (kind.splits or kind.reuses or kind.repeats)
         if not self.lib.crowd_executed(self.handle, BITS[kind.name], once, (ctypes.c_int64 * count)(*numbers), count):

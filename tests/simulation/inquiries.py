@@ -8,7 +8,8 @@ import numpy as np
 
 from backends.python.worker import protocol as p
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import KINDS, SCALE, STEPS, Kind
+from tests.simulation.kind import SCALE, Kind
+from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from _native.execution.python_batch import Batch
 from backends.api import Instance
 from backends.identity import IdentityInstance
-from tests.simulation.kinds import PADDING, SCALE
+from tests.simulation.kind import PADDING, SCALE
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import Crowd
@@ -128,7 +128,7 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
-        if self.kind.instances == (1, 1):
+        if self.kind.instances == (1, 1) and self.kind.sequence is None:
             self._check_order(numbers)
         if executions.crowd is not None:
             numbers = executions.crowd.executed(self.kind, numbers)
@@ -296,7 +296,7 @@ class SequenceInstance(SimulatedInstance):
     def __init__(self, backend: SimulatedBackend, name: str) -> None:
         super().__init__(backend, name)
         # by sequence and row, what came so far: what the state has to be, where the server keeps it
-        self.known: dict[int, np.ndarray] = {}
+        self.known: dict[int, np.ndarray | None] = {}
         self.touched_ns: dict[int, int] = {}
         self.places: dict[int, int] = {}  # rows of sequences
 
@@ -323,6 +323,7 @@ class SequenceInstance(SimulatedInstance):
             self._keep(batch, after)
         if self.kind.fails and self.random.random() < 0.03:
             self.backend.executions.failed.update(asked)
+            self._note_failure(batch, corrid, ready)
             raise ValueError("not now")
         for one in dict.fromkeys(corrid[ready != 0].tolist()):
             self.known[one] = after[(corrid == one) & (ready != 0)]
@@ -369,14 +370,22 @@ class SequenceInstance(SimulatedInstance):
         else:
             batch.set_output("state out", states)
 
+    def _note_failure(self, batch: Batch, corrid: np.ndarray, ready: np.ndarray) -> None:
+        """These sequences have begun, at least; what their states are is what they were."""
+        for one in corrid[ready != 0].tolist():
+            self.known.setdefault(one, None)
+            self.touched_ns[one] = self.backend.world.now()
+        if self.kind.mourns:
+            self._note_ends(batch, corrid)
+
     def _note_ends(self, batch: Batch, corrid: np.ndarray) -> None:
         """A sequence that its client ends is forgotten."""
         ends, reasons = (self.input(batch, name).reshape(-1) for name in ("end", "reason"))
-        for one, end, reason in zip(corrid.tolist(), ends.tolist(), reasons.tolist(), strict=True):
+        for one, end, reason in set(zip(corrid.tolist(), ends.tolist(), reasons.tolist(), strict=True)):
             if end != (reason == 1):
                 self.complain(f"sequence {one} ends: {end}, and why: {reason}")
             if end:
-                del self.known[one]
+                self.known.pop(one, None)  # else its only request has failed
 
     def _mourn(self, batch: Batch, ended: list[int]) -> None:
         """The model is told of sequences that have ended without a request that says so."""
@@ -385,11 +394,11 @@ class SequenceInstance(SimulatedInstance):
         assert self.kind.sequence is not None
         self.backend.executed += 1
         executions.log(self.name, f"is told that {ended} have ended, for {reasons.tolist()}")
-        for one, reason in zip(ended, reasons[ready != 0].tolist(), strict=True):
+        for one, reason in dict(zip(ended, reasons[ready != 0].tolist(), strict=True)).items():
             executions.mourned.add(one)
             if reason < IDLE:
                 self.complain(f"told that sequence {one} has ended, for {reason}")
-            if self.known.pop(one, None) is None and not executions.is_faulty:
+            if self.known.pop(one, self) is self and not executions.is_faulty:
                 self.complain(f"told of the end of sequence {one}, which it does not have")
             idle_ns = world.now() - self.touched_ns.get(one, 0)
             if reason == IDLE and idle_ns < self.kind.sequence.max_idle_us * 1000:

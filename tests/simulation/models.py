@@ -27,7 +27,7 @@ from tests.simulation.instances import (
     SimulatedInstance,
     TextInstance,
 )
-from tests.simulation.kinds import Kind
+from tests.simulation.kind import Kind
 from tests.simulation.processes import Town, WorkerInstance
 from tests.simulation.world import MS, World, WorldThread
 
@@ -141,8 +141,6 @@ class Version:
         self.count = 0 if kind.steps else count
         self.backend = backend
         self.loaded = loaded
-        self.idle_since = 0  # instances are idle beside the same requests
-        self.waiting = (0, 0, 0, 0)
         self.joined = self.closes = False
         self.threads: list[InstanceThread] = []
         self.waits: list[Callable[[], None]] = []  # for instances that have ended

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import KINDS, SCALE, STEPS, Kind, serialize_strings
+from tests.simulation.audit import oldest
+from tests.simulation.kind import FIRST_QUESTION, SCALE, Kind, serialize_strings
+from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
@@ -60,12 +62,14 @@ class Oracle:
         self.asked_ns: dict[str, int] = {}  # when somebody may have asked a model last
 
     @property
-    def _workers_ask(self) -> bool:
+    def workers_ask(self) -> bool:
         return any(kind.asks for kind in self.simulation.kinds.values())
 
     # -- models come and go --
 
     def loaded(self, name: str) -> None:
+        if features := self.simulation.kinds[name].features:
+            self.simulation.tell("operator", f"has '{name}' with: {features}")
         self.since[name] = self.simulation.world.now()
         if self.simulation.crowd is not None:
             self.simulation.crowd.loaded(name)
@@ -124,13 +128,13 @@ class Oracle:
         kind = call.kind
         if call.deadline_ns >= 0 and not (kind.steps or kind.splits or kind.sequence):  # else the loop has to end it
             self._gone(call, now + call.deadline_ns)
-        levels = kind.queue.levels
-        level = levels[call.level - 1] if call.level <= len(levels) else levels[0]
-        if not call.client.temper.prompt or kind.reuses:  # it may be parked, for its client has much to read
+        if (
+            not call.client.temper.prompt or kind.reuses or kind.steps
+        ):  # it may be parked, for its client has much to read
             return
-        self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not level.yields)
-        if level.timeout_us and not level.yields:
-            self._gone(call, now + level.timeout_us * 1000)
+        self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not call.yields)
+        if call.timeout_us and not (call.yields or kind.sequence or kind.steps):
+            self._gone(call, now + call.timeout_us * 1000)
 
     def _gone(self, call: Call, ns: int) -> None:
         gone = self.simulation.executions.gone_ns
@@ -159,7 +163,7 @@ class Oracle:
             raise Violation(f"{call}: {found}")
         if status == OK:
             self._check_answer(call)
-            if call.kind.caches and not (call.lost or call.kind.style.startswith("native")):
+            if call.kind.caches and call.kind.is_seen and not call.lost:
                 self._check_age(call)
         elif call.stream.data and status < RESET:
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
@@ -212,10 +216,11 @@ class Oracle:
         elif status == LATE:
             is_late = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
             allowed = is_late or self._may_seem_slow(status, text)
-        elif simulation.is_faulty:
-            allowed = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         else:
-            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and bool(simulation.held_limit)
+            is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
+            allowed = is_failure and simulation.is_faulty and simulation.bounds.names_fault(talk, text)
+            allowed = allowed or (status == EXHAUSTED and simulation.bounds.holds_too_much(text))
+            allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and bool(simulation.held_limit))
             allowed = allowed or self._may_seem_slow(status, text)
         if not allowed:
             unanswered = [call.number for call in talk.open]
@@ -254,13 +259,10 @@ class Oracle:
             return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED) and self._was_executed(call):
             return False
-        if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size: the server"):
-            return self.full_ns >= call.opened_ns
-        if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size"):
-            return kind.bounded
-        if status == UNAVAILABLE and text.startswith("Request timeout expired"):
-            level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
-            return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
+        if status == UNAVAILABLE and text.startswith(NOT_EXECUTED):
+            return simulation.bounds.explains(call, text)
+        if status == UNAVAILABLE and text.startswith("timeout of the corresponding sequence has been expired"):
+            return call.timeout_us > 0 and kind.sequence is not None
         if simulation.rights.may_refuse(call, status, text, kind.name):
             return True
         if simulation.forwarding.may_refuse(call.headers, status, text):
@@ -270,22 +272,24 @@ class Oracle:
             return True
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
             was_away = self.was_away(kind.name, call.opened_ns) and not simulation.demand.on
-            return was_away or (not text and status == UNAVAILABLE)
+            if was_away or text:
+                return was_away
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
             # here a version serves before its workers are up, and another may take its place until then
             early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)
             return early or simulation.may_lose_workers(kind) or simulation.is_faulty
         if any(limit in text for limit in UNREACHED):
             return False
-        if status == INTERNAL and kind.fails:
-            return call.number in simulation.executions.failed or simulation.is_faulty
+        if status == INTERNAL and kind.fails and call.question in simulation.executions.failed:
+            return True
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
-        if simulation.is_faulty:
-            return status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
-        if status == EXHAUSTED or status == RESET + ENHANCE_YOUR_CALM:
+        is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
+        if simulation.is_faulty and is_failure and simulation.bounds.names_fault(call, text):
+            return True
+        if status == RESET + ENHANCE_YOUR_CALM:
             return bool(simulation.held_limit)
-        return False
+        return status == EXHAUSTED and simulation.bounds.holds_too_much(text)
 
     def _was_executed(self, call: Call) -> bool:
         """Whether the model itself has executed a request, as far as that can be told of one as a whole."""
@@ -300,7 +304,7 @@ class Oracle:
         limit, count = simulation.service_limit, simulation.service.in_house
         if count >= limit // 2:  # a client may have asked, been refused and cancelled another request in one chunk
             self.full_ns = simulation.world.now()
-        if count > limit and not self._workers_ask:
+        if count > limit and not self.workers_ask:
             raise Violation(f"{count} requests are in the house, where {limit} may be")
 
     def _check_answer(self, call: Call) -> None:
@@ -338,7 +342,7 @@ class Oracle:
                 continue
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
-        if kind.style == "worker":
+        if kind.style == "worker" and not (kind.reuses or kind.splits):
             self._check_parameters(call, response)
         if kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses:
             return
@@ -406,26 +410,17 @@ class Oracle:
         for version in (*simulation.versions.values(), *simulation.leaving):
             pending = version.loaded.lane.pending
             if not pending:
-                version.idle_since = version.threadless_ns = 0
+                version.threadless_ns = 0
                 continue
             if version.backend.late:
                 self._check_threads(version, now)
-            delay = 0 if self._has_resources(version.kind) else version.kind.delay_us
+            delay = version.kind.delay_us if not version.kind.needs or self._has_resources(version.kind) else None
             if delay is None or not version.count:
                 continue
             idle = simulation.world.idle(version.prefix)
-            if idle == 0:
-                version.idle_since = 0
-                continue
-            over = self.over.get(version.kind.name, 0)
-            if simulation.crowd is not None:
-                over += simulation.crowd.over(version.kind.name)
-            waiting = (pending, idle, version.executed, over)
-            if delay and (version.idle_since == 0 or waiting != version.waiting):
-                version.idle_since = now
-            elif not delay or now - version.idle_since > delay * 1000 + SLACK:
+            waited = now - oldest(version.loaded.lane)
+            if idle and waited > delay * 1000 + (SLACK if delay else 0):
                 raise Violation(f"{version.prefix}: {pending} requests wait beside {idle} idle instances")
-            version.waiting = waiting
 
     def _has_resources(self, kind: Kind) -> bool:
         """Whether what each instance of a model needs is free, as far as that is known."""
@@ -463,5 +458,5 @@ class Oracle:
         for (name, number), times in simulation.executions.count.items():
             kind = KINDS[name]
             # number 0 is what is read from memory that its client has cleared
-            if times > 1 and number and not kind.splits and not kind.reuses and not kind.repeats:
+            if times > 1 and 0 < number < FIRST_QUESTION and not kind.splits and not kind.reuses and not kind.repeats:
                 raise Violation(f"request {number} was executed {times} times by model '{name}'")

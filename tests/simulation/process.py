@@ -23,7 +23,7 @@ from backends.python.process import AnyWorker
 from backends.python.worker import protocol as p
 from tests.simulation.inquiries import Inquiry
 from tests.simulation.instances import Value
-from tests.simulation.kinds import SCALE
+from tests.simulation.kind import SCALE
 from tests.simulation.replies import Reply, draw_parameters
 from tests.simulation.wire import Violation
 
@@ -263,6 +263,7 @@ class Process(AnyWorker):
             raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
         # a client that holds too much may still have to hear that its call has ended
         may_be_cancelled = call.deadline_ns >= 0 or self.town.simulation.held_limit or self.backend.executions.is_faulty
+        may_be_cancelled = may_be_cancelled or (self.kind.splits and self.kind.fails)  # another part has failed
         if self.memory[self.flags + (asked.wire & p.SLOT_MASK)] and not may_be_cancelled:
             raise Violation(f"{call}: its worker is told that it is cancelled")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from _native.memory.shm import SHARED, SYSTEM
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import SCALE
+from tests.simulation.kind import SCALE
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:

@@ -158,7 +158,7 @@ class Rights:
         if not self._is_apart or not token or call.lost or self._simulation.is_faulty:
             return
         for name in STEPS[call.kind.name]:
-            if KINDS[name].reuses and not KINDS[name].style.startswith("native"):
+            if KINDS[name].reuses and KINDS[name].is_seen and not (KINDS[name].text or KINDS[name].ragged):
                 callers = self._answered.setdefault((name, call.question), set())
                 callers.add(token)
                 executed = self._simulation.executions.questions.get((name, call.question), 0)

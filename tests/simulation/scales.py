@@ -6,7 +6,8 @@ from dataclasses import fields
 from random import Random
 
 from tests.simulation.clients import TEMPERS
-from tests.simulation.kinds import KINDS, STEPS, Kind
+from tests.simulation.kind import Kind
+from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.simulation import Scale
 
 FEATURES = tuple(each.name for each in fields(Scale) if each.default is True)

@@ -18,6 +18,7 @@ from _native.transport.endpoint import Endpoint
 from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.books import Books
+from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.demand import Demand
@@ -26,7 +27,8 @@ from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
-from tests.simulation.kinds import KINDS, STEPS, Kind, kinds_with_steps
+from tests.simulation.kind import Kind
+from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
 from tests.simulation.models import Executions, Version, load, threads_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
@@ -143,6 +145,7 @@ class Simulation:
         self.outcome = Outcome(seed)
         self.drawn: set[str] = set()  # names of what the scale may fix
         preempt = self._draw("preempt", 0, 0, 30, 200, 500, when=scale.preemption)
+        self.preempts = preempt > 0
         world.begin(seed, preempt=int(preempt), spurious=int(self._draw("spurious", 0, 0, 200)))
         self.faults_ppm = int(self._draw("faults", 0, 0, 0, 300, 3000, when=scale.faults and not scale.fails_at))
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
@@ -203,6 +206,7 @@ class Simulation:
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
         self.crowd: Crowd | None = None
         self.oracle = Oracle(self)
+        self.bounds = Bounds(self)
         self.books = Books()
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
         names = scale.models or self._choose()
@@ -241,7 +245,8 @@ class Simulation:
 
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
-        usual = [name for name in sorted(KINDS) if KINDS[name].weight and not KINDS[name].popular]
+        names = self.random.choice((CHOSEN, MADE, MADE, KINDS))
+        usual = [name for name in sorted(names) if KINDS[name].weight and not KINDS[name].popular]
         chosen = {name for name in usual if self.random.random() < share} or {"plain"}
         if self.scale.crowd > MANY:
             chosen.update(self.random.sample([name for name in KINDS if KINDS[name].popular], 2))
@@ -438,6 +443,7 @@ class Simulation:
             self.jumped_ns = world.now()
         else:
             raise Violation(world.problem)
+        self.bounds.look()
         return True
 
     def _turn_loop(self, ready: int) -> None:
@@ -445,6 +451,7 @@ class Simulation:
         self.world.may_fail(1)
         if ready & BRIDGE_FD:
             self.bridge.drain()
+            self.bounds.look()
         if ready & TIMERS_FD:
             self.bridge.expire()
         self.flush()
@@ -468,8 +475,11 @@ class Simulation:
 
     def _pass_time(self) -> bool:
         self.oracle.rest()
+        self.bounds.rest()
         soonest = min(self.world.next(), self.events[0][0] if self.events else NEVER)
         if soonest == NEVER:
+            if not self.calls_open and not any(client.talks for client in self.clients):
+                self.bounds.quiet()
             return False
         if self.calls_open and soonest - self.last_answer_ns > PATIENCE:
             raise Violation(f"nothing is answered for {PATIENCE // SECOND} s: {self.oracle.waiting()}")

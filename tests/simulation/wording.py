@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.kinds import written
+from tests.simulation.kind import written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,327 @@
+"""The books of lanes, read natively while no thread can go on: every counter beside the list that it counts, every limit
+beside what it limits, and every wait beside what it waits for.
+
+Nothing is locked and nothing is changed. The texts begin with what is wrong; empty: nothing is.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from _native.request.lane cimport Lane, LaneHandle
+from _native.request.order cimport OrderEntry
+from _native.request.request cimport REQUEST_QUEUED, Request
+from _native.scheduling.dispatcher cimport Line
+from _native.scheduling.levels cimport Level, Levels, level_at, level_of
+from _native.scheduling.policy cimport BatchPlan, policy_plan
+from _native.scheduling.queue cimport Queue, QueueLane
+from _native.sequences.sequence cimport Sequence, Sequences
+from _native.sequences.sequencer cimport SequenceLane, Sequencer
+from _native.sequences.slots cimport InstanceSlots, Slots
+
+cdef uint32_t FULL_CYCLE = 1 << 20
+
+
+def fullness(LaneHandle handle) -> list[int]:
+    """How many requests wait, on each priority level; of sequences, how many sequences wait for a slot."""
+    cdef Levels *levels
+    if isinstance(handle, QueueLane):
+        levels = &(<QueueLane>handle).queue().levels
+        return [levels.segments[2 * i].count + levels.segments[2 * i + 1].count for i in range(levels.level_count)]
+    if isinstance(handle, SequenceLane):
+        return [(<SequenceLane>handle).sequencer().slots.backlog.count]
+    return []
+
+
+def has_idle(LaneHandle handle) -> bool:
+    """Whether an instance waits at a queue, which takes what comes at the end of the step in which it comes."""
+    return isinstance(handle, QueueLane) and (<QueueLane>handle).queue().line.idle_count > 0
+
+
+def oldest(LaneHandle handle) -> int:
+    """When the first of the requests that wait in a queue came, in nanoseconds; 0: none waits."""
+    cdef Request *request
+    cdef int64_t found = 0
+    if isinstance(handle, QueueLane):
+        request = (<QueueLane>handle).queue().levels.first
+        while request != NULL:
+            found = request.queued_ns if found == 0 else min(found, request.queued_ns)
+            request = request.next
+    return found
+
+
+def shares(LaneHandle handle) -> list[tuple[int, int]]:
+    """The client and the level of each request that waits in a queue."""
+    cdef Request *request
+    found = []
+    if isinstance(handle, QueueLane):
+        request = (<QueueLane>handle).queue().levels.first
+        while request != NULL:
+            found.append((request.asker.client, level_at(request) + 1))
+            request = request.next
+    return found
+
+
+def sequences(LaneHandle handle) -> tuple[int, int, int]:
+    """Of a lane with sequences: those that have a slot, those that wait for one, requests that wait."""
+    cdef Slots *slots = &(<SequenceLane?>handle).sequencer().slots
+    return slots.live - slots.backlog.count, slots.backlog.count, slots.waiting
+
+
+def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
+    """What is wrong with a lane now.
+
+    Args:
+        now: in nanoseconds.
+        grain: by which timers may be late.
+        at_rest: no thread can go on before time passes.
+    """
+    if isinstance(handle, QueueLane):
+        return _audit_queue((<QueueLane>handle).queue(), now, grain, at_rest)
+    if isinstance(handle, SequenceLane):
+        return _audit_sequences((<SequenceLane>handle).sequencer(), now, grain, at_rest)
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Queues
+
+cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
+    cdef Levels *levels = &queue.levels
+    cdef Request *request = levels.first
+    cdef Request *previous = NULL
+    cdef uint64_t rows = 0
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    cdef Level *level
+    found = [0] * (2 * levels.level_count)
+    held: dict[tuple[int, int], int] = {}
+    while request != NULL:
+        if request.previous != previous:
+            return f"request {count} of a queue does not know the one before it"
+        if request.state != REQUEST_QUEUED:
+            return f"a request in a queue is in state {<int>request.state}"
+        if request.place >= 2 * levels.level_count or (previous != NULL and request.place < previous.place):
+            return f"a request at place {request.place} is behind others of later places"
+        if level_at(request) != level_of(levels, request.priority):
+            return f"a request of priority {request.priority} waits at level {level_at(request) + 1}"
+        in_time = request.place % 2 == 0
+        if in_time and previous != NULL and previous.place == request.place and previous.queued_ns > request.queued_ns:
+            return f"a request of {request.queued_ns} ns waits behind one of {previous.queued_ns} ns"
+        if not in_time and (request.expires_ns == 0 or request.expires_ns > now or not request.yields):
+            return f"a request waits behind those in time, and may wait until {request.expires_ns} ns"
+        if at_rest and in_time and request.expires_ns and now > request.expires_ns + grain:
+            return f"a request waits, and might do so until {(now - request.expires_ns) // 1000} us ago"
+        if at_rest and request.deadline_ns and now > request.deadline_ns + grain:
+            return f"a request waits, and its deadline was {(now - request.deadline_ns) // 1000} us ago"
+        found[request.place] += 1
+        key = (request.asker.client, level_at(request))
+        held[key] = held.get(key, 0) + 1
+        rows += request.rows
+        count += 1
+        if count == FULL_CYCLE:
+            return "a queue goes round in a circle"
+        previous = request
+        request = request.next
+        if request == NULL or request.place != previous.place:
+            if levels.segments[previous.place].last != previous:
+                return f"segment {previous.place} of a queue does not know its last request"
+    if count != levels.count or rows != levels.rows:
+        return f"a queue counts {levels.count} requests of {levels.rows} rows, and has {count} of {rows}"
+    for i in range(2 * levels.level_count):
+        if found[i] != levels.segments[i].count:
+            return f"segment {i} of a queue counts {levels.segments[i].count} requests, and has {found[i]}"
+    for i in range(levels.level_count):
+        level = &levels.levels[i]
+        if level.max_size and found[2 * i] + found[2 * i + 1] > level.max_size:
+            return f"{found[2 * i] + found[2 * i + 1]} requests of priority {i + 1} wait, and {level.max_size} may"
+    if queue.lane.max_queue and count > queue.lane.max_queue:
+        return f"{count} requests wait, and {queue.lane.max_queue} may"
+    if <int64_t>queue.lane.in_flight < <int64_t>count:
+        return f"{queue.lane.in_flight} requests are counted on a lane where {count} wait"
+    return _audit_shares(queue, held) or _audit_order(&queue.lane) or (_audit_line(queue, now) if at_rest else "")
+
+
+cdef str _audit_shares(Queue *queue, dict held):
+    cdef uint32_t i
+    told = {}
+    if queue.shares.table == NULL:
+        return ""
+    for i in range(queue.shares.capacity):
+        share = queue.shares.table[i]
+        if share.count:
+            told[share.client, share.level] = share.count
+        if share.count > queue.shares.bound:
+            return f"a share of {share.count} requests, where none is said to exceed {queue.shares.bound}"
+    return f"shares of a queue are {told}, and its requests {held}" if told != held else ""
+
+
+cdef str _audit_order(Lane *lane):
+    cdef OrderEntry *entry
+    cdef OrderEntry *previous = NULL
+    cdef uint32_t count = 0
+    if lane.order == NULL:
+        return ""
+    entry = lane.order.first
+    while entry != NULL:
+        if entry.previous != previous or entry.order != lane.order:
+            return "the order of answers has lost an entry"
+        if previous == NULL and entry.first != NULL and not lane.order.posted:
+            return "the first answer of all that are to leave in order waits, and nobody sends it"
+        count += 1
+        previous = entry
+        entry = entry.next
+    if lane.order.last != previous:
+        return "the order of answers does not know its last entry"
+    if <int64_t>count > <int64_t>lane.in_flight:
+        return f"{count} answers are to leave in order, and {lane.in_flight} requests are under way"
+    return ""
+
+
+cdef str _audit_line(Queue *queue, int64_t now):
+    # no instance is idle beside a batch
+    cdef BatchPlan plan
+    cdef Line *line = &queue.line
+    if line.idle_count == 0 or queue.levels.count == 0 or queue.held or line.lacking or queue.closed:
+        return ""
+    if queue.policy.adaptive:  # what is estimated changes while nobody looks
+        return ""
+    policy_plan(&queue.policy, &queue.predictor, queue.levels.first, now, &plan)
+    if plan.count:
+        return f"{line.idle_count} instances are idle, and {plan.count} requests are a batch"
+    if line.watched_ns > plan.wake_ns:
+        return f"instances wait until {line.watched_ns} ns, and there is a batch at {plan.wake_ns} ns"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sequences
+
+cdef str _audit_sequence(Slots *slots, Sequence *sequence, int64_t instance, int64_t slot):
+    cdef Request *request = sequence.queue.first
+    cdef Request *previous = NULL
+    cdef uint32_t count = 0
+    if sequence.slot != slot or (slot >= 0 and sequence.instance != instance):
+        return f"a sequence in slot {slot} takes itself to be in slot {sequence.slot} of instance {sequence.instance}"
+    while request != NULL:
+        if request.previous != previous or request.sequenced.sequence != sequence:
+            return "a request of a sequence does not know it, or the one before"
+        if request.state != REQUEST_QUEUED:
+            return f"a request that waits in a sequence is in state {<int>request.state}"
+        count += 1
+        previous = request
+        request = request.next
+    if sequence.queue.last != previous or count != sequence.waiting:
+        return f"a sequence counts {sequence.waiting} requests, and has {count}"
+    if sequence.list == &slots.idle and (count or sequence.running != NULL or slot < 0):
+        return f"an idle sequence has {count} requests"
+    if slot >= 0 and sequence.list == NULL and sequence.running == NULL and not slots.direct:
+        return f"a sequence with {count} requests is neither idle nor ready nor executed"
+    return ""
+
+
+cdef str _audit_list(Sequences *sequences_, str name):
+    cdef Sequence *sequence = sequences_.first
+    cdef Sequence *previous = NULL
+    cdef uint32_t count = 0
+    while sequence != NULL:
+        if sequence.list != sequences_ or sequence.previous != previous:
+            return f"a sequence does not know that it is in the list of {name} ones"
+        if previous != NULL and previous.since_ns > sequence.since_ns:
+            return f"the list of {name} sequences is out of order"
+        count += 1
+        previous = sequence
+        sequence = sequence.next
+    if sequences_.last != previous or sequences_.count != count:
+        return f"{sequences_.count} {name} sequences are counted, and there are {count}"
+    return ""
+
+
+cdef str _audit_sequences(Sequencer *self, int64_t now, int64_t grain, bint at_rest):
+    cdef Slots *slots = &self.slots
+    cdef InstanceSlots *slot_set
+    cdef Sequence *sequence
+    cdef uint32_t i, k
+    cdef uint32_t placed = 0
+    cdef uint32_t listed = 0
+    cdef uint32_t free_slots = 0
+    cdef uint32_t waiting = 0
+    cdef uint32_t in_set
+    cdef uint64_t ready_rows
+    cdef int64_t late
+    for i in range(slots.slot_set_count):
+        slot_set = slots.slot_sets[i]
+        in_set = 0
+        for k in range(slots.per_instance):
+            sequence = slot_set.slots[k]
+            if sequence == NULL:
+                free_slots += 1
+                continue
+            if problem := _audit_sequence(slots, sequence, i, k):
+                return problem
+            placed += 1
+            listed += sequence.listed
+            in_set += sequence.waiting
+        if in_set != slot_set.waiting:
+            return f"an instance counts {slot_set.waiting} requests of its sequences, and there are {in_set}"
+        waiting += in_set
+        ready_rows = 0
+        sequence = slot_set.ready.first
+        while sequence != NULL:
+            if sequence.queue.first == NULL:
+                return "a sequence without requests is ready"
+            ready_rows += sequence.queue.first.rows
+            sequence = sequence.next
+        if ready_rows != slot_set.ready_rows:
+            return f"{slot_set.ready_rows} rows are said to be ready, and {ready_rows} are"
+        if problem := _audit_list(&slot_set.ready, "ready"):
+            return problem
+        if at_rest:
+            if problem := _audit_slots(self, i, now, grain):
+                return problem
+    in_set = 0
+    sequence = slots.backlog.first
+    while sequence != NULL:
+        if problem := _audit_sequence(slots, sequence, -1, -1):
+            return problem
+        in_set += sequence.waiting
+        listed += sequence.listed
+        sequence = sequence.next
+    if in_set != slots.backlog_waiting or waiting + in_set != slots.waiting:
+        return f"{slots.waiting} requests wait, {slots.backlog_waiting} for slots; there are {waiting} and {in_set}"
+    if problem := _audit_list(&slots.backlog, "waiting") or _audit_list(&slots.idle, "idle"):
+        return problem
+    # the slot of a direct sequence is free when its last request is executed
+    is_known = placed + slots.backlog.count == slots.live or (
+        slots.direct and placed + slots.backlog.count < slots.live and <int64_t>self.lane.in_flight > slots.waiting)
+    if not is_known or listed > slots.table.count or (not slots.direct and listed != slots.table.count):
+        return f"{slots.live} sequences live, {slots.table.count} are listed; there are {placed} and {listed}"
+    if free_slots != slots.vacant_count:
+        return f"{slots.vacant_count} slots are said to be free, and {free_slots} are"
+    if slots.backlog.count and free_slots:
+        return f"{slots.backlog.count} sequences wait for slots, and {free_slots} are free"
+    if slots.max_backlog and slots.backlog.count > slots.max_backlog:
+        return f"{slots.backlog.count} sequences wait for slots, and {slots.max_backlog} may"
+    late = slots.idle_ns + 2 * grain
+    if at_rest and slots.idle.first != NULL and not slots.closed and now > slots.idle.first.since_ns + late:
+        return f"a sequence is idle for {(now - slots.idle.first.since_ns) // 1000} us, and lives"
+    if <int64_t>self.lane.in_flight < <int64_t>slots.waiting:
+        return f"{self.lane.in_flight} requests are counted on a lane where {slots.waiting} wait"
+    return ""
+
+
+cdef str _audit_slots(Sequencer *self, uint32_t instance, int64_t now, int64_t grain):
+    # an idle instance has nothing to do
+    cdef Slots *slots = &self.slots
+    cdef InstanceSlots *slot_set = slots.slot_sets[instance]
+    cdef Line *line = self.lines[instance]
+    cdef Sequence *sequence
+    cdef int64_t since = now
+    cdef uint32_t k
+    if line.idle_count == 0 or line.lacking or slots.closed or slots.hold:
+        return ""
+    for k in range(slots.per_instance):
+        sequence = slot_set.slots[k]
+        if sequence != NULL and sequence.queue.first != NULL and sequence.running == NULL:
+            since = min(since, max(sequence.queue.first.queued_ns, sequence.since_ns))
+    if now > since + slots.policy.delay_ns + grain:
+        return f"an instance is idle, and a sequence of it has had a request for {(now - since) // 1000} us"
+    return ""

@@ -1,0 +1,230 @@
+"""What limits how much waits, and for how long: looked at natively after every step, and the causes of refusals.
+
+A refusal has a cause: what it says was full, was full when the call was under way, with as many as it says. A limit is
+an upper bound. When nothing can go on, no instance is idle beside a batch, and nothing waits whose time is over. When
+nobody asks anything, nothing is held.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.simulation.audit import audit, fullness, has_idle, sequences, shares
+from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Call
+    from tests.simulation.crowd import Refused
+    from tests.simulation.kind import Kind
+    from tests.simulation.models import Version
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.talks import Talk
+
+MS = 1_000_000
+GRAIN = MS + MS // 5  # of timers, and what the loop did first
+RETRY = 10 * MS  # after which a sequence is looked at again for which there was no memory
+SOON = 50 * MS  # in which what a client has said of its streams comes to the server, and is heard there
+OFTEN = 16  # steps, after which all lists are counted
+SLOTS = "slots"
+HOUSE = re.compile(r"^Exceeds maximum queue size: the server has (\d+) requests in the house")
+WAITING = re.compile(
+    r"^Exceeds maximum queue size: model '([^']*)' version \d+ has (\d+) requests (?:of priority (\d+) )?waiting"
+)
+INSIDE = re.compile(r"^Exceeds maximum queue size: ensemble '([^']*)' version \d+ has (\d+) requests in it")
+OUSTED = re.compile(r"^Exceeds maximum queue size: the queue of model '([^']*)' version \d+ is full, and no client")
+NO_SLOT = re.compile(r"^Exceeds maximum queue size: all slots of model '([^']*)' are taken, and (\d+) sequences wait")
+HELD = re.compile(r"the requests and answers that the server held had more bytes than its limit of (\d+)")
+# what says that there was no memory; of a failed batch only the log, which there is not, says why
+NO_MEMORY = re.compile(r"^$|out of memory|no memory|MemoryError|a batch of \d+ requests failed")
+EXPIRED = re.compile(r"^Request timeout expired: waited (\d+) us in the queue of model '([^']*)'")
+EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' version \d+ has had it for (\d+) us")
+
+
+class Bounds:
+    """Of one simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self._full_ns: dict[tuple[str, int | str], int] = {}  # when a level of a model was full last, by its name
+        self._equal_ns: dict[tuple[str, int], int] = {}  # when no client had more in a full queue than this one
+        self._idle: set[str] = set()  # versions of which an instance waited at the last look
+        self._fault_ns = -1  # when memory was refused last
+        self._faults = 0
+        self._left_ns = -1  # when requests may have left a queue in the same step in which others were refused
+        self._steps = 0
+
+    def _versions(self) -> list[Version]:
+        return [*self.simulation.serving(), *self.simulation.leaving]
+
+    # -- after every step
+
+    def look(self) -> None:
+        """Note which queues are full, and count all lists now and then."""
+        self._steps += 1
+        simulation = self.simulation
+        now = simulation.world.now()
+        if simulation.is_faulty and simulation.world.failed_takes != self._faults:
+            self._faults = simulation.world.failed_takes
+            self._fault_ns = now
+        for version in simulation.serving():
+            if version.kind.bounded:
+                self._note_fullness(version, now)
+        if self._steps % OFTEN == 0:
+            self._audit(now, at_rest=False)
+
+    def left(self, *, soon: bool = False) -> None:
+        """The server hears in this step, or soon, that nobody waits for some requests any more, which leave queues."""
+        self._left_ns = max(self._left_ns, self.simulation.world.now() + (SOON if soon else 0))
+
+    def _note_fullness(self, version: Version, now: int) -> None:
+        kind, lane = version.kind, version.loaded.lane
+        levels = kind.queue.levels
+        if kind.steps:
+            self._note(kind.name, 1, lane.in_flight, levels[0].max_size, now)
+        elif kind.sequence is not None:
+            _, backlog, waiting = sequences(lane)
+            self._note(kind.name, 1, waiting, levels[0].max_size, now)
+            self._note(kind.name, SLOTS, backlog, kind.sequence.max_backlog, now)
+        else:
+            taken = lane.in_flight if version.prefix in self._idle else 0  # when all had come
+            for level, (waiting, policy) in enumerate(zip(fullness(lane), levels, strict=True), 1):
+                count = max(waiting, taken)
+                if self._note(kind.name, level, count, policy.max_size, now):
+                    self._note_shares(version, level, now, taken)
+            (self._idle.add if has_idle(lane) else self._idle.discard)(version.prefix)
+
+    def _note(self, name: str, level: int | str, count: int, limit: int, now: int) -> bool:
+        is_full = 0 < limit <= count
+        if is_full:
+            self._full_ns[name, level] = now
+        return is_full
+
+    def _note_shares(self, version: Version, level: int, now: int, taken: int) -> None:
+        """Which clients have as many as any other, now that one more request would be too many."""
+        counts: dict[int, int] = {use.number: 0 for use in self.simulation.uses}
+        for client, its_level in shares(version.loaded.lane):
+            if its_level == level:
+                counts[client] = counts.get(client, 0) + 1
+        most = max(counts.values())
+        for client, count in counts.items():
+            if taken or count + 1 >= most:
+                self._equal_ns[version.kind.name, client] = now
+
+    def _audit(self, now: int, *, at_rest: bool) -> None:
+        grain = GRAIN + RETRY if self.simulation.is_faulty else GRAIN
+        for version in self._versions():
+            if problem := audit(version.loaded.lane, now, grain, at_rest):
+                raise Violation(f"{version.prefix}: {problem}")
+
+    # -- when nothing can go on
+
+    def rest(self) -> None:
+        """Nothing can go on before time passes."""
+        simulation = self.simulation
+        self._audit(simulation.world.now(), at_rest=True)
+        held = simulation.endpoint.held
+        if held > simulation.held_limit > 0:
+            raise Violation(
+                f"{held} bytes are held, where {simulation.held_limit} may be: {simulation.endpoint.ledger}"
+            )
+
+    def quiet(self) -> None:
+        """Nobody asks anything, and nothing can go on: nothing is held, and nothing waits."""
+        simulation = self.simulation
+        for version in self._versions():
+            lane = version.loaded.lane
+            if lane.pending:
+                raise Violation(f"{version.prefix}: {lane.pending} requests wait, and nobody asks anything")
+        if simulation.service.in_house:
+            raise Violation(f"{simulation.service.in_house} requests are in the house, and nobody asks anything")
+        if simulation.endpoint.held:
+            raise Violation(f"{simulation.endpoint.ledger} are held, and nobody asks anything")
+
+    # -- causes
+
+    def names_fault(self, call: Call | Refused | Talk, text: str) -> bool:
+        """Whether an error says that there was no memory, and memory was refused while its call was under way."""
+        if not NO_MEMORY.search(text):
+            return False
+        shares_others = getattr(call, "kind", None) is not None and call.kind.reuses  # type: ignore[union-attr]
+        return shares_others or self._fault_ns >= call.opened_ns
+
+    def holds_too_much(self, text: str) -> bool:
+        """Whether an error says rightly that the server holds more than it may."""
+        found = HELD.search(text)
+        limit = self.simulation.held_limit
+        return found is not None and int(found[1]) == limit > 0
+
+    def explains(self, call: Call | Refused, text: str) -> bool:
+        """Whether a refusal for want of room, or for a time that is over, has the cause that it names."""
+        names = STEPS[call.kind.name]
+        if found := HOUSE.match(text):
+            limit = self.simulation.service_limit
+            # what workers ask comes in beyond the limit
+            is_right = int(found[1]) == limit or (self.simulation.oracle.workers_ask and int(found[1]) > limit)
+            return is_right and self.simulation.oracle.full_ns >= call.opened_ns
+        if found := WAITING.match(text):
+            level = int(found[3] or 1)
+            return found[1] in names and self._was_full(call, KINDS[found[1]], level, int(found[2]))
+        if found := INSIDE.match(text):
+            return found[1] in names and self._was_full(call, KINDS[found[1]], 1, int(found[2]))
+        if found := NO_SLOT.match(text):
+            return found[1] in names and self._was_full(call, KINDS[found[1]], SLOTS, int(found[2]))
+        if found := OUSTED.match(text):
+            return found[1] in names and self._had_most(call, KINDS[found[1]])
+        if found := EXPIRED.match(text):
+            return found[2] in names and self._was_late(call, KINDS[found[2]], int(found[1]))
+        if found := EXPIRED_INSIDE.match(text):
+            return found[1] in names and self._was_late(call, KINDS[found[1]], int(found[2]))
+        return False
+
+    def _is_blurred(self, call: Call | Refused) -> bool:
+        """Whether requests may have left a queue between a refusal and the next look."""
+        if (
+            call.kind.coalesces or call.kind.splits
+        ):  # the one that it shares an execution with may have been refused before, and parts go
+            return True
+        return self.simulation.preempts or self._left_ns >= call.opened_ns or self.simulation.crowd is not None
+
+    def _was_full(self, call: Call | Refused, kind: Kind, level: int | str, told: int) -> bool:
+        if level == SLOTS:
+            limit = kind.sequence.max_backlog if kind.sequence else 0
+        else:
+            limit = kind.queue.levels[int(level) - 1].max_size
+        if limit == 0 or told != limit:
+            return False
+        since = self._full_ns.get((kind.name, level), -1)
+        if since < call.opened_ns and not self._is_blurred(call):
+            return False
+        return self._was_equal(call, kind)
+
+    def _was_equal(self, call: Call | Refused, kind: Kind) -> bool:
+        """Whether the client of a request that was refused had as many in the queue as others."""
+        direct = kind is call.kind and len(kind.queue.levels) == 1 and not (kind.steps or kind.sequence or kind.splits)
+        if not direct or kind.reuses or self._is_blurred(call) or self.simulation.is_faulty:
+            return True
+        uses = self.simulation.uses
+        number = uses[call.client.number % len(uses)].number
+        return self._equal_ns.get((kind.name, number), -1) >= call.opened_ns
+
+    def _had_most(self, call: Call | Refused, kind: Kind) -> bool:
+        if not any(policy.max_size for policy in kind.queue.levels):
+            return False
+        was_full = any(
+            self._full_ns.get((kind.name, level), -1) >= call.opened_ns
+            for level in range(1, len(kind.queue.levels) + 1)
+        )
+        return (was_full or self._is_blurred(call)) and self._was_equal(call, kind)
+
+    def _was_late(self, call: Call | Refused, kind: Kind, told_us: int) -> bool:
+        """Whether it has waited as long as it says, which is as long as it may."""
+        now = self.simulation.world.now()
+        if kind is call.kind:
+            timeout_us, yields = call.timeout_us, call.yields
+        else:  # a step has the level and the timeout that its request names, as its own policy reads them
+            timeout_us, yields = kind.time_to_wait(call.asked_level, call.asked_us), kind.level(call.asked_level).yields
+        if kind.coalesces or call.kind.coalesces:  # the time of the first that asked the same
+            return 0 < told_us <= max(policy.timeout_us for policy in kind.queue.levels)
+        return not yields and told_us == timeout_us and now >= call.opened_ns + told_us * 1000

@@ -1,0 +1,271 @@
+"""A kind of model of a simulation: what it is, and what it answers.
+
+All take `x`, INT64 [-1] in rows of which each begins with the number of its request, and most give `y`: the same
+numbers in front, multiples of the others behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.api import (
+    BatchingSpec,
+    EnsembleSpec,
+    InstanceSpec,
+    ModelSpec,
+    QueuePolicySpec,
+    QueueSpec,
+    ResourceSpec,
+    SequenceSpec,
+    StepSpec,
+    SuppliedSpec,
+    TensorSpec,
+)
+
+MAX_ROWS = 8
+IDLE_US = 5_000_000  # after which a sequence ends
+FIRST_QUESTION = 1 << 28  # numbers of what is asked again and again; requests have lower ones
+SCALE = 1 << 20  # numbers of requests are multiples of it in tensors
+INITIAL = 7  # what a state begins with
+PADDING = -5.0  # at the end of a row that is shorter than others
+BUCKETS = (3, 6, 16, 64)  # lengths that rows are made as long as
+RAGGED = (  # what a batch says about a ragged input
+    "ELEMENT_COUNT",
+    "ACCUMULATED_ELEMENT_COUNT",
+    "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
+    "MAX_ELEMENT_COUNT_AS_SHAPE",
+    "ITEM_SHAPE",
+    "ITEM_SHAPE_FLATTEN",
+)
+
+BATCHING = BatchingSpec()
+QUEUE = QueueSpec()
+G = (TensorSpec("g", "BOOL", (1,)),)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of model.
+
+    Attributes:
+        instances: how many there may be.
+        factor: y is so many times x, but for the number in front.
+        more: outputs beside y, and what they are multiples by.
+        style: how instances work: "fresh" output, "in place", "native", "native gathered", "native decoupled", which
+            answers each row on its own, "gpu", "worker", in a process of its own, "again", which is executed more than
+            once, or "odd", which says by `g`, BOOL [1], whether the number of the request is.
+        rows: of the largest batch.
+        duration_us: the longest execution; the shortest takes no time.
+        delay_us: a batch may wait so long for more requests; None where nobody can say.
+        queue: levels and limits.
+        needs: resources of each instance.
+        even_factor: in place of `factor` for requests with even numbers; 0 for no other one.
+        decoupled: it answers each row on its own, and is asked by streams.
+        mortal: its worker processes may end, or break their protocol.
+        text: numbers go to and fro as strings, which come back as they are.
+        tallies: a step of it keeps sequences, and it answers what that step does.
+        remembers: what the state is that the server keeps of each sequence: "sum" of the second column, "history", all
+            its numbers, or "times", how often a request was executed; empty: none.
+        sequence_rows: of a request in a sequence, at most.
+        mourns: it is told of every end of a sequence.
+        ragged: it gets all elements in one dimension, and what the batch says about the shapes.
+        padded: rows are as long as the longest of the batch for it.
+        asks: its workers ask other models.
+        max_inflight: requests of one of its steps at a time; 0: any number.
+        single: ModelInfer may ask it, although it is decoupled, and gets its only answer.
+        features: by which it was made, for people.
+        popular: it is there where a large crowd asks, and takes large batches.
+        weight: how often it is asked; 0: it is only a step of others.
+    """
+
+    name: str
+    instances: tuple[int, int] = (1, 3)
+    factor: int = 2
+    even_factor: int = 0
+    more: tuple[tuple[str, int], ...] = ()
+    style: str = "fresh"
+    rows: int = MAX_ROWS
+    duration_us: int = 300
+    batching: BatchingSpec | None = BATCHING
+    queue: QueueSpec = QUEUE
+    needs: int = 0
+    fails: bool = False
+    caches: bool = False
+    coalesces: bool = False
+    splits: bool = False
+    decoupled: bool = False
+    mortal: bool = False
+    text: bool = False
+    tallies: bool = False
+    remembers: str = ""
+    sequence_rows: int = 1
+    mourns: bool = False
+    ragged: bool = False
+    padded: bool = False
+    asks: bool = False
+    sequence: SequenceSpec | None = None
+    steps: tuple[StepSpec, ...] = ()
+    max_inflight: int = 0
+    single: bool = False
+    features: str = ""
+    popular: bool = False
+    weight: int = 2
+
+    @property
+    def delay_us(self) -> int | None:
+        """How long an idle instance may leave requests waiting; None: that is not ruled."""
+        batching = self.batching
+        # one of a decoupled model may wait for its client, too
+        if self.sequence or self.decoupled or self.style in ("worker", "gpu"):
+            return None
+        if batching is None:
+            return 0
+        return None if batching.adaptive else batching.max_queue_delay_us
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether its instances may get their threads with the first request."""
+        return not (self.steps or self.needs or self.sequence or self.style in ("worker", "gpu"))
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the world sees each of its executions: its models compute in Python, on threads of instances."""
+        return not (self.steps or self.style.startswith(("native", "gpu")) or self.style == "worker")
+
+    @property
+    def sequential(self) -> bool:
+        """Whether its requests belong to sequences of clients."""
+        return self.tallies or (self.sequence is not None and not self.sequence.iterative)
+
+    @property
+    def datatype(self) -> str:
+        """Of x and y."""
+        return "BYTES" if self.text else "INT64"
+
+    def encoded(self, x: np.ndarray) -> bytes:
+        """The numbers as a request or an answer has them."""
+        return serialize_strings([written(value) for value in x.reshape(-1).tolist()]) if self.text else x.tobytes()
+
+    @property
+    def max_rows(self) -> int:
+        return 3 * self.rows if self.splits else self.rows
+
+    def factors(self, number: int) -> dict[str, int]:
+        """What the outputs of a request of this number are multiples by."""
+        factor = self.even_factor if self.even_factor and number % 2 == 0 else self.factor
+        return {"y": factor, **dict(self.more)}
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a request may be executed more than once."""
+        return self.sequence is not None and self.sequence.iterative
+
+    def level(self, number: int) -> QueuePolicySpec:
+        """The policy of this priority; numbers that are no level mean the default one."""
+        levels = self.queue.levels
+        return levels[number - 1 if 1 <= number <= len(levels) else self.queue.default_level - 1]
+
+    def time_to_wait(self, level: int, asked_us: int) -> int:
+        """How long a request that asks for so much may wait in the queue; 0: any time."""
+        policy = self.level(level)
+        asked_us = asked_us if policy.overridable else 0
+        return min(asked_us, policy.timeout_us) if asked_us and policy.timeout_us else asked_us or policy.timeout_us
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its queue may be full."""
+        backlog = self.sequence.max_backlog if self.sequence else 0
+        return bool(backlog) or any(level.max_size for level in self.queue.levels)
+
+    @property
+    def reuses(self) -> bool:
+        return self.caches or self.coalesces
+
+    def spec(self, version: str, count: int) -> ModelSpec:
+        """With so many instances."""
+        needs = (ResourceSpec("R", self.needs),) if self.needs else ()
+        names = ("y", *dict(self.more))
+        on = "GPU" if self.style == "gpu" else "CPU"
+        instances = tuple(InstanceSpec(f"{version}_{i}", on, resources=needs, priority=i) for i in range(count))
+        return ModelSpec(
+            self.name,
+            "" if self.steps else "simulated",
+            platform="ensemble" if self.steps else "",
+            max_batch_size=self.rows,
+            inputs=(
+                TensorSpec("x", self.datatype, (-1,), ragged=self.ragged, pad_value=PADDING if self.padded else None),
+            ),
+            outputs=G if self.style == "odd" else tuple(self._output(name) for name in names),
+            batching=self.batching,
+            queue=self.queue,
+            sequence=self.sequence,
+            instances=() if self.steps else instances,
+            caches=self.caches,
+            coalesces=self.coalesces,
+            splits=self.splits,
+            supplied=self._supplied(),
+            kept=(TensorSpec("state out", "INT64", self._state_dims),) if self.remembers else (),
+            pad_buckets=BUCKETS if self.padded else (),
+            decoupled=self.decoupled,
+            single_answers=self.single,
+            ensemble=EnsembleSpec(self.steps, self.max_inflight) if self.steps else None,
+        )
+
+    @property
+    def _state_dims(self) -> tuple[int, ...]:
+        return (-1,) if self.remembers == "history" else (1,)
+
+    def _output(self, name: str) -> TensorSpec:
+        like = "x" if self.ragged else ""
+        return TensorSpec(name, self.datatype, (-1,), like_input=like, cut_like="x" if self.padded else "")
+
+    def _supplied(self) -> tuple[SuppliedSpec, ...]:
+        """What the batch tells a model beside the inputs of requests."""
+        if self.ragged:
+            return tuple(
+                SuppliedSpec(
+                    f"BATCH_{name}", TensorSpec(name, "INT32", (1,) if name == "ITEM_SHAPE" else ()), source="x"
+                )
+                for name in RAGGED
+            )
+        if self.sequence is None:
+            return ()
+        supplied = []
+        if not self.sequence.iterative:
+            supplied = [
+                SuppliedSpec("START", TensorSpec("start", "INT32", (1,))),
+                SuppliedSpec("READY", TensorSpec("ready", "INT32", (1,))),
+                SuppliedSpec("CORRID", TensorSpec("corrid", "UINT64", (1,))),
+            ]
+        if self.mourns:
+            supplied.append(SuppliedSpec("END", TensorSpec("end", "INT32", (1,))))
+            supplied.append(SuppliedSpec("END_REASON", TensorSpec("reason", "INT32", (1,))))
+        if self.remembers:
+            supplied.append(SuppliedSpec("STATE", TensorSpec("state", "INT64", self._state_dims), source="state out"))
+        return tuple(supplied)
+
+    @property
+    def initial(self) -> int:
+        """The number that a state begins with."""
+        return INITIAL if self.remembers in ("sum", "history") else 0
+
+
+def written(value: int) -> bytes:
+    """A number as a string, of a length that the number does not tell; one of sixteen is empty."""
+    return b"" if value % 16 == 7 else str(value).encode() + b"\0" * (value % 5)
+
+
+def serialize_strings(strings: list[bytes]) -> bytes:
+    """As a tensor of BYTES has them: each behind its length."""
+    return b"".join(len(each).to_bytes(4, "little") + each for each in strings)
+
+
+def step(model: str, source: str, result: str) -> StepSpec:
+    return StepSpec(model, inputs={"x": source}, outputs={"y": result})
+
+
+def gated(model: str, source: str, result: str, *, inverted: bool = False) -> StepSpec:
+    """One that runs where `g` says yes, or no."""
+    return StepSpec(model, inputs={"x": source}, outputs={"y": result}, gate="g", gate_inverted=inverted)
