@@ -1,5 +1,5 @@
-"""The books of lanes, read natively while no thread can go on: every counter beside the list that it counts, every limit
-beside what it limits, and every wait beside what it waits for.
+"""The books of lanes, read natively while no thread can go on: every counter beside its list, every limit
+beside what it limits, and every wait beside its cause.
 
 Nothing is locked and nothing is changed. The texts begin with what is wrong; empty: nothing is.
 """
