@@ -336,12 +336,16 @@ class Instance(abc.ABC):
     """Whether `execute` may write to its inputs. If so, the server first copies inputs that others can see (steps of an
     ensemble, the response cache, requests that share an execution, a client's shared memory). If not, inputs may be
     memory of others, and views of them are read-only."""
+    isolates_failures: ClassVar[bool] = False
+    """Whether a batch of several requests that fails is executed once more, each request alone: the content of one then
+    fails no other. For executions that leave nothing behind; without effect with `writes_inputs`, and for sequences."""
 
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:
         """Run the batch and set every wanted output on it.
 
-        An exception fails every request of this batch with INTERNAL and its text, and nothing else.
+        An exception fails every request of this batch with INTERNAL and its text, and nothing else; but see
+        `isolates_failures`.
         """
 
     def stop(self) -> None:

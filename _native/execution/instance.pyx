@@ -93,6 +93,9 @@ cdef class InstanceLoop(ExecutionLoop):
         execution.name = <PyObject *>self.name
         # an abandoned request of a sequence is executed all the same: later requests depend on the state that it leaves
         execution.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
+        # what an execution may have written, or left in a state, cannot be executed again
+        execution.isolates = batch.lane.sequences == NULL and not batch.writes_inputs and getattr(
+            instance, "isolates_failures", False)
 
     cdef bint is_ready(self) noexcept nogil:
         if self.remote.remote != NULL:

@@ -18,7 +18,17 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from backends.api import Backend, BackendError, Instance, InstanceSpec, Model, ModelSource, Signature, TensorSpec
+from backends.api import (
+    Backend,
+    BackendError,
+    Instance,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    RequestError,
+    Signature,
+    TensorSpec,
+)
 from backends.onnxruntime import accelerated, options
 from backends.onnxruntime.gpu import OnnxGpuInstance
 from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
@@ -180,6 +190,7 @@ class OnnxInstance(Instance):
 
     stoppable = True
     writes_inputs = False
+    isolates_failures = True
 
     def __init__(self, model: OnnxModel) -> None:
         self.session = model.session
@@ -272,14 +283,14 @@ def text_array(name: str, view: View) -> Any:
     """An object array of str from a BYTES tensor; ONNX strings are UTF-8.
 
     Raises:
-        BackendError: an element is not UTF-8.
+        RequestError: an element is not UTF-8.
     """
     import numpy as np
 
     try:
         texts = [element.decode() for element in view.strings()]
     except UnicodeDecodeError as error:
-        raise BackendError(f"input '{name}' has an element that is not UTF-8 text: {error}") from None
+        raise RequestError(f"input '{name}' has an element that is not UTF-8 text: {error}") from None
     return np.array(texts, dtype=object).reshape(view.shape)
 
 

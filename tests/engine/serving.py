@@ -127,6 +127,11 @@ class PuppetInstance(Instance):
         return getattr(self.function, "writes_inputs", True)
 
     @property
+    def isolates_failures(self) -> bool:
+        """What the test's function says; one that says nothing does not."""
+        return getattr(self.function, "isolates_failures", False)
+
+    @property
     def function(self) -> Any:
         return self.model.backend.models[self.model.name]
 

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from backends.api import RequestError
 from server.engine.engine import Engine
 from server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
@@ -360,3 +361,52 @@ async def test_nothing_is_delivered_to_a_loop_that_does_not_run(tmp_path):
             await each.answer()
         assert rounds in ([50], [50, 50])
         await asyncio.sleep(0)
+
+
+# -- one request whose content fails the execution --
+
+
+def isolating(execute, **attributes):
+    gate = Gate(execute)
+    gate.isolates_failures, gate.writes_inputs = True, False
+    vars(gate).update(attributes)
+    return gate
+
+
+def poisoned(error, first=False):
+    """y is x; fails, perhaps after it has set y, if a 13 is in x."""
+
+    def execute(batch):
+        x = batch.input("x").numpy()
+        if first:
+            batch.set_output("y", x.copy() if x.shape[0] > 1 else -x)
+        if (x == 13).any():
+            raise error("13")
+        batch.set_output("y", x)
+
+    return execute
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("error", "status"), [(ValueError, INTERNAL), (RequestError, INVALID)])
+async def test_a_request_that_fails_its_batch_fails_alone(tmp_path, first, error, status):
+    """Guards `isolates_failures`: the neighbours have their answers, the offender its own error."""
+    gate = isolating(poisoned(error, first))
+    async with serving(tmp_path, gate) as engine:
+        numbers = [1, 13, 2, 3]
+        answers = [await each.answer() for each in await held(engine, gate, *(request(x=row(n)) for n in numbers))]
+        assert [answer.status for answer in answers] == [OK, status, OK, OK]
+        assert "13" in answers[1].text
+        assert [answer.array().item() for answer in answers if answer.status == OK] == [1, 2, 3]
+        assert [requests for requests, _ in gate.batches] == [1, 4, 1, 1, 1, 1]
+        found = engine.model("m").statistics().inference_stats
+        assert (found.success.count, found.fail.count) == (4, 1)
+
+
+@pytest.mark.parametrize("attributes", [{"isolates_failures": False}, {"writes_inputs": True}])
+async def test_a_batch_is_not_executed_once_more_where_that_is_not_declared_safe(tmp_path, attributes):
+    gate = isolating(poisoned(ValueError), **attributes)
+    async with serving(tmp_path, gate) as engine:
+        answers = [await each.answer() for each in await held(engine, gate, *(request(x=row(n)) for n in (1, 13)))]
+        assert [answer.status for answer in answers] == [INTERNAL, INTERNAL]
+        assert [requests for requests, _ in gate.batches] == [1, 2]
