@@ -11,7 +11,7 @@ from server.engine.config import refused
 from server.errors import Status
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Answer, Gate, request, row, serving
-from tests.engine.test_ensembles import add, ensemble, model, parameter, plus, step, tensors
+from tests.engine.test_ensembles import add, ensemble, model, parameter, plus, step, sum_of_present, tensors
 
 SPLIT = (
     'backend: "identity"\nmax_batch_size: 8\n'
@@ -125,6 +125,20 @@ async def test_a_tensor_from_outside_is_used_for_each_response(tmp_path):
         answers = await stream.all()
         found = [(a.array("y").item(), a.array("d").item()) for a in answers if len(a.response.outputs)]
         assert found == [(102, 101), (103, 101), (104, 101)]
+
+
+async def test_an_output_that_a_response_leaves_out_is_an_absent_input_of_the_next(tmp_path):
+    """Guards that the steps behind do not wait for it."""
+    optional = tensors("input", "o", extra="optional: true")
+    config = ensemble(
+        step("split", {"x": "x", "o": "o"}, {"y": "t", "z": "u"}),
+        step("sum", {"a": "t", "b": "u"}, {"y": "y"}),
+    )
+    configs = {"split": SPLIT + optional + tensors("output", "z"), "e": config + optional}
+    joins = model(inputs=("a", "b"), optional=("b",))
+    async with serving(tmp_path, {"sum": sum_of_present}, sum=joins, **configs) as engine:
+        assert await values(engine, request("e", x=column(1, 2), o=column(5, 6))) == [[[6]], [[8]]]
+        assert await values(engine, request("e", x=column(1, 2))) == [[[1]], [[2]]]
 
 
 async def test_a_decoupled_step_behind_another(tmp_path):

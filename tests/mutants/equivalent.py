@@ -54,6 +54,13 @@ PROOFS: tuple[Proof, ...] = (
         "More memory than is used.",
     ),
     Proof(
+        "_native/file_contents.pyx",
+        "look_for",
+        "found = False",
+        "pass",
+        "`begins_with` sets it, or returns an error, which is looked at first; without it the compiler warns.",
+    ),
+    Proof(
         "_native/protobuf/wire.pyx",
         "utf8_sequence",
         "elif 0xF0 <= lead <= 0xF4:",

@@ -23,6 +23,7 @@ TESTS = {
     "_native/cuda": ("engine/test_cuda_*", "engine/test_gpu*", "backends/test_placed"),
     "_native/ensembles": ("engine/test_*ensemble*", "conformance/test_ensembles", "engine/test_linear"),
     "_native/execution": (
+        "engine/test_alternating",
         "engine/test_batches",
         "engine/test_written_inputs",
         "engine/test_views",
