@@ -233,6 +233,7 @@ def test_the_table_counts(tmp_path: Path):
     assert "| **all** | 5 | 1 | 1 | 1 | 1 | 1 | 33 % | 67 % |" in text
 
 
+ONCE, ALWAYS = "tests/part/test_x.py::test_once", "tests/part/test_x.py::test_always"
 CRASHED = """\
 tests/part/test_x.py::test_one PASSED                                        [ 50%]
 tests/part/test_x.py::test_two[a b]
@@ -274,9 +275,9 @@ class FakeCopy:
             if word in built and test not in left_out:
                 if test == "crash":
                     return CompletedProcess(command, -11, CRASHED, "Segmentation fault")
-                if test == "once":
+                if test == ONCE:
                     self.tested = {}
-                return CompletedProcess(command, 1, f"FAILED {test} - it is wrong\n", "")
+                return CompletedProcess(command, 1, f"ERROR    a log: of it\nFAILED {test} - it is wrong\n", "")
         return CompletedProcess(command, 0, "", "")
 
 
@@ -332,7 +333,7 @@ def test_a_crash_names_the_test_that_had_begun(tmp_path: Path):
     assert copy.ran == ["simulation", "tests", "tests", "tests"]
 
 
-@pytest.mark.parametrize("tested", [{"wrong": "once"}, {"wrong": "always", "sound": "always"}, {}])
+@pytest.mark.parametrize("tested", [{"wrong": ONCE}, {"wrong": ALWAYS, "sound": ALWAYS}, {}])
 def test_what_fails_for_another_reason_finds_nothing(tmp_path: Path, tested: dict[str, str]):
     """A test that fails once, on a busy machine, or without the mutant too."""
     assert tried(tmp_path, "wrong", {}, tested)[0].outcome == SURVIVED

@@ -12,11 +12,13 @@ from tests.mutants.operators import Mutant
 from tests.mutants.packages import selected_tests
 
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
-FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - (.*))?$", re.MULTILINE)
 BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.MULTILINE)
 TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
 STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
 ENOUGH_CPU = 180.0  # should a mutant be slower
+
+MOST_DOUBTS = 20  # tests that fail, and then do not or do without the mutant too
 
 VOID = "void"  # it does not compile
 SAME = "same code"
@@ -135,12 +137,12 @@ class Trials:
         """The test that fails with it twice, and not without; empty: none."""
         tests = selected_tests(self.copy.root, mutant.file)
         passed_later: set[str] = set()
-        while tests:
+        for _ in range(MOST_DOUBTS):
             failed = self._failing(tests, passed_later)
             if failed is None:
                 return ""
             test, message = failed
-            if not test:
+            if not test or test in passed_later:
                 return message
             if self._failing([test], set()) is None:
                 passed_later.add(test)  # it failed because the machine was busy
