@@ -320,9 +320,8 @@ class Engine:
             InvalidArgument: the name is not well formed.
         """
         self._require_control(name)
-        await self._lifecycle.unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed)
-        if self._demand is not None:
-            await self._demand.let_go(name, asked_by)
+        users = self._demand is not None  # a request loads them together again
+        await self._lifecycle.unload(name, dependents=dependents, users=users, asked_by=asked_by, allowed=allowed)
 
     def _require_control(self, name: str) -> None:
         if self._control.mode not in (ControlMode.EXPLICIT, ControlMode.LAZY):

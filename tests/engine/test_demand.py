@@ -579,8 +579,27 @@ async def test_answers_from_the_cache_are_use(tmp_path, native_counters) -> None
         assert loaded(engine) == {"a", "c"}
 
 
+async def test_a_step_that_a_client_unloads_leaves_after_the_requests_that_need_it(tmp_path, native_counters) -> None:
+    """New requests for the ensembles above it wait, and load it again."""
+    outer = ENSEMBLE.replace('"a"', '"e"')
+    async with lazy(tmp_path, budget=2 * SIZE, e=chain("a", "b"), f=outer) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        running = [Pending(engine, request(name, x=row(i))) for i, name in enumerate("efe")]
+        await busy.begun.wait()
+        await until(lambda: loaded(engine) == set("abef"))
+        unload = asyncio.create_task(engine.unload("b"))
+        await until(lambda: loaded(engine) == set("abe"))
+        later = Pending(engine, request("f", x=row(7)))
+        assert not unload.done()
+        busy.go_on.set()
+        assert [(await each.answer()).array()[0, 0] for each in running] == [0, 1, 2]
+        await unload
+        assert (await later.answer()).array()[0, 0] == 7
+        assert shelf.loads == {"a": 1, "b": 2}
+
+
 @pytest.mark.parametrize("budget", [0, 2 * SIZE])
-async def test_a_request_between_two_steps_waits_for_a_step_that_a_client_unloads(
+async def test_a_request_between_two_steps_waits_for_a_step_that_a_model_unloads(
     tmp_path, budget, native_counters
 ) -> None:
     """It takes the same way as a model that is missing: it is loaded, and the request goes on."""
@@ -588,7 +607,7 @@ async def test_a_request_between_two_steps_waits_for_a_step_that_a_client_unload
         busy = Busy(shelf, "a")
         running = [Pending(engine, request("e", x=row(i))) for i in range(3)]
         await busy.begun.wait()
-        await engine.unload("b")
+        await engine.unload("b", asked_by="a")
         assert loaded(engine) == {"a"}
         busy.go_on.set()
         assert [(await each.answer()).array()[0, 0] for each in running] == [0, 1, 2]
@@ -603,7 +622,7 @@ async def test_a_request_waits_for_a_step_within_its_deadline(tmp_path, native_c
         gone = Pending(engine, request("e", x=row(2)))
         patient = Pending(engine, request("e", x=row(3)))
         await busy.begun.wait()
-        await engine.unload("b")
+        await engine.unload("b", asked_by="a")
         shelf.open.clear()
         busy.go_on.set()
         assert (await late.answer()).status == Status.DEADLINE_EXCEEDED
@@ -619,7 +638,7 @@ async def test_a_step_that_is_really_gone_fails_its_request(tmp_path, native_cou
         await until(lambda: engine.versions("e") and engine.versions("f"))
         await busy.begun.wait()
         for name in "bc":
-            await engine.unload(name)
+            await engine.unload(name, asked_by="a")
         shutil.rmtree(tmp_path / "b")
         shelf.broken = {"c"}
         busy.go_on.set()

@@ -295,13 +295,6 @@ class Demand:
         async with self._memory.room(name, sizes, on_demand=False):
             return await load()
 
-    async def let_go(self, name: str, asked_by: str) -> None:
-        """Unload the ensembles with a step whose model was unloaded: a request loads them together again."""
-        if not self._models.versions(name):
-            for ensemble in self._models.ensembles_of(name):
-                await self._lifecycle.unload(ensemble.name, asked_by=asked_by)
-                await self.let_go(ensemble.name, asked_by)
-
     async def close(self) -> None:
         """Refuse all waiting requests."""
         self._closed = True

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ PACE = 0.005
 
 The loop is woken this often while many models are loaded, which costs more than the load of a small model.
 """
+USERS_SECONDS = 30.0
+"""Seconds for which the unload of a model waits for requests of the ensembles above it."""
 UNLOADED = "it is unloaded before its load has ended"
 """The reason of a load that an unload has halted."""
 Allowed = Callable[[str], bool]
@@ -309,7 +312,13 @@ class Lifecycle:
     # -- unloading --
 
     async def unload(
-        self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything
+        self,
+        name: str,
+        *,
+        dependents: bool = False,
+        users: bool = False,
+        asked_by: str = "",
+        allowed: Allowed = anything,
     ) -> None:
         """Unload a model: no new request finds it. Accepted requests finish in the background.
 
@@ -318,23 +327,27 @@ class Lifecycle:
                 end their sequences.
             dependents: of an ensemble, also unload the models of its steps, after its last request, unless somebody
                 loaded them by name or another ensemble has them.
+            users: also unload the ensembles that have the model as a step, before it: their accepted requests find it,
+                for USERS_SECONDS at most; without waiting if a model asks, which may be at work on one of these.
             asked_by: the model that waits for it; empty for nobody.
             allowed: whether the caller may unload the model of a step; else it stays.
 
         Raises:
             Unavailable: the server stops, or the unload would wait for `asked_by`.
         """
-        await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed))
+        unload = self._unload(name, dependents=dependents, users=users, asked_by=asked_by, allowed=allowed)
+        await self._to_its_end(unload)
 
-    async def _unload(self, name: str, *, dependents: bool, asked_by: str, allowed: Allowed) -> None:
+    async def _unload(self, name: str, *, dependents: bool, users: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
         if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
             self._made_in[name].halt((name,), UNLOADED)
         elif name in self._halts and name != asked_by:
             self._halts[name].set(UNLOADED)
-        async with self.lock(frozenset((name,)), asked_by):
+        async with self._lock_with_users(name, users, asked_by) as found:
             if name not in self._models:
                 return
+            await self._unload_users(found, waits=not asked_by)
             state = self._models[name]
             steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
             if not state.loaded:
@@ -345,6 +358,28 @@ class Lifecycle:
             followers = self._endings.begin(self._unload_steps(ending, wanted, allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
+
+    @asynccontextmanager
+    async def _lock_with_users(self, name: str, users: bool, asked_by: str) -> AsyncIterator[frozenset[str]]:
+        """Hold the lock of a model and, with `users`, of the ensembles above it, which are told."""
+        one = frozenset((name,))
+        while True:
+            found = self._users_of(one) if users else frozenset[str]()
+            async with self.lock(one | found, asked_by):
+                if not users or self._users_of(one) <= found:
+                    yield found & self._users_of(one)
+                    return
+
+    async def _unload_users(self, users: frozenset[str], *, waits: bool) -> None:
+        """Unload ensembles, outer ones first; each level finishes its requests before the models below it leave."""
+        end = time.monotonic() + USERS_SECONDS
+        left = set(users)
+        while left:
+            outer = {name for name in left if not left & self._users_of(frozenset((name,)))}
+            endings = [self._withdraw(name) for name in sorted(outer)]
+            if waits and endings:
+                await asyncio.wait(endings, timeout=max(0.0, end - time.monotonic()))
+            left -= outer
 
     def _withdraw(self, name: str) -> asyncio.Task[None]:
         """See `Endings.withdraw`; tells of it."""
