@@ -14,8 +14,8 @@
 #   make mutants  mutants of the native code, drawn at random, for HOURS=1: who finds each, simulations or tests?
 #                 PACKAGE="memory gpu": of these only. It may be killed, and goes on from its record (CONTRIBUTING.md)
 #   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
-#                 clients; Python workers that are killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan:
-#                 the latter two and the conformance suite, with the whole server under that sanitizer
+#                 clients; Python workers that are killed; models on demand; all features at once for SECONDS=1800. WITH=asan or
+#                 WITH=tsan: workers, all features and the conformance suite, with the whole server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
 #   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
@@ -191,6 +191,7 @@ soak-release: setup
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
 	$(PY) -m bench.chaos
+	$(PY) -m bench.demand
 	$(PY) -m bench.mixed --seconds $(SECONDS)
 
 soak-asan soak-tsan: setup

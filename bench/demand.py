@@ -8,6 +8,7 @@ with deadlines and without, while others unload models by hand. What must hold:
 
     wrong     0   a request is answered with its own tensor, or DEADLINE_EXCEEDED after its own deadline: all models fit
     waiting   0   no request without a deadline waits longer than a minute
+    late      0   no model takes 30 s to leave: nothing that it has accepted waits for what waits for it to leave
     over      0   whenever the index is read, the models in it that are not UNAVAILABLE fit into the budget
     apart     0   at the end the index, the statistics and ModelReady name the same models, and each ensemble answers
     live      0   native objects that are left when the server has stopped
@@ -237,6 +238,8 @@ def storm(plan: Plan) -> Outcome:
         outcome.faults[f"live: {left}"] += 1
     outcome.loads = log.count("successfully loaded 'step")
     for line in log.splitlines():
+        if "still finishes what it has accepted" in line:
+            outcome.faults["late: a model that was to leave"] += 1
         if "Traceback" in line or "over --model-memory-budget" in line:
             outcome.faults[f"log: {line[:200]}"] += 1
     return outcome

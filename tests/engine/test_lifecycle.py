@@ -5,7 +5,9 @@ import gc
 import itertools
 import json
 import random
+import shutil
 import threading
+from collections import Counter
 from unittest.mock import AsyncMock
 
 import numpy as np
@@ -13,10 +15,24 @@ import pytest
 
 from _native.memory.resource import live_counters
 from backends.api import BackendError
+from server.engine.config import Options
+from server.engine.engine import Engine
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
-from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+from tests.engine.serving import (
+    CONFIG,
+    Gate,
+    Loader,
+    Pending,
+    PuppetBackend,
+    echo,
+    infer,
+    infer_all,
+    request,
+    row,
+    serving,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
@@ -736,6 +752,57 @@ async def test_a_poll_that_is_disturbed_is_made_up_for(tmp_path, monkeypatch):
         await look()
         assert engine.model("m") is not first
         assert not engine.versions("n")
+
+
+async def test_a_model_that_is_loaded_slowly_does_not_hold_up_the_changes_of_others(tmp_path):
+    """Neither in the same look nor in later ones; what changes while it is loaded comes after it."""
+    held, begun, values = threading.Event(), threading.Event(), itertools.count()
+    loads: Counter[str] = Counter()
+
+    class Slow(PuppetBackend):
+        def load(self, source):
+            loads[source.spec.name] += 1
+            if source.spec.name == "slow" and loads["slow"] > 1:
+                begun.set()
+                assert held.wait(60)
+            return super().load(source)
+
+    configs = {"slow": CONFIG, "a": CONFIG, "b": CONFIG, "e": CHAIN}
+    control = ModelControl(ControlMode.POLL, poll_seconds=3600)
+
+    def touch(*names):
+        for name in names:
+            (tmp_path / name / "1" / "weights").write_text(str(next(values)))
+
+    for name, config in configs.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    loader = Loader(dict.fromkeys(configs, echo))
+    loader.puppets = Slow(dict.fromkeys(configs, echo))
+    engine = Engine([tmp_path], loader, Options(), control=control)
+    try:
+        assert await engine.start() == []
+        first = {name: engine.model(name) for name in configs}
+        touch("slow", "a")
+        looks = [asyncio.create_task(engine._poller.look())]
+        await until(lambda: engine.model("a") is not first["a"])
+        await asyncio.to_thread(begun.wait, 60)
+        touch("slow", "b")
+        await engine._poller.look()
+        assert engine.model("b") is not first["b"]
+        assert engine.model("slow") is first["slow"]
+        shutil.rmtree(tmp_path / "e")
+        await engine._poller.look()
+        assert not engine.versions("e")
+        held.set()
+        await looks[0]
+        assert engine.model("slow") is not first["slow"]
+        assert loads["slow"] == 2
+        await engine._poller.look()
+        assert loads["slow"] == 3
+    finally:
+        held.set()
+        await engine.close()
 
 
 # -- all at once --

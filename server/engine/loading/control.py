@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from _native.model_files import Watch
 from server.engine.housekeeping.threads import on_thread
@@ -16,6 +17,9 @@ from server.engine.repository.sources import Repositories
 from server.errors import ServerError
 
 log = logging.getLogger("inferd.repository")
+
+CHANGES: Final = 64
+"""Changes that a poll has found and that go on at a time: each has a lock, which others are compared with."""
 
 ALL = "*"
 """Stands for every model of the repositories."""
@@ -56,6 +60,9 @@ class ModelControl:
 class Poller:
     """Looks at the repositories every few seconds, and loads and unloads models that have changed.
 
+    Each change goes its own way: a model that takes long to be loaded or downloaded holds up only models that ensembles
+    tie to it, and no look waits for it. What changes again meanwhile is left to the look after its end.
+
     A model that fails to load is tried again after its next change; a model that could not be read, whose load could
     not begin, or for which the server lacked something, at the next look.
     """
@@ -67,6 +74,8 @@ class Poller:
         self._seen: dict[str, object] = {}  # the state of each model at the last look
         self._watch = Watch()
         self._task: asyncio.Task[None] | None = None
+        self._changes: dict[asyncio.Task[None], frozenset[str]] = {}  # that go on, each with its models
+        self._places = asyncio.Semaphore(CHANGES)
         self._unreached: set[str] = set()
         repositories.unreached = self._unreached
 
@@ -82,42 +91,72 @@ class Poller:
     async def close(self) -> None:
         """Stop looking, and end a look that is under way. A running load goes on."""
         self._watch.end()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        tasks = {*self._changes, *((self._task,) if self._task is not None else ())}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                await self.look()
+                for change in await self._begin():
+                    change.add_done_callback(_log)
             except ServerError as error:
                 log.error("%s", error)
             except Exception:
                 log.exception("the model repositories could not be polled")
 
     async def look(self) -> None:
-        """Look once, and return when each changed model was loaded or has failed."""
+        """Look once, and return when each model that has changed was loaded or has failed."""
+        if changes := await self._begin():
+            await asyncio.wait(changes)
+        for change in changes:
+            change.result()
+
+    async def _begin(self) -> list[asyncio.Task[None]]:
+        """Look once, and begin what has changed: tasks for models that are not tied to each other."""
         seen = await on_thread(self._repositories.look, self._watch)
         before, self._seen = self._seen, seen
+        under_way = frozenset().union(*self._changes.values())
+        changes: list[asyncio.Task[None]] = []
         for name in before.keys() - seen.keys():
-            try:
-                await self._lifecycle.remove(name)
-            except (ServerError, OSError) as error:
-                log.error("'%s' is not in the repositories any more, but could not be unloaded yet: %s", name, error)
-                self._look_again(name, before)
-        changed = sorted(name for name, found in seen.items() if before.get(name) != found)
-        for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # at the next look: others shall not wait
-            changed.remove(name)
-            self._look_again(name, before)
+            if name in under_way:
+                self._look_again((name,), before)
+            else:
+                changes.append(self._change(self._remove(name, before), (name,)))
+        changed: list[str] = []
+        for names in self._lifecycle.tied(sorted(name for name, found in seen.items() if before.get(name) != found)):
+            if not under_way.isdisjoint(names) or any(map(self._lifecycle.is_crowded, names)):
+                self._look_again(names, before)
+            else:
+                changed += names
+                changes.append(self._change(self._load(names, before), names))
         if changed:
-            log.info("changed in the repositories: %s", ", ".join(changed))
-            try:
-                self._try_again(await self._lifecycle.load(changed))
-            except BaseException:
-                for name in changed:
-                    self._look_again(name, before)
-                raise
+            log.info("changed in the repositories: %s", ", ".join(sorted(changed)))
+        return changes
+
+    def _change(self, work: Coroutine[Any, Any, None], names: Iterable[str]) -> asyncio.Task[None]:
+        change = asyncio.create_task(work)
+        self._changes[change] = frozenset(names)
+        change.add_done_callback(self._changes.pop)
+        return change
+
+    async def _remove(self, name: str, before: Mapping[str, object]) -> None:
+        try:
+            await self._lifecycle.remove(name)
+        except (ServerError, OSError) as error:
+            log.error("'%s' is not in the repositories any more, but could not be unloaded yet: %s", name, error)
+            self._look_again((name,), before)
+
+    async def _load(self, names: Iterable[str], before: Mapping[str, object]) -> None:
+        try:
+            async with self._places:
+                self._try_again(await self._lifecycle.load(names))
+        except BaseException:
+            self._look_again(names, before)
+            raise
 
     def _try_again(self, failures: Mapping[str, Failure]) -> None:
         """Have the next look treat models as changed whose failures say nothing about their files."""
@@ -125,8 +164,18 @@ class Poller:
             if name in self._seen and (failure.lacks or name in self._unreached):
                 self._seen[name] = None
 
-    def _look_again(self, name: str, before: Mapping[str, object]) -> None:
-        """Have the next look treat this model as changed."""
-        self._seen.pop(name, None)
-        if name in before:
-            self._seen[name] = before[name]
+    def _look_again(self, names: Iterable[str], before: Mapping[str, object]) -> None:
+        """Have the next look treat these models as changed."""
+        for name in names:
+            self._seen.pop(name, None)
+            if name in before:
+                self._seen[name] = before[name]
+
+
+def _log(change: asyncio.Task[None]) -> None:
+    """Log why a change could not be made."""
+    error = None if change.cancelled() else change.exception()
+    if isinstance(error, ServerError):
+        log.error("%s", error)
+    elif error is not None:
+        log.error("a change of the model repositories could not be made", exc_info=error)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 from backends.api import BackendError
+from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.warmup import Halt
 from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models
@@ -39,6 +40,7 @@ class Endings:
         self._end = end
         self._tasks: dict[asyncio.Task[None], str] = {}  # running ends, each with its model's name
         self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # running ends of replaced versions, by model
+        self._steps: dict[asyncio.Task[None], frozenset[str]] = {}  # models that ensembles which end still need
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
@@ -69,7 +71,7 @@ class Endings:
             if count:
                 log.info("successfully unloaded '%s'", name)
 
-        return self.begin(end(), name, serves=self._is_waited_for(name, versions.values()))
+        return self._begin_end(end(), name, versions.values())
 
     def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
         """End versions that new requests do not find any more, then call `cleanup` on a thread."""
@@ -84,7 +86,20 @@ class Endings:
                 await on_thread(cleanup)
 
         if versions or cleanup is not None:
-            self.begin(end(), name, serves=self._is_waited_for(name, versions))
+            self._begin_end(end(), name, versions)
+
+    def _begin_end(
+        self, work: Coroutine[Any, Any, None], name: str, old: Collection[LoadedVersion]
+    ) -> asyncio.Task[None]:
+        """Run the end of these versions."""
+        task = self.begin(work, name, serves=self._is_waited_for(name, old))
+        if steps := frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)):
+            self._steps[task] = steps
+        return task
+
+    def above(self, name: str) -> list[asyncio.Task[None]]:
+        """The running ends of ensembles whose accepted requests may need this model."""
+        return [task for task, steps in self._steps.items() if name in steps]
 
     def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
         """Whether these versions count for MOST_REPLACED; those with sequences do not, as their time is bounded."""
@@ -209,6 +224,7 @@ class Endings:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
+        self._steps.pop(task, None)
         if task in self._replaced.get(name, ()):
             self._replaced[name].discard(task)
             if not self._replaced[name]:

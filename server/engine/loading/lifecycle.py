@@ -115,8 +115,8 @@ class Lifecycle:
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        # told of each model that somebody unloads: its name, bytes, steps, and the end of its last request
-        self.withdrawn: Callable[[str, int, frozenset[str], asyncio.Task[None]], None] | None = None
+        # told of each model that somebody unloads: its name, its bytes, and the end of its last request
+        self.withdrawn: Callable[[str, int, asyncio.Task[None]], None] | None = None
         self.loaded = 0  # versions since the start
         self.failed = 0  # failed loads since the start
 
@@ -347,7 +347,7 @@ class Lifecycle:
         async with self._lock_with_users(name, users, asked_by) as found:
             if name not in self._models:
                 return
-            await self._unload_users(found, waits=not asked_by)
+            await self._unload_users(name, found, waits=users and not asked_by)
             state = self._models[name]
             steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
             if not state.loaded:
@@ -370,30 +370,38 @@ class Lifecycle:
                     yield found & self._users_of(one)
                     return
 
-    async def _unload_users(self, users: frozenset[str], *, waits: bool) -> None:
-        """Unload ensembles, outer ones first; each level finishes its requests before the models below it leave."""
+    async def _unload_users(self, name: str, users: frozenset[str], *, waits: bool) -> None:
+        """Unload the ensembles above a model, outer ones first; with `waits`, each level finishes its requests before
+        the models below it leave, as do ensembles that were withdrawn before."""
         end = time.monotonic() + USERS_SECONDS
         left = set(users)
         while left:
             outer = {name for name in left if not left & self._users_of(frozenset((name,)))}
-            endings = [self._withdraw(name) for name in sorted(outer)]
-            if waits and endings:
-                await asyncio.wait(endings, timeout=max(0.0, end - time.monotonic()))
+            for user in sorted(outer):
+                if waits:
+                    await self._above_ended(user, end)
+                self._withdraw(user)
             left -= outer
+        if waits:
+            await self._above_ended(name, end)
+
+    async def _above_ended(self, name: str, end: float = math.inf) -> None:
+        """Return when the ensembles above a model that were withdrawn have finished, or at this time."""
+        while (above := self._endings.above(name)) and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(above, timeout=None if math.isinf(left) else left)
 
     def _withdraw(self, name: str) -> asyncio.Task[None]:
         """See `Endings.withdraw`; tells of it."""
         state = self._models[name]
         size = sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
-        steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset[str]()
         was_loaded = bool(state.loaded)
         ending = self._endings.withdraw(name)
         if was_loaded and self.withdrawn is not None:
-            self.withdrawn(name, size, steps, ending)
+            self.withdrawn(name, size, ending)
         return ending
 
     async def retire(self, name: str, may_leave: Callable[[], bool]) -> None:
-        """Unload a model to make room; return when its memory is free.
+        """Unload a model to make room, after ensembles above it that were withdrawn; return when its memory is free.
 
         Args:
             name: of the model.
@@ -402,11 +410,15 @@ class Lifecycle:
         Raises:
             Unavailable: the server stops.
         """
-        self._refuse_when_stopping()
-        async with self.lock(frozenset((name,))):
-            if not may_leave():
-                return
-            ending = self._endings.withdraw(name)
+        ending: asyncio.Task[None] | None = None
+        while ending is None:
+            await self._above_ended(name)
+            self._refuse_when_stopping()
+            async with self.lock(frozenset((name,))):
+                if not may_leave():
+                    return
+                if not self._endings.above(name):
+                    ending = self._endings.withdraw(name)
         await ending
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
@@ -429,6 +441,21 @@ class Lifecycle:
         await ending
         if name in self._models and self._models[name].own is None and not self._models[name].departing:
             self._models.remove(name)
+
+    def tied(self, names: Iterable[str]) -> list[list[str]]:
+        """These models in groups: loaded ensembles tie no model of one group to a model of another."""
+        group_of: dict[str, list[str]] = {}
+        for name in names:
+            reach = {name, *self._users_of(frozenset((name,))), *self._models.needs(name)}
+            reach.update(*(self._models.needs(user) for user in reach))
+            joined = {id(group): group for each in reach if (group := group_of.get(each)) is not None}
+            largest, *others = sorted(joined.values(), key=len, reverse=True) or [[]]
+            for moved in (*others, [name]):
+                largest.extend(moved)
+            group_of.update(dict.fromkeys((*reach, *largest), largest))
+            for other in others:
+                group_of.update((each, largest) for each, group in tuple(group_of.items()) if group is other)
+        return list({id(group): group for group in group_of.values()}.values())
 
     # -- the end --
 

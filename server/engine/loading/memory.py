@@ -59,7 +59,7 @@ class Memory:
         self._budget = Budget(budget or float("inf"))
         self.is_limited = bool(budget)
         self._begins: dict[Hashable, asyncio.Future[bool]] = {}  # of waiting claims
-        self._ends: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}  # models that leave, with their steps
+        self._retires: dict[str, asyncio.Task[None]] = {}  # models that leave to make room
         self._asked: dict[str, int] = {}  # when each model was last loaded, in the nanoseconds of `lane.statistics`
         self._next: asyncio.TimerHandle | None = None
         self._over = 0
@@ -145,7 +145,7 @@ class Memory:
             if not self._begins[key].done():
                 self._begins[key].set_exception(self._refusal(key, lack))
         for name in decision.leave:
-            self._dismiss(name, residents[name].steps)
+            self._dismiss(name)
         if decision.over and decision.over != self._over:
             log.warning("over --model-memory-budget by %d bytes with what cannot leave", decision.over)
         self._over = decision.over
@@ -192,29 +192,30 @@ class Memory:
 
     # -- who leaves --
 
-    def _dismiss(self, name: str, steps: frozenset[str]) -> None:
-        """Have a model leave, after the ensembles above it have finished what they have accepted."""
+    def _dismiss(self, name: str) -> None:
+        """Have a model leave, after the ensembles above it, which were told before, have left."""
         log.info("'%s' leaves to make room", name)
-        above = [task for task, (_, below) in self._ends.items() if name in below]
-        self._watch(name, steps, asyncio.create_task(self._see_out(name, above)))
+        above = [self._retires[user.name] for user in self._models.ensembles_of(name) if user.name in self._retires]
+        self._retires[name] = task = asyncio.create_task(self._see_out(name, above))
+        self._watch(name, task)
 
     async def _see_out(self, name: str, above: list[asyncio.Task[None]]) -> None:
         if above:
             await asyncio.wait(above)
         await self._lifecycle.retire(name, lambda: self._budget.may_leave(name, self._residents()))
 
-    def _withdrawn(self, name: str, size: int, steps: frozenset[str], ending: asyncio.Task[None]) -> None:
+    def _withdrawn(self, name: str, size: int, ending: asyncio.Task[None]) -> None:
         """A model was unloaded by hand; it takes its memory until it has ended."""
         self._budget.leave(name, size)
-        self._watch(name, steps, ending)
+        self._watch(name, ending)
 
-    def _watch(self, name: str, steps: frozenset[str], task: asyncio.Task[None]) -> None:
-        self._ends[task] = name, steps
+    def _watch(self, name: str, task: asyncio.Task[None]) -> None:
         timer = asyncio.get_running_loop().call_later(LEAVING_SECONDS, self._late, name)
 
         def over(task: asyncio.Task[None]) -> None:
             timer.cancel()
-            del self._ends[task]
+            if self._retires.get(name) is task:
+                del self._retires[name]
             self._budget.left(name)
             if task.cancelled() or task.exception() is not None:  # another look at once might only fail again
                 self._look_later()
