@@ -23,7 +23,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /source
-COPY pyproject.toml setup.py constraints.txt README.md THIRD_PARTY_LICENSES.md ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE THIRD_PARTY_LICENSES.md ./
 RUN python3 -m venv /build && /build/bin/pip install setuptools wheel Cython -c constraints.txt \
     && python3 -m venv /sbom && /sbom/bin/pip install cyclonedx-bom==7.5.0
 COPY _native _native

@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "_native" / "built.json"
 FOLDERS = ("_native", "backends", "inferd_client")
+OWN = {*FOLDERS, "server"}
+"""The packages that inferd consists of."""
 SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h"}
 FRAMEWORKS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -92,12 +94,17 @@ def stale_sources() -> str:
 
 
 def explained(error: BaseException) -> str:
-    """An explanation of an import error that the build has caused; empty for any other error."""
+    """An explanation of an import error that the build or the installation has caused; empty for any other error."""
     if not isinstance(error, OF_IMPORTS):
         return ""
+    name = getattr(error, "name", None) or ""
+    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] not in OWN:
+        return (
+            f"{sys.executable} has no module '{name}', which inferd needs: install inferd again with its dependencies; "
+            f"'{sys.executable} -m pip check' lists what is missing"
+        )
     if stale := stale_sources():
         return stale
-    name = getattr(error, "name", None) or ""
     if not isinstance(error, ImportError) or not name.startswith("_native"):
         return ""
     built = record().get("python", "")

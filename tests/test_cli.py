@@ -487,6 +487,15 @@ def test_an_error_that_is_not_of_the_build_is_not_hidden(monkeypatch, tmp_path, 
         cli.main(BASE)
 
 
+def test_a_missing_module_is_named(monkeypatch, capsys, broken_import) -> None:
+    """Not the state of the extensions, which may be stale, too: the module that is missing is to be installed first."""
+    monkeypatch.setattr(build, "stale_sources", lambda: "stale")
+    broken_import(ModuleNotFoundError("No module named 'uvloop'", name="uvloop"))
+    assert cli.main(BASE) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no module 'uvloop', which inferd needs" in line
+
+
 def test_the_server_process_does_not_load_rich() -> None:
     code = """
 import sys, types

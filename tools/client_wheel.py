@@ -28,6 +28,8 @@ name = "inferd-client"
 version = "{version}"
 description = "A client for the KServe v2 protocol with Triton's extensions: tritonclient's API on native HTTP/2"
 requires-python = "{python}"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
 dependencies = ["numpy>=2.0", "protobuf>=6.33.5,<8"]
 
 [project.optional-dependencies]
@@ -52,7 +54,8 @@ def main() -> None:
         kind = os.environ.get("INFERD_BUILD", "release")
         # the copies keep their times, so that C that is older than its source is made anew
         shutil.copytree(TRANSLATED, WORK / "build" / f"cython-{kind}" / "inferd_client")
-    shutil.copyfile(ROOT / "setup.py", WORK / "setup.py")
+    for name in ("setup.py", "LICENSE"):
+        shutil.copyfile(ROOT / name, WORK / name)
     project = whole["project"]
     (WORK / "pyproject.toml").write_text(
         METADATA.format(

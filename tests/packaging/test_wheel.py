@@ -58,8 +58,29 @@ def test_it_brings_its_libraries(environment) -> None:
 
 
 def test_the_licences_of_what_it_contains_are_in_it(environment) -> None:
-    found = list(environment.rglob("inferd-*.dist-info/**/THIRD_PARTY_LICENSES.md"))
-    assert len(found) == 1
+    for name in ("LICENSE", "THIRD_PARTY_LICENSES.md"):
+        assert len(list(environment.rglob(f"inferd-*.dist-info/**/{name}"))) == 1
+
+
+def test_it_says_nothing_of_other_sources(environment, tmp_path) -> None:
+    """A wheel has no sources of extensions, whose state it could compare with that of the build."""
+    bare = {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}
+    command = [environment / "bin" / "inferd", "--version"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=bare, cwd=tmp_path)
+    assert "warning" not in told.stdout + told.stderr
+    packages = [environment.rglob(f"site-packages/{name}/**/*") for name in ("_native", "backends", "inferd_client")]
+    assert not [path for found in packages for path in found if path.suffix in (".pyx", ".pxi", ".c", ".h")]
+
+
+@pytest.mark.parametrize("missing", ["uvloop", "numpy", "grpc", "google.protobuf", "cyclopts"])
+def test_a_missing_dependency_is_named(environment, tmp_path, missing) -> None:
+    """`serve` names the module that is not there, and nothing else."""
+    hide = f"import sys; sys.modules[{missing!r}] = None; from server.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [environment / "bin" / "python", "-c", hide, "serve", "--model-repository", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert missing in done.stderr
+    assert "built from other sources" not in done.stderr
 
 
 def test_the_source_distribution_has_all_sources(tmp_path) -> None:
