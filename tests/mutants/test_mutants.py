@@ -263,6 +263,7 @@ class FakeCopy:
         return self.extension(file).read_text()
 
     def simulate(self, *attempts: tuple[str, ...]) -> tuple[str, str]:
+        assert all(isinstance(argument, str) for arguments in attempts for argument in arguments)
         self.ran.append("simulation")
         built = self.extension("a/x.pyx").read_text() if self.extension("a/x.pyx").exists() else ""
         return next((said for word, said in self.simulated.items() if word in built), ""), "simulations 5, calls 9"

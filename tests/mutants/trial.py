@@ -67,7 +67,7 @@ class Trials:
         Raises:
             Unsound: it breaks a rule.
         """
-        found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), EACH_TAKE)
+        found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *EACH_TAKE)
         if found:
             raise Unsound(found)
         self.seeds = simulated(printed)
