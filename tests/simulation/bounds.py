@@ -56,7 +56,7 @@ class Bounds:
         self._steps = 0
 
     def _versions(self) -> list[Version]:
-        return [*self.simulation.serving(), *self.simulation.leaving]
+        return self.simulation.shop.every()
 
     # -- after every step
 

@@ -1,7 +1,6 @@
-"""What the server does in Python: ModelStreamInfer, by the handlers that are shipped, on an event loop of the world.
+"""What the server does in Python, on an event loop of the world: ModelStreamInfer, by the handlers that are shipped.
 
-The loop has tasks and callbacks only. What it waits for comes from the connections and over the bridge, and the
-simulation decides when it has its turn.
+The simulation decides when the loop has its turn, and when it reads its descriptors.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import asyncio
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import server.front.context
+from server.engine.housekeeping.threads import on_thread
 from server.front import services
 from server.front.connection_limits import Admission, ListenerPolicy
 from server.front.context import NativeContext
@@ -22,10 +22,9 @@ from server.front.serving import serve
 from server.rpc.infer import Inference
 from server.rpc.service import Method
 from tests.simulation.wire import Violation
-from tests.simulation.world import World
+from tests.simulation.world import LOOP_FDS, UNWATCHED, World
 
 if TYPE_CHECKING:
-    from _native.service.ticket import Ticket
     from _native.transport.call import Call
     from _native.transport.client import ClientUse
     from _native.transport.connection import Connection
@@ -33,17 +32,20 @@ if TYPE_CHECKING:
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 UNIMPLEMENTED = 12
+CAN_COPE: ContextVar[bool] = ContextVar("CAN_COPE", default=False)  # whether memory may be refused to a task
 WINDOW = 6  # requests of one stream that may be read and not yet answered
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """An event loop without descriptors. `later` does something after so many nanoseconds."""
+    """An event loop; `later` does something after so many nanoseconds."""
 
     def __init__(self, world: World, later: Callable[[int, Callable[[], None]], None]) -> None:
         self.world = world
         self._later = later
         self.ready: deque[asyncio.Handle] = deque()
         self.problem = ""
+        self.readers: dict[int, Callable[[], Any]] = {}  # by what a descriptor tells the main thread
+        self._codes: dict[int, int] = {}  # of descriptors
 
     def time(self) -> float:
         return self.world.now() / 1e9
@@ -67,6 +69,34 @@ class Loop(asyncio.AbstractEventLoop):
         self._later(int(delay * 1e9), lambda: self.ready.append(handle))
         return handle
 
+    def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_later(max(0.0, when - self.time()), callback, *arguments, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is skipped when it is due."""
+
+    def call_soon_threadsafe(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
+        handle = self.call_soon(callback, *arguments, context=context)
+        self.world.has_tasks()
+        return handle
+
+    def run_in_executor(self, executor: Any, work: Any, *arguments: Any) -> asyncio.Future[Any]:
+        assert executor is None
+        return self.create_task(on_thread(work, *arguments))
+
+    def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:
+        code = next(bit for bit in LOOP_FDS if bit not in self.readers)
+        self._codes[fd], self.readers[code] = code, partial(callback, *arguments)
+        self.world.watch(fd, code)
+
+    def remove_reader(self, fd: Any) -> bool:
+        code = self._codes.pop(fd, None)
+        if code is None:
+            return False
+        del self.readers[code]
+        self.world.watch(fd, UNWATCHED)
+        return True
+
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
@@ -81,23 +111,33 @@ class Loop(asyncio.AbstractEventLoop):
         for _ in range(len(self.ready)):
             handle = self.ready.popleft()
             if not handle.cancelled():
+                self.world.may_fail(int(handle._context.get(CAN_COPE, False)))  # type: ignore[attr-defined]
                 handle._run()
+                self.world.may_fail(0)
+
+    def read(self, ready: int) -> None:
+        """What these descriptors have is read."""
+        for code in LOOP_FDS:
+            if ready & code and code in self.readers:
+                self.readers[code]()
 
 
 class Desk:
-    """Takes the calls that are not native; for `Inference`, it is the engine."""
+    """Takes the calls that are not native."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.loop = Loop(simulation.world, simulation.later)
         self.open: set[NativeContext] = set()
-        method = Method("ModelStreamInfer", None, None, True, True, Inference(self, WINDOW).stream)  # type: ignore
+        events._set_running_loop(self.loop)
+
+    def open_door(self) -> None:
+        """There is an engine, and who may do what."""
+        simulation = self.simulation
+        method = Method("ModelStreamInfer", None, None, True, True, Inference(simulation.engine, WINDOW).stream)  # type: ignore
         policy = services.Policy(access=simulation.rights.access, forwarder=simulation.forwarding.forwarder)
         self._handler = services._handler(method, policy)
         self._listener_policy = ListenerPolicy()
-        # deadlines are measured from when the handler begins
-        server.front.context.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore
-        events._set_running_loop(self.loop)
 
     def meet(self, connection: Connection, use: ClientUse, address: str) -> None:
         """A connection has been made."""
@@ -112,7 +152,9 @@ class Desk:
         if self.simulation.packing:
             call.set_compression("", 1)
         context = NativeContext(call, self._handler)
-        context.task = self.loop.create_task(serve(self._handler, context, None))  # type: ignore
+        copes = copy_context()
+        copes.run(CAN_COPE.set, True)
+        context.task = self.loop.create_task(serve(self._handler, context, None), context=copes)  # type: ignore
         self.open.add(context)
         context.task.add_done_callback(lambda _: self.open.discard(context))
 
@@ -125,14 +167,3 @@ class Desk:
     def leave(self) -> None:
         """Nothing will come any more."""
         events._set_running_loop(None)
-
-    # -- what the engine does for handlers --
-
-    def submit(self, message: bytes, deliver: Any, **arguments: Any) -> Ticket:
-        """See `server.engine.engine.Engine.submit`."""
-        return self.simulation.service.submit(message, deliver, **arguments)
-
-    def stream_ended(self, number: int) -> None:
-        """See `server.engine.engine.Engine.stream_ended`."""
-        for version in self.simulation.serving():
-            version.loaded.stream_ended(number)

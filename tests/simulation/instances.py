@@ -133,7 +133,7 @@ class SimulatedInstance(Instance):
         if executions.crowd is not None:
             numbers = executions.crowd.executed(self.kind, numbers)
         prefix = self.name.rpartition("_")[0]
-        for number in numbers if self.kind.caches else ():
+        for number in numbers if self.kind.reuses else ():
             executions.latest_ns[prefix, number] = self.backend.world.now()
         for number in numbers:
             gone_ns = self.rested_ns if self.kind.reuses else executions.gone_ns.get(number, self.rested_ns)

@@ -145,6 +145,10 @@ CHOSEN = {
             steps=(step("cached", "x", "a"), step("both", "a", "b"), step("delayed", "b", "y")),
             factor=8,
         ),
+        # an ensemble whose answers are kept, of models that are replaced
+        Kind("page", coalesces=True, weight=0),
+        Kind("picture", coalesces=True, style="in place", weight=0),
+        Kind("album", steps=(step("page", "x", "t"), step("picture", "t", "y")), factor=4, caches=True, weight=4),
         # ensembles of ensembles
         Kind("nest", steps=(step("chain", "x", "t"), step("both", "t", "u"), step("twins", "u", "y")), factor=16),
         Kind("studio", steps=(step("gpu", "x", "t"), step("inplace", "t", "u"), step("gpu", "u", "y"))),

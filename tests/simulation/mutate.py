@@ -574,6 +574,37 @@ FAULTS = (
         "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
         "        lock(&channel.guard)\n    unlock",
     ),
+    # models that come and go
+    Fault(
+        "what an ensemble has answered stays when a step of it is replaced",
+        "server/engine/models/registry.py",
+        "            self._forget(ensemble.lane)  # its steps may have other answers now\n",
+        "            pass\n",
+    ),
+    Fault(
+        "a version that is replaced never ends",
+        "server/engine/loading/load.py",
+        "            endings.replaced(name, old.values(), cleanup)\n",
+        "            endings.replaced(name, (), cleanup)\n",
+    ),
+    Fault(
+        "who waits for a model whose load fails waits for ever",
+        "server/engine/loading/demand.py",
+        "            self._infer.resume(name, int(error.status), str(error))\n",
+        "            pass\n",
+    ),
+    Fault(
+        "a poll that finds a changed model does not load it",
+        "server/engine/loading/control.py",
+        "                self._try_again(await self._lifecycle.load(names))\n",
+        "                pass\n",
+    ),
+    Fault(
+        "a sequence may begin on a version that departs",
+        "server/engine/loading/endings.py",
+        "                version.drain()\n                state.departing.insert(0, Departing(version))\n",
+        "                state.departing.insert(0, Departing(version))\n",
+    ),
     # threads that come with the first request
     Fault(
         "instances without requests have threads",

@@ -9,7 +9,7 @@ import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.audit import oldest
-from tests.simulation.kind import FIRST_QUESTION, SCALE, Kind, serialize_strings
+from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
@@ -87,7 +87,7 @@ class Oracle:
 
     def _was_replaced(self, kind: Kind, since_ns: int) -> bool:
         """Whether another version has taken the place of this model, or of a step of it, since then."""
-        return any(self.since[name] >= since_ns or self.was_away(name, since_ns) for name in STEPS[kind.name])
+        return any(self.since.get(name, 0) >= since_ns or self.was_away(name, since_ns) for name in STEPS[kind.name])
 
     def asked(self, kind: Kind, *, at_any_time: bool = False) -> None:
         """A request for this model is under way, or it may come at any time: what its client has given up."""
@@ -172,18 +172,24 @@ class Oracle:
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
 
     def _check_age(self, call: Call) -> None:
-        """An answer that was kept is of the version that serves, and not older than it may be."""
-        simulation, kind = self.simulation, call.kind
+        """An answer that was kept is of the versions that serve, and not older than it may be."""
+        for name in STEPS[call.kind.name]:
+            if not KINDS[name].steps:
+                self._check_age_of(call, KINDS[name])
+
+    def _check_age_of(self, call: Call, kind: Kind) -> None:
+        """The same of what this model has done for it."""
+        simulation = self.simulation
         version = simulation.versions.get(kind.name)
         if version is None or self.since[kind.name] >= call.opened_ns:
             return
-        number = int(abs(call.x[0, 0])) // SCALE
-        executed_ns = simulation.executions.latest_ns.get((version.prefix, number))
+        executed_ns = simulation.executions.latest_ns.get((version.prefix, call.question))
         if executed_ns is None:
-            raise Violation(f"{call}: its answer is of a version that has been replaced")
-        age = call.opened_ns - executed_ns - 2 * kind.duration_us * 1000 - GRAIN  # until it was kept that took so long
+            raise Violation(f"{call}: its answer is of a version of '{kind.name}' that has been replaced")
+        longest = sum(2 * KINDS[name].duration_us * 1000 for name in STEPS[call.kind.name])
+        age = call.opened_ns - executed_ns - longest - GRAIN  # until it was kept that took so long
         is_prompt = max(simulation.jumped_ns, simulation.pressed_ns) < executed_ns
-        if simulation.ttl_ns and is_prompt and age > simulation.ttl_ns:
+        if simulation.ttl_ns and is_prompt and age > simulation.ttl_ns and not call.kind.steps:
             raise Violation(f"{call}: its answer has been kept for {age} ns")
 
     def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
@@ -407,7 +413,7 @@ class Oracle:
         executed = simulation.endpoint.ledger["executed"]
         if executed and simulation.service.in_house == 0 and not simulation.desk.open:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
-        for version in (*simulation.versions.values(), *simulation.leaving):
+        for version in (*simulation.versions.values(), *simulation.shop.ending):
             pending = version.loaded.lane.pending
             if not pending:
                 version.threadless_ns = 0

@@ -10,9 +10,6 @@ from random import Random
 
 from _native.memory.resource import live_counters
 from _native.memory.shm import Regions
-from _native.request.bridge import BridgeHandle
-from _native.service.infer import InferService
-from _native.service.table import ModelTable
 from _native.transport.client import ClientUse
 from _native.transport.endpoint import Endpoint
 from server.engine.instances import instances as engine_instances
@@ -29,22 +26,22 @@ from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
-from tests.simulation.models import Executions, Version, load, threads_of
+from tests.simulation.models import Executions, Version, threads_of
+from tests.simulation.operator import Operator, Shelf, Shop, make_engine
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.rights import Rights
 from tests.simulation.story import Story
+from tests.simulation.system import Unforeseen, hook
 from tests.simulation.traces import Traces
 from tests.simulation.wire import Violation
-from tests.simulation.world import BRIDGE_FD, NEVER, START_NS, TIMERS_FD, Do, World
+from tests.simulation.world import NEVER, START_NS, Do, World
 
 US = 1000
 MS = 1000 * US
 SECOND = 1000 * MS
-DEEDS = 40  # of the operator in a usual simulation, at most
 MANY = 1000  # calls of a crowd that is large
 LONGER = 10  # times as long are pauses of other clients beside a large crowd, so that these last as long
-OF_CROWD = 1000  # calls of a crowd, for which there is one deed more
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
@@ -165,24 +162,30 @@ class Simulation:
         resources = int(self._draw("resources", 2, 3))
         self.late = self._draw("late", 0, 0.5, 1, when=scale.late)  # how often threads come late
         self.refusing = self._draw("refusing", 0, 0, 0.5, when=scale.late)  # how often one of these is refused
-        engine_instances.threading = threads_of(world, self._refuses_thread)  # type: ignore[assignment]
-        self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
-        self.resources = Resources({("R", None): resources})
-        self.table = ModelTable()
-        self.bridge = BridgeHandle()
         self.service_limit = int(self._draw("service limit", 0, 0, 0, 20)) * (10 if scale.crowd > MANY else 1)
         self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
-        self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
         ttl = self._draw("ttl", 0, 0.01)
         self.ttl_ns = int(ttl * SECOND)  # of an answer that is kept; 0: any
-        self.service.keep_answers(1 << 16, ttl=ttl)
+        names = scale.models or self._choose()
+        self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
+        self.outcome.models = tuple(self.kinds)
+        self.unforeseen = Unforeseen.of_server()
+        hook(world)
+        self.graphics = Graphics(world)
+        engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
+        self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
+        self.desk = Desk(self)
+        self.demand = Demand(self)
+        self.shelf, self.shop, self.operator = Shelf(self), Shop(self), Operator(self)
+        self.engine = make_engine(
+            self, max_inflight=self.service_limit, ttl=ttl, resources=Resources({("R", None): resources})
+        )
+        self.service = self.engine.infer
         self.rights = Rights(self)
         self.forwarding = Forwarding(self)
-        self.desk = Desk(self)
+        self.desk.open_door()
         self.town = Town(self)
-        self.graphics = Graphics(world)
         self.traces = Traces(self)
-        self.demand = Demand(self)
         self.regions = Regions(max_count=1000, max_byte_size=1 << 36)
         self.service.use_regions(self.regions, shared=True)
         self.endpoint = Endpoint(
@@ -192,35 +195,25 @@ class Simulation:
             send_timeout=30.0,
             max_streams=100,
             native_level=1 if self.packing else 0,
-            timers=self.bridge.timers,
+            timers=self.service.timers,
         )
         self.service.install(self.endpoint)
+        self.engine.after_delivery(self._flush_behind)
         self.rights.install()
         self.forwarding.install()
-        world.watch(self.bridge.event_fd, BRIDGE_FD)
-        world.watch(self.bridge.timers.fd, TIMERS_FD)
-        self.generations: dict[str, int] = {}
-        self.versions: dict[str, Version] = {}
-        self.departing: dict[str, list[Version]] = {}  # on which only sequences go on, the last one first
-        self.leaving: list[Version] = []
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
         self.crowd: Crowd | None = None
         self.oracle = Oracle(self)
         self.bounds = Bounds(self)
         self.books = Books()
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
-        names = scale.models or self._choose()
-        self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
-        self.outcome.models = tuple(self.kinds)
-        for name in self.kinds:
-            self.load(name)
+        self.calls_open = 0
+        self.last_answer_ns = START_NS
         self.clients: list[Client] = []
         count = min(scale.clients, random.choice((2, scale.clients, scale.clients)))
         each = max(1, scale.calls // max(1, count))
         for number in range(count):
             self.clients.append(Client(self, number, draw_temper(Random(f"{seed} {number}"), scale), each))
-        self.calls_open = 0
-        self.last_answer_ns = START_NS
         if unknown := scale.fixed.keys() - self.drawn:
             raise ValueError(f"'fixed' may have {sorted(self.drawn)}, and not {sorted(unknown)}")
         if scale.crowd and any(can_ask(kind) for kind in self.kinds.values()):
@@ -267,38 +260,25 @@ class Simulation:
 
     # -- models --
 
-    def load(self, name: str) -> None:
-        """A new version takes the place of what there is."""
-        kind = self.kinds[name]
-        generation = self.generations[name] = self.generations.get(name, -1) + 1
-        count = self.random.randint(*kind.instances)
-        version = load(
-            kind,
-            generation,
-            count,
-            self.service,
-            self.world,
-            self.random,
-            self.executions,
-            self.resources,
-            self.town,
-            self.graphics,
-            self.late,
-        )
-        self.tell("operator", f"loads {version.prefix} with {version.count} instances")
-        old = self.versions.get(name)
-        self.versions[name] = version
-        self.traces.loaded(version)
-        self._depart(name, old)
-        self.oracle.loaded(name)
-        self.demand.loaded(name)
+    def _start_engine(self) -> None:
+        """Have the engine load the models of the start."""
+        self.operator.open()
+        starting = self.desk.loop.create_task(self.engine.start())
+        while not starting.done():
+            if not self.step():
+                raise Violation("the engine never starts")
+        if problems := starting.result():
+            raise Violation(f"models are not loaded at the start: {problems}")
+        self.operator.begin()
 
-    def change(self, name: str) -> None:
-        """Its version gets another number of instances, while requests go on."""
-        version = self.versions[name]
-        count = self.random.randint(*version.kind.instances)
-        self.tell("operator", f"has {count} instances of {version.prefix}, which had {version.count}")
-        version.change(count, self.world)
+    @property
+    def versions(self) -> dict[str, Version]:
+        """Those that requests find, by model."""
+        return self.shop.versions
+
+    def serving(self) -> list[Version]:
+        """All versions that requests may come to, departing ones included."""
+        return [version for version in self.shop.every() if version not in self.shop.ending]
 
     def look(self, name: str) -> None:
         """Read what its version tells of itself."""
@@ -311,102 +291,21 @@ class Simulation:
         read_metrics(version)
         list_regions(self)
 
-    def unload(self, name: str) -> None:
-        self.tell("operator", f"unloads {name}")
-        self._depart(name, self.versions.pop(name))
-        self.oracle.unloaded(name)
-
-    def _depart(self, name: str, old: Version | None) -> None:
-        """It is not served any more, but for its sequences; see `server.engine.loading.lifecycle`."""
-        drains = old is not None and old.loaded.sequences > 0 and self.random.random() < 0.8
-        if old is not None and drains:
-            old.loaded.drain()
-            self.departing.setdefault(name, []).insert(0, old)
-            self.later(self.random.choice((MS, 50 * MS, 3 * SECOND)), lambda: self._end_version(name, old))
-        self._publish(name)
-        if old is not None and not drains:
-            self._close(name, old)
-
-    def _publish(self, name: str) -> None:
-        version = self.versions.get(name)
-        departing = [(1, each.loaded.lane) for each in self.departing.get(name, ())]
-        if version is None and not departing:
-            self.table.remove(name)
-        else:
-            self.table.set(name, {} if version is None else {1: version.loaded.lane}, departing)
-
-    def _end_version(self, name: str, version: Version) -> None:
-        """Its sequences have ended, or their time is over."""
-        if version not in self.departing.get(name, ()):
-            return
-        self.departing[name].remove(version)
-        self._publish(name)
-        self._close(name, version)
-
-    def _close(self, name: str, version: Version) -> None:
-        if version.loaded.sequences:
-            self.tell("operator", f"ends {version.loaded.sequences} sequences of {version.prefix}")
-            self.cut_ns[name] = self.world.now()
-            if name in self.versions:
-                self.versions[name].loaded.succeed(version.loaded)
-        version.loaded.lane.close()
-        version.drain()
-        self.leaving.append(version)
-
-    def serving(self) -> list[Version]:
-        """All versions that requests may come to."""
-        return [*self.versions.values(), *(each for gone in self.departing.values() for each in gone)]
-
-    def see_off(self) -> None:
-        """Join threads that have left, and let go of what nothing refers to any more."""
-        for name, versions in self.departing.items():
-            for version in [each for each in versions if each.loaded.sequences == 0]:
-                self._end_version(name, version)
-        for version in list(self.leaving):
-            if version.ended and not version.joined:
-                self.oracle.leaves(version)
-                version.close()
-            if version.joined and not version.loaded.lane.in_flight:
-                all_looked_up = not (self.is_faulty or self.sharing)
-                self.books.left(version, all_looked_up=all_looked_up, is_faulty=self.is_faulty)
-                self.service.forget(version.loaded.lane)
-                self.leaving.remove(version)
-
-    def operate(self) -> None:
-        """The operator's next deed."""
-        deeds = DEEDS * max(1, self.scale.calls // Scale.calls) + self.scale.crowd // OF_CROWD
-        if not self._is_asked() or sum(self.generations.values()) > deeds:
-            return
-        self.rights.change()
-        name = self.random.choice(sorted(self.kinds))
-        deed = self.random.random()
-        if name not in self.versions or deed < (0.3 if self.demand.on else 0.6):
-            self.load(name)
-        elif deed < 0.7 and not self._is_step(name):
-            self.unload(name)
-            if self.crowd is not None:  # which would only be told so
-                self.later(self.random.choice((MS, 5 * MS)), lambda: self._bring_back(name))
-        elif deed < 0.85 and self.versions[name].loaded.is_scalable:
-            self.change(name)
-        else:
-            self.look(name)
-        self.later(self.random.choice((200 * US, 2 * MS, 20 * MS)), self.operate)
-
-    def _bring_back(self, name: str) -> None:
-        if name not in self.versions:
-            self.load(name)
-
-    def _is_asked(self) -> bool:
+    def is_asked(self) -> bool:
         """Whether anybody has still to ask, or waits."""
         return any(client.active for client in self.clients) or (self.crowd is not None and self.crowd.active)
-
-    def _is_step(self, name: str) -> bool:
-        return any(step.model == name for kind in self.kinds.values() for step in kind.steps)
 
     # -- the loop --
 
     def flush(self) -> None:
         self.endpoint.flush_dirty()
+
+    def _flush_behind(self) -> None:
+        """As the door does after each delivery."""
+        self.bounds.look()
+        before = self.world.may_fail(1)
+        self.flush()
+        self.world.may_fail(before)
 
     def step(self) -> bool:
         """One action of the main thread, after those of threads; False: nothing is left to do."""
@@ -421,18 +320,18 @@ class Simulation:
                 self.oracle.note_house()
             self.flush()
         elif what == Do.LOOP:
-            self._turn_loop(world.loop_ready())
+            self.desk.loop.read(world.loop_ready())
         elif what == Do.REST:
             return self._pass_time()
         elif what == Do.WORKER:
             self.town.turn(world.worker())
         elif what == Do.TASKS:
-            world.may_fail(1)
             self.desk.turn()
-            self.flush()
-            world.may_fail(0)
+            self._flush_behind()
+            if self.shop.problem:
+                raise Violation(self.shop.problem)
         elif what == Do.SEE_OFF:
-            self.see_off()
+            pass  # threads have left
         elif what == Do.GPU:
             self.graphics.stub.step(self.random.randrange(1 << 16))
         elif what == Do.STAND:
@@ -445,19 +344,6 @@ class Simulation:
             raise Violation(world.problem)
         self.bounds.look()
         return True
-
-    def _turn_loop(self, ready: int) -> None:
-        """The loop's descriptors say that there is something to look at."""
-        self.world.may_fail(1)
-        if ready & BRIDGE_FD:
-            self.bridge.drain()
-            self.bounds.look()
-        if ready & TIMERS_FD:
-            self.bridge.expire()
-        self.flush()
-        self.world.may_fail(0)
-        if self.leaving or any(self.departing.values()):
-            self.see_off()
 
     def may_lose_workers(self, kind: Kind) -> bool:
         """Whether a worker of this model, or of its steps, may end while it has requests."""
@@ -474,6 +360,8 @@ class Simulation:
             self.later(self.random.randint(0, 3 * MS), self._visit)
 
     def _pass_time(self) -> bool:
+        if self.desk.loop.ready:
+            return True
         self.oracle.rest()
         self.bounds.rest()
         soonest = min(self.world.next(), self.events[0][0] if self.events else NEVER)
@@ -488,18 +376,19 @@ class Simulation:
 
     def run(self) -> None:
         """Until all is answered and every model has gone."""
+        self._start_engine()
         for client in self.clients:
             client.begin()
         if self.crowd is not None:
             self.crowd.begin()
-        if self.scale.operator:
-            self.later(self.random.choice((1, 10)) * MS, self.operate)
         self.later(self.random.randint(0, 3 * MS), self._visit)
         self.world.set_faults(self.faults_ppm)
         self.world.fail_at(self.scale.fails_at, self.scale.fails)
         checks = 0
         while self.step():
             checks += 1
+            if not (self.operator.is_stopping or self._is_busy()):
+                self.operator.stop()
             if checks % COLLECT == 0:
                 gc.collect()
             if checks % 16 == 0 and not self.endpoint.ledger_agrees():
@@ -520,20 +409,21 @@ class Simulation:
         if self.desk.open:
             raise Violation(f"{len(self.desk.open)} handlers of streams never end")
         self.desk.leave()
-        for name in list(self.kinds):
-            self.table.remove(name)
-            for version in (*self.departing.pop(name, ()), *filter(None, [self.versions.pop(name, None)])):
-                self._close(name, version)
-        self.see_off()
-        while self.leaving and self.step():
-            self.see_off()
-        if self.leaving:
-            raise Violation(f"versions never end: {[version.prefix for version in self.leaving]}")
+        if self.operator.waits or self.shop.left():
+            raise Violation(f"the engine never ends: {self.operator.waits} deeds, versions {self.shop.left()}")
+        if left := self.world.alive() - self.graphics.closers():
+            raise Violation(f"{left} threads never end")
         self.regions.close()
         self.graphics.check()
         self.traces.end()
         self.oracle.end()
         self.books.check(self.kinds)
+        if self.unforeseen.first and not self.is_faulty:
+            raise Violation(f"the server logs what nobody has foreseen: {self.unforeseen.first}")
+
+    def _is_busy(self) -> bool:
+        """Whether anything goes on that the end of the server would disturb."""
+        return self.is_asked() or self.calls_open > 0 or self.hostile_left > 0 or self.operator.waits > 0
 
     # -- calls --
 

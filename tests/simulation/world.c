@@ -84,7 +84,7 @@ static int main_held, main_may_fail, problem_count;
 static char problem[1024];
 static pthread_t main_thread;
 static int (*gpu_ready)(void);
-static int ticks, worker_fd, loop_ready; /* of world_step */
+static int ticks, worker_fd, loop_ready, tasks_ready; /* of world_step */
 
 static uintptr_t next_mapping = MAPPINGS;
 static pthread_mutex_t *held[HELD]; /* by threads of the world and by the main one */
@@ -251,8 +251,10 @@ static void take(pthread_mutex_t *mutex) {
     int count;
     void *python;
     while (is_held(mutex)) {
-        if (self != NULL && !holds_gil()) {
+        if (self != NULL && !self->leaving) {
+            python = holds_gil() ? save_thread() : NULL;
             yield_turn();
+            if (python != NULL) restore_thread(python);
         } else if (self == NULL && (count = runnable(found))) {
             python = holds_gil() ? save_thread() : NULL; /* the thread may need it before it comes to the mutex */
             run(found[draw() % (uint64_t)count]);
@@ -372,6 +374,19 @@ void world_sleep(int64_t ns) {
     yield_turn();
     self->wake_ns = NEVER;
 }
+
+/* On a thread of the world: until somebody notifies those who wait for `key`, or it is `until`; or without a reason. */
+void world_wait(void *key, int64_t until) {
+    if (self == NULL) abort();
+    self->state = WAITING;
+    self->on = key;
+    self->wake_ns = until;
+    yield_turn();
+    self->on = NULL;
+    self->wake_ns = NEVER;
+}
+
+void world_notify(void *key) { notify(key, 1); }
 
 static int sim_clock_nanosleep(clockid_t clock, int flags, const struct timespec *t, struct timespec *left) {
     if (self == NULL) return clock_nanosleep(clock, flags, t, left);
@@ -615,7 +630,7 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
     watched = epoll_create1(EPOLL_CLOEXEC);
     if (polled < 0 || watched < 0) abort();
     gpu_ready = NULL;
-    ticks = 0;
+    ticks = tasks_ready = 0;
     joined = order_count = timer_count = polling = 0;
     seed_state = seed * 6364136223846793005u + 1442695040888963407u;
     if (seed_state == 0) seed_state = 1;
@@ -772,10 +787,11 @@ int world_step(int64_t event_ns, int tasks, int stand_ppm) {
         if (worker_count) actions[action_count++] = WORKER;
         if (gpu_ready != NULL && gpu_ready()) actions[action_count++] = GPU;
         if (loop_ready) actions[action_count++] = LOOP;
-        if (tasks) actions[action_count++] = TASKS;
+        if (tasks || tasks_ready) actions[action_count++] = TASKS;
         if (!action_count) return REST;
         ticks = 1;
         i = actions[draw() % (uint64_t)action_count];
+        if (i == TASKS) tasks_ready = 0;
         if (i == WORKER) {
             qsort(workers, (size_t)worker_count, sizeof *workers, by_number);
             worker_fd = workers[draw() % (uint64_t)worker_count];
@@ -788,11 +804,15 @@ int world_step(int64_t event_ns, int tasks, int stand_ppm) {
     }
 }
 
+/* A thread has given the event loop a task. */
+void world_has_tasks(void) { tasks_ready = 1; }
+
 int world_worker(void) { return worker_fd; }    /* that has something to read, after WORKER */
 int world_loop_ready(void) { return loop_ready; } /* what the loop has to look at, after LOOP */
 /* A thread has seen that a rule is broken. */
 void world_complain(const char *text) { complain("%s", text); }
 
+int world_alive(void) { return alive; }
 int64_t world_now(void) { return now; }
 uint64_t world_story(void) { return story; }
 uint64_t world_switches(void) { return switches; }

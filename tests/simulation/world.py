@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 BUILT = Path(__file__).resolve().parents[2] / "build" / "simulation"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 NEVER = (1 << 63) - 1
-WORKER_FD, BRIDGE_FD, TIMERS_FD = 0, 1, 2  # what a descriptor tells the main thread
+WORKER_FD = 0  # what a descriptor tells the main thread
+LOOP_FDS = (1, 2, 4, 8)  # the same, of those that the loop reads
 UNWATCHED = -1
 START_NS = 1_000_000_000_000
 MS = 1_000_000
@@ -61,6 +62,7 @@ class World:
         lib.world_begin.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int]
         lib.world_sleep.argtypes = [ctypes.c_int64]
         lib.world_join.argtypes = [ctypes.c_char_p]
+        lib.world_wait.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         quick.world_now.restype = quick.world_next.restype = ctypes.c_int64
         quick.world_story.restype = quick.world_switches.restype = quick.world_failed_takes.restype = ctypes.c_uint64
         quick.world_problem.restype = ctypes.c_char_p
@@ -69,8 +71,10 @@ class World:
         quick.world_complain.argtypes = [ctypes.c_char_p]
         quick.world_idle.argtypes = [ctypes.c_char_p]
         quick.world_advance.argtypes = [ctypes.c_int64]
+        quick.world_notify.argtypes = [ctypes.c_void_p]
         self.run = lib.world_run
         self.sleep = lib.world_sleep
+        self.wait = lib.world_wait
         self.leave = lib.world_leave
         self.now = quick.world_now
         self.next = quick.world_next
@@ -78,6 +82,9 @@ class World:
         self.advance = quick.world_advance
         self.step = quick.world_step
         self.watch = quick.world_watch
+        self.notify = quick.world_notify
+        self.has_tasks = quick.world_has_tasks
+        self.alive = quick.world_alive
         self.worker = quick.world_worker
         self.loop_ready = quick.world_loop_ready
         self.set_faults = quick.world_set_faults

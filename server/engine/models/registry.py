@@ -219,7 +219,7 @@ class Models:
             self._known[name] = known
         if asked := tuple(version for version in loaded if version.is_asked):
             self._asked[name] = asked
-        served = {*loaded, *(each.loaded for each in state.departing)}
+        served = dict.fromkeys((*loaded, *(each.loaded for each in state.departing)))
         if with_sequences := tuple(version for version in served if version.has_sequences):
             self._with_sequences[name] = with_sequences
 
@@ -325,8 +325,8 @@ class Models:
     def every(self) -> Iterator[LoadedVersion]:
         """All versions that serve requests, departing ones included."""
         for state in self._states.values():
-            served = {entry.loaded for entry in state.versions.values() if entry.loaded is not None}
-            yield from served | {each.loaded for each in state.departing}
+            served = (entry.loaded for entry in state.versions.values() if entry.loaded is not None)
+            yield from dict.fromkeys((*served, *(each.loaded for each in state.departing)))
 
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""

@@ -1,0 +1,625 @@
+"""The engine that is shipped, in the world: its repository, what it does in Python, and what the operator does with it.
+
+The registry, the lifecycle, loads, endings, polling and loading on demand are those of the server. Here are the
+repository, whose models are kinds of the simulation; subclasses that tell the simulation what happens; and the deeds.
+A configuration is not read from a file: `Shop.prepare` makes it of the kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence, Set
+from contextvars import Context
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import server.engine.deliveries
+import server.engine.engine
+import server.engine.loading.candidates
+import server.engine.models.registry
+from _native.model_files import NO_FILES, Mark, Watch
+from _native.request.bridge import BridgeHandle
+from _native.request.lane import LaneHandle
+from _native.service.table import ModelTable
+from backends.api import BackendError, ModelSource
+from server.caching import LocalCache
+from server.engine import config as configuration
+from server.engine.config.prepared import Prepared, VersionConfig
+from server.engine.engine import Engine
+from server.engine.instances.instances import Hardware
+from server.engine.loading.candidates import Maker
+from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.loading.demand import Demand
+from server.engine.loading.lifecycle import UNLOADED
+from server.engine.models.version import LoadedVersion
+from server.engine.pbtxt.source import Source
+from server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
+from server.errors import ConfigError, ServerError
+from server.pb import model_config_pb2
+from tests.simulation.kinds import STEPS
+from tests.simulation.models import SimulatedBackend, Version, prefix_of
+from tests.simulation.wire import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.kind import Kind
+    from tests.simulation.simulation import Simulation
+
+US = 1000
+MS = 1000 * US
+DEEDS = 40  # of the operator in a usual simulation, at most
+OF_CROWD = 1000  # calls of a crowd, for which there is one deed more
+LAST = 40.0  # seconds that sequences have at the end of a simulation
+CACHE = 1 << 16
+RETRY = 6000 * MS  # in which an error is told again, and what its requests take
+MODELS = Path("/models")
+UNREACHABLE = "the repository cannot be reached now"
+BROKEN = "the model's file is broken today"
+LACKS_STEP = "which has no loaded version: see its own error"  # of an ensemble, one of whose models has not loaded
+
+
+@dataclass(frozen=True)
+class Box:
+    """One model as it lies in the repository.
+
+    Attributes:
+        generation: of its files.
+        revision: of its configuration.
+        count: of instances.
+        drain_seconds: that sequences may go on when it is replaced.
+        late: its instances get threads with the first request.
+    """
+
+    kind: Kind
+    generation: int
+    revision: int
+    count: int
+    drain_seconds: int
+    late: bool
+
+    @property
+    def folder(self) -> ModelFolder:
+        """As a repository tells of it."""
+        size = 1000 + 100 * len(self.kind.name)
+        marks = {
+            "1": Mark(self.generation + 1, 1, size),
+            CONFIGURATION: Mark(self.revision + 1, 1, 1),
+            REST: NO_FILES,
+        }
+        return ModelFolder(self.kind.name, MODELS / self.kind.name, MODELS, (1,), seen=marks)
+
+
+class Shelf:
+    """A `RepositorySource`, of which threads of the server read, and take their time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = Random(f"{simulation.outcome.seed} shelf")
+        self._boxes: dict[str, Box] = {}
+        self._known: dict[tuple[str, int, int], Box] = {}
+        self.moody = 0.0  # how often it cannot be read
+        self.slow_ns = (0, 0, 0, 50 * US, 50 * US, MS, 20 * MS)
+
+    def __str__(self) -> str:
+        return "the shelf"
+
+    # -- the operator's side, on the main thread
+
+    def lay(self, kind: Kind, *, files: bool = True) -> None:
+        """A model with other files, or with another configuration alone."""
+        random, old = self._random, self._boxes.get(kind.name)
+        count = random.randint(*kind.instances)
+        if old is not None and not files:
+            box = replace(old, revision=old.revision + 1, count=count)
+        else:
+            generation, revision = (old.generation + 1, old.revision) if old is not None else (0, 0)
+            late = kind.may_be_late and random.random() < self._simulation.late
+            box = Box(kind, generation, revision, count, random.choice((0, 1, 1, 3)), late)
+        self._boxes[kind.name] = self._known[kind.name, box.generation, box.revision] = box
+
+    def take(self, name: str) -> None:
+        """The model is there no more."""
+        self._simulation.shop.taken[name] = self._boxes.pop(name)
+
+    def bring(self, name: str) -> None:
+        """It is there again."""
+        self._boxes[name] = self._simulation.shop.taken.pop(name)
+
+    def generation_of(self, name: str) -> int:
+        """Of a model's files; negative: it is not there."""
+        box = self._boxes.get(name)
+        return box.generation if box is not None else -1
+
+    def box_of(self, folder: ModelFolder) -> Box:
+        """That a folder was of."""
+        assert folder.seen is not None
+        return self._known[folder.name, folder.seen["1"].digest - 1, folder.seen[CONFIGURATION].digest - 1]
+
+    # -- the server's side, on its threads
+
+    def pause(self) -> None:
+        """Reading takes time."""
+        self._simulation.world.sleep(self._random.choice(self.slow_ns))
+
+    def _read(self) -> None:
+        self.pause()
+        if self.moody and self._random.random() < self.moody:
+            raise ConfigError(UNREACHABLE)
+
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
+        """See RepositorySource."""
+        self._read()
+        return [box.folder for name, box in sorted(self._boxes.items()) if name not in but]
+
+    def look(self, watch: Watch) -> dict[str, object]:
+        """See RepositorySource."""
+        self._read()
+        return {name: (box.generation, box.revision) for name, box in sorted(self._boxes.items())}
+
+    def find(self, name: str) -> ModelFolder | None:
+        """See RepositorySource."""
+        self._read()
+        box = self._boxes.get(name)
+        return box.folder if box is not None else None
+
+    def has(self, name: str) -> bool:
+        """See RepositorySource."""
+        self.pause()
+        return name in self._boxes
+
+    def close(self) -> None:
+        """See RepositorySource."""
+
+
+class Shop:
+    """Makes configurations of the kinds, and keeps the books on all versions that there are.
+
+    Attributes:
+        versions: those that requests find, by model.
+        ending: those that finish what they have accepted.
+        problem: what the server has done wrong, empty for nothing.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self._random = Random(f"{simulation.outcome.seed} shop")
+        self._by_lane: dict[LaneHandle, Version] = {}
+        self._numbers: dict[str, int] = {}  # of versions made so far, by model
+        self.versions: dict[str, Version] = {}
+        self.ending: list[Version] = []
+        self.taken: dict[str, Box] = {}
+        self.moody = 0.0  # how often a model does not load
+        self.failed_ns: dict[str, int] = {}  # when the load of a model failed last
+        self.problem = ""
+
+    def prepare(self, folder: ModelFolder) -> Prepared:
+        """The configuration of a model, on a thread of the server."""
+        simulation = self.simulation
+        box = simulation.shelf.box_of(folder)
+        kind = box.kind
+        simulation.shelf.pause()
+        serving = self.versions.get(kind.name)
+        # one that may stay keeps its instances, and these their names
+        stays = serving is not None and serving.backend.generation == box.generation and serving.loaded.is_scalable
+        if kind.steps:
+            prefix = ""
+        elif stays:
+            assert serving is not None
+            prefix = serving.prefix
+        else:
+            prefix = self._next_prefix(kind)
+        spec = kind.spec(prefix, box.count)
+        if spec.sequence is not None:
+            spec = replace(spec, sequence=replace(spec.sequence, drain_seconds=box.drain_seconds))
+        backend = SimulatedBackend(
+            kind, simulation.world, self._random, simulation.executions, simulation.town, prefix=prefix
+        )
+        backend.late, backend.generation = box.late, box.generation
+        config = model_config_pb2.ModelConfig(name=kind.name, max_batch_size=kind.rows)
+        if not kind.steps:
+            config.instance_group.add(name="instances", count=box.count)
+        return Prepared({1: VersionConfig(config, spec, Source(folder.path), None if kind.steps else backend)})
+
+    def _next_prefix(self, kind: Kind) -> str:
+        number = self._numbers[kind.name] = self._numbers.get(kind.name, -1) + 1
+        return prefix_of(kind, number)
+
+    def breaks(self, name: str) -> None:
+        """A model is about to be loaded.
+
+        Raises:
+            BackendError: it cannot be.
+        """
+        self.simulation.shelf.pause()
+        if self.moody and self._random.random() < self.moody:
+            raise BackendError(BROKEN)
+        self.simulation.tell("engine", f"loads '{name}'")
+
+    def made(self, loaded: WatchedVersion, backend: SimulatedBackend | None) -> None:
+        """A version has been made, which nothing finds yet."""
+        simulation = self.simulation
+        kind = simulation.kinds[loaded.name]
+        if backend is None:  # of an ensemble
+            prefix = self._next_prefix(kind)
+            backend = SimulatedBackend(
+                kind, simulation.world, self._random, simulation.executions, simulation.town, prefix=prefix
+            )
+        version = Version(kind, backend, loaded)
+        self._by_lane[loaded.lane] = version
+        simulation.traces.loaded(version)
+
+    def version_of(self, loaded: LoadedVersion) -> Version:
+        return self._by_lane[loaded.lane]
+
+    # -- on the main thread
+
+    def published(self, name: str, lane: LaneHandle | None) -> None:
+        """From now on requests for this model come to this lane, or to none."""
+        simulation = self.simulation
+        version = None if lane is None else self._by_lane[lane]
+        if version is self.versions.get(name):
+            return
+        if version is None:
+            del self.versions[name]
+            simulation.tell("engine", f"serves '{name}' no more")
+            simulation.oracle.unloaded(name)
+        else:
+            self.versions[name] = version
+            files = version.backend.generation
+            simulation.tell("engine", f"serves {version.prefix} of files {files} with {version.count} instances")
+            simulation.oracle.loaded(name)
+
+    def ends(self, loaded: LoadedVersion) -> None:
+        """A version that nothing finds begins to end."""
+        version = self._by_lane[loaded.lane]
+        if loaded.sequences:
+            self.simulation.tell("engine", f"ends {loaded.sequences} sequences of {version.prefix}")
+            self.simulation.cut_ns[loaded.name] = self.simulation.world.now()
+        self.ending.append(version)
+
+    def ended(self, loaded: LoadedVersion) -> None:
+        """It has, and so have all of its requests."""
+        simulation, version = self.simulation, self._by_lane.pop(loaded.lane)
+        simulation.tell("engine", f"has seen {version.prefix} off")
+        self.ending.remove(version)
+        version.note_threads()
+        if any(thread.is_alive() for thread in version.threads):
+            raise Violation(f"{version.prefix} has ended, and its threads have not")
+        simulation.oracle.leaves(version)
+        all_looked_up = not (simulation.is_faulty or simulation.sharing)
+        simulation.books.left(version, all_looked_up=all_looked_up, is_faulty=simulation.is_faulty)
+
+    def failed(self, name: str) -> None:
+        """The load of a model has failed."""
+        self.failed_ns[name] = self.simulation.world.now()
+
+    def every(self) -> list[Version]:
+        """All versions that have not ended."""
+        return list(self._by_lane.values())
+
+    def left(self) -> list[str]:
+        """Versions that have not ended."""
+        return [version.prefix for version in self._by_lane.values()]
+
+
+class WatchedVersion(LoadedVersion):
+    """Tells when it is made, and changed."""
+
+    shop: Shop
+
+    def __init__(
+        self,
+        config: model_config_pb2.ModelConfig,
+        backend: Any,
+        source: ModelSource,
+        service: Any,
+        max_queue: int = 0,
+        hardware: Hardware | None = None,
+        halt: Any = None,
+    ) -> None:
+        self.shop.breaks(source.spec.name)
+        assert hardware is not None
+        if backend is not None and backend.late:
+            hardware = replace(hardware, resources=None)
+        super().__init__(config, backend, source, service, max_queue, hardware, halt)
+        self.shop.made(self, backend)
+
+    def change_instances(self, config: Any, specs: Sequence[Any], halt: Any = None) -> Any:
+        version = self.shop.version_of(self)
+        self.shop.simulation.tell("engine", f"has {len(specs)} instances of {version.prefix}, not {version.count}")
+        wait = super().change_instances(config, specs, halt)
+        version.count = len(specs)
+        return wait
+
+
+class WatchedTable(ModelTable):
+    """Tells what requests find."""
+
+    shop: Shop
+
+    def set(self, name: str, lanes: Mapping[int, LaneHandle | None], departing: Any = ()) -> None:
+        super().set(name, lanes, departing)
+        self.shop.published(name, lanes.get(1))
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        self.shop.published(name, None)
+
+
+class FallibleBridge(BridgeHandle):
+    """While it delivers, memory may be refused."""
+
+    shop: Shop
+
+    def drain(self) -> None:
+        world = self.shop.simulation.world
+        before = world.may_fail(1)
+        try:
+            super().drain()
+        finally:
+            world.may_fail(before)
+
+    def expire(self) -> None:
+        world = self.shop.simulation.world
+        before = world.may_fail(1)
+        try:
+            super().expire()
+        finally:
+            world.may_fail(before)
+
+
+class ShopMaker(Maker):
+    """Takes the configurations of the shop."""
+
+    shop: Shop
+
+    def prepare(
+        self, folder: ModelFolder, override: Any, known: Mapping[int, VersionConfig], each: configuration.Each
+    ) -> Prepared:
+        return self.shop.prepare(folder)
+
+
+class WatchedDemand(Demand):
+    """Tells which loads have failed."""
+
+    shop: Shop
+
+    def _missed(self, name: str, by_model: bool, asked_by: str) -> str:
+        # memory is not refused to the load, which a handler may have asked for to which it may be
+        return Context().run(super()._missed, name, by_model, asked_by)
+
+    def _note_failure(self, name: str, error: ServerError) -> None:
+        self.shop.failed(name)
+        super()._note_failure(name, error)
+
+
+class Loader:
+    """Stands for the loader of backends, which nobody asks for any."""
+
+    def serve(self, services: Any) -> None:
+        """See `backends.loader.BackendLoader`."""
+
+
+class WatchedEngine(Engine):
+    """Tells when versions end."""
+
+    shop: Shop
+
+    async def _end(self, version: LoadedVersion) -> None:
+        self.shop.ends(version)
+        await super()._end(version)
+        self.shop.ended(version)
+
+
+def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resources: Any) -> Engine:
+    """The engine of a simulation, with its repository."""
+    shop = simulation.shop
+    for each in (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine):
+        each.shop = shop
+    server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
+    server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
+    server.engine.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
+    server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
+    server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
+    server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]
+    return WatchedEngine(
+        [simulation.shelf],
+        Loader(),  # type: ignore[arg-type]
+        configuration.Options(),
+        load_threads=simulation.random.choice((1, 2, 4)),
+        max_inflight=max_inflight,
+        cache=LocalCache(CACHE, ttl=ttl),
+        hardware=Hardware(resources=resources, gpus=simulation.graphics.gpus),
+        control=simulation.operator.control,
+    )
+
+
+class Operator:
+    """What the operator does while requests go on.
+
+    Attributes:
+        control: who loads models, and when.
+        is_stopping: the server has been told to end.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = Random(f"{simulation.outcome.seed} operator")
+        self._deeds = 0
+        self._under_way = 0
+        self.is_stopping = False
+        self._unloaded_ns: dict[str, int] = {}  # when a model was unloaded last
+        scale = simulation.scale
+        mode = ControlMode.EXPLICIT
+        if simulation.demand.on:
+            mode = ControlMode.LAZY
+        elif simulation.has("polling", 0.12, when=scale.operator):
+            mode = ControlMode.POLL
+        names = tuple(sorted(simulation.kinds))
+        if mode is ControlMode.LAZY:
+            names = tuple(name for name in names if self._random.random() < 0.5)
+        budget = self._random.choice((0, 0, 8000)) if mode is ControlMode.LAZY and scale.operator else 0
+        self.control = ModelControl(mode, names, poll_seconds=self._random.choice((0.005, 0.1, 1.0)), budget=budget)
+        self._is_moody = scale.operator and self._random.random() < 0.3
+
+    @property
+    def _polls(self) -> bool:
+        return self.control.mode is ControlMode.POLL
+
+    def open(self) -> None:
+        """The repository has all models before the server starts."""
+        simulation = self._simulation
+        for kind in simulation.kinds.values():
+            simulation.shelf.lay(kind)
+
+    def begin(self) -> None:
+        """Models have been loaded; some loads fail from now on."""
+        if self._is_moody:
+            self._simulation.shelf.moody = self._simulation.shop.moody = self._random.choice((0.05, 0.2))
+        if self._simulation.scale.operator:
+            self._simulation.later(self._random.choice((1, 10)) * MS, self._act)
+
+    def _act(self) -> None:
+        """The next deed."""
+        simulation, random = self._simulation, self._random
+        scale = simulation.scale
+        most = DEEDS * max(1, scale.calls // type(scale).calls) + scale.crowd // OF_CROWD
+        if not simulation.is_asked() or self._deeds >= most:
+            return
+        simulation.rights.change()
+        self._deed(random.choice(sorted(simulation.kinds)))
+        simulation.later(random.choice((200 * US, 2 * MS, 20 * MS)), self._act)
+
+    def _deed(self, name: str) -> None:
+        simulation = self._simulation
+        deed = self._random.random()
+        if simulation.demand.on and self._is_crowded(name):
+            return
+        if name in simulation.shop.taken:
+            self._bring_back(name)
+        elif name not in simulation.shop.versions or deed < (0.3 if simulation.demand.on else 0.6):
+            self._change(name, files=deed < 0.9)
+        elif deed < 0.7 and (simulation.demand.on or not self._is_step(name)):
+            self._unload(name)
+            # clients would only be told that it is not there
+            simulation.later(self._random.choice((MS, 5 * MS, 50 * MS)), lambda: self._bring_back(name))
+        elif deed < 0.85:
+            self._change(name, files=False)
+        else:
+            simulation.look(name)
+
+    def _change(self, name: str, *, files: bool) -> None:
+        """Other files, or another configuration; and have the server know."""
+        simulation = self._simulation
+        simulation.shelf.lay(simulation.kinds[name], files=files)
+        what = f"files {simulation.shelf.generation_of(name)}" if files else "another configuration"
+        simulation.tell("operator", f"has {what} of '{name}'")
+        if not self._polls:
+            self._ask(name, simulation.engine.load(name), "load")
+
+    def _unload(self, name: str) -> None:
+        simulation = self._simulation
+        simulation.tell("operator", f"unloads '{name}'")
+        if self._polls:
+            simulation.shelf.take(name)
+        else:
+            self._unloaded_ns[name] = 1 << 62  # that takes its time
+            self._ask(name, simulation.engine.unload(name), "unload")
+
+    def _bring_back(self, name: str) -> None:
+        simulation = self._simulation
+        if self.is_stopping:
+            return
+        if name in simulation.shop.taken:
+            simulation.tell("operator", f"brings '{name}' back")
+            simulation.shelf.bring(name)
+        elif name not in simulation.shop.versions and not self._polls:
+            self._ask(name, simulation.engine.load(name), "load")
+
+    def _ask(self, name: str, work: Any, what: str) -> None:
+        self._deeds += 1
+        self._under_way += 1
+        task = simulation_task(self._simulation, self._asked(name, work, what))
+        task.add_done_callback(lambda _: self._over(task))
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._under_way -= 1
+        if (error := task.exception()) is not None:
+            self._simulation.shop.problem = self._simulation.shop.problem or str(error)
+
+    async def _asked(self, name: str, work: Any, what: str) -> None:
+        """Have the server do it, which may refuse only with a reason."""
+        try:
+            await work
+            if what == "unload":
+                self._unloaded_ns[name] = self._simulation.world.now()
+        except ServerError as error:
+            text = str(error)
+            self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
+            lacks_step = LACKS_STEP in text and (self._is_moody or bool(self._unloaded_ns))
+            known = UNLOADED in text or UNREACHABLE in text or BROKEN in text
+            if not (known or lacks_step or self._simulation.is_faulty):
+                raise Violation(f"the {what} of '{name}': {text}") from error
+
+    def _is_crowded(self, name: str) -> bool:
+        """Whether an ensemble of this model still finishes requests.
+
+        If two versions of it do, whose requests wait for a step on demand, the load of that step, which is one with
+        the ensemble's, waits for them in turn.
+        """
+        return any(version.kind.steps and name in STEPS[version.kind.name] for version in self._simulation.shop.ending)
+
+    def has_unloaded(self, names: Set[str], since_ns: int) -> bool:
+        """Whether one of these models was unloaded since then."""
+        return any(self._unloaded_ns.get(name, 0) >= since_ns for name in names)
+
+    def _is_step(self, name: str) -> bool:
+        return any(step.model == name for kind in self._simulation.kinds.values() for step in kind.steps)
+
+    # -- the end
+
+    def stop(self) -> None:
+        """As a signal has the server end."""
+        self.is_stopping = True
+        self._simulation.shelf.moody = 0.0
+        self._under_way += 1
+        task = simulation_task(self._simulation, self._stop())
+        task.add_done_callback(lambda _: self._over(task))
+
+    async def _stop(self) -> None:
+        engine = self._simulation.engine
+        if self._polls:
+            await asyncio.sleep(2 * self.control.poll_seconds + LAST)
+        self._check_served()
+        self._simulation.tell("operator", "has the server end")
+        engine.drain()
+        await engine.finish_sequences(LAST)
+        await engine.close()
+
+    def _check_served(self) -> None:
+        """What is served lies in the repository so: nothing was changed that the server does not know.
+
+        Raises:
+            Violation: a version is of files that have been replaced.
+        """
+        simulation = self._simulation
+        if self._is_moody or simulation.is_faulty:
+            return
+        for name, version in simulation.versions.items():
+            generation = simulation.shelf.generation_of(name)
+            if not version.kind.steps and version.backend.generation != generation:
+                raise Violation(
+                    f"{version.prefix} is of files {version.backend.generation}, and there are {generation}"
+                )
+
+    @property
+    def waits(self) -> int:
+        """Deeds that are not done yet."""
+        return self._under_way
+
+
+def simulation_task(simulation: Simulation, work: Any) -> asyncio.Task[None]:
+    """A task of the loop, for what memory is not refused to."""
+    task: asyncio.Task[None] = simulation.desk.loop.create_task(work)
+    return task
