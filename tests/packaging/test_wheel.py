@@ -16,6 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEELS = sorted((ROOT / "dist").glob("inferd-*manylinux*.whl"))
 SDISTS = sorted((ROOT / "dist").glob("inferd-*.tar.gz"))
 
+HIDING = """
+import sys
+
+class Hiding:
+    def find_spec(self, name, path=None, target=None):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hiding())
+from server.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
 pytestmark = pytest.mark.skipif(not WHEELS, reason="there is no wheel in dist/: make wheel")
 
 
@@ -75,8 +88,8 @@ def test_it_says_nothing_of_other_sources(environment, tmp_path) -> None:
 @pytest.mark.parametrize("missing", ["uvloop", "numpy", "grpc", "google.protobuf", "cyclopts"])
 def test_a_missing_dependency_is_named(environment, tmp_path, missing) -> None:
     """`serve` names the module that is not there, and nothing else."""
-    hide = f"import sys; sys.modules[{missing!r}] = None; from server.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [environment / "bin" / "python", "-c", hide, "serve", "--model-repository", str(tmp_path)]
+    program = HIDING.format(missing=missing)
+    command = [environment / "bin" / "python", "-c", program, "serve", "--model-repository", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert missing in done.stderr
