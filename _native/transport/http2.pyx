@@ -64,6 +64,7 @@ from _native.transport.stream cimport (
     stream_fail,
     stream_frame,
     stream_new,
+    stream_shut,
 )
 from _native.transport.trim cimport host_note
 from _native.transport.unary cimport calls_resume
@@ -250,6 +251,20 @@ cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_i
     return 0
 
 
+cdef inline void look_at_window(Stream *stream) noexcept nogil:
+    # the peer has changed it
+    stream_shut(stream, nghttp2_session_get_stream_remote_window_size(stream.conn.session, stream.id) <= 0)
+
+
+cdef void look_at_windows(Conn *conn) noexcept nogil:
+    # SETTINGS may change the windows of all streams
+    cdef Stream *stream = conn.open.first
+    conn.narrow = nghttp2_session_get_remote_settings(conn.session, NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE) == 0
+    while stream != NULL:
+        look_at_window(stream)
+        stream = stream.next
+
+
 cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
     cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream
@@ -258,6 +273,12 @@ cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, vo
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if frame.hd.type == NGHTTP2_SETTINGS:
         conn.greeted = True
+        if not frame.hd.flags & NGHTTP2_FLAG_ACK:
+            look_at_windows(conn)
+    if frame.hd.type == NGHTTP2_WINDOW_UPDATE and frame.hd.stream_id:
+        stream = stream_of(conn, frame.hd.stream_id)
+        if stream != NULL:
+            look_at_window(stream)
     if frame.hd.type == NGHTTP2_RST_STREAM:
         note_over(conn, frame.hd.stream_id)
     if frame.hd.type == NGHTTP2_PING and not frame.hd.flags & NGHTTP2_FLAG_ACK:
@@ -307,6 +328,7 @@ cdef void tell_goaway(Conn *conn, const nghttp2_goaway *goaway) noexcept nogil:
 
 cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream_id, int32_t connection_window,
                           int32_t stream_window, uint32_t max_frame, void *user_data) noexcept nogil:
+    (<Conn *>user_data).stream_window = stream_window
     return min(max_frame, <uint32_t>MAX_SENT_FRAME)
 
 

@@ -156,6 +156,8 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ssize_t nghttp2_session_mem_send(nghttp2_session *session, const uint8_t **data)
     int nghttp2_session_want_read(nghttp2_session *session)
     int nghttp2_session_want_write(nghttp2_session *session)
+    int32_t nghttp2_session_get_stream_remote_window_size(nghttp2_session *session, int32_t stream_id)
+    uint32_t nghttp2_session_get_remote_settings(nghttp2_session *session, int setting)
     void *nghttp2_session_get_stream_user_data(nghttp2_session *session, int32_t stream_id)
     int nghttp2_session_set_stream_user_data(nghttp2_session *session, int32_t stream_id, void *data)
     int nghttp2_session_set_local_window_size(nghttp2_session *session, uint8_t flags, int32_t stream_id,

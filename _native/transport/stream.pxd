@@ -147,6 +147,7 @@ cdef struct Sender:
     size_t unsent            # bytes in them
     int64_t waits_ns         # since when the first of them waits for the peer; 0: it was not offered to the peer yet
     bint deferred            # nghttp2 asked for data, and there was none
+    bint shut                # the stream's own flow control window is used up
     int status
     char *details            # percent-encoded, from malloc
     nghttp2_nv *trailers     # custom trailing metadata, from malloc
@@ -216,6 +217,9 @@ cdef struct Conn:
     Output output
     size_t output_limit      # of the `take_output` call that is running
     size_t unsent            # bytes of all streams' responses that are not framed yet
+    size_t shut              # of these: bytes behind the windows of single streams, which hold up nobody else
+    bint narrow              # the peer opens streams with a window of nothing
+    int32_t stream_window    # of the stream whose frame is being made
     bint answered            # some of them have come since the peer was last offered output
     Streams open             # the latest first
     uint32_t streams         # their number
@@ -360,6 +364,22 @@ cdef inline bint stream_opened(const Stream *stream) noexcept nogil:
 cdef inline size_t stream_unsent(const Stream *stream) noexcept nogil:
     # bytes of responses that are not framed yet
     return stream.sender.plain + stream.sender.unsent
+
+
+cdef inline size_t conn_blocked(const Conn *conn) noexcept nogil:
+    # unsent bytes that wait for the connection: its window, its socket, or their turn
+    return conn.unsent - conn.shut
+
+
+cdef inline void stream_shut(Stream *stream, bint shut) noexcept nogil:
+    # the stream's own window is used up, or open again
+    if shut == stream.sender.shut:
+        return
+    stream.sender.shut = shut
+    if shut:
+        stream.conn.shut += stream.sender.unsent
+    else:
+        stream.conn.shut -= stream.sender.unsent
 
 
 cdef inline bint stream_inflates(const Stream *stream) noexcept nogil:

@@ -60,6 +60,7 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
     stream.timeout_ns = -1
     stream.arrived_ns = conn.host.now_ns
     stream.receiver.begun_ns = conn.host.now_ns
+    stream.sender.shut = conn.narrow
     if conn.client != NULL:
         conn.client.calls += 1
     list_prepend(&conn.open, stream)
@@ -123,6 +124,8 @@ cdef inline void drop_answer(Stream *stream) noexcept nogil:
     drop_outgoing(&stream.sender.uncompressed)
     drop_outgoing(&stream.sender.outgoing)
     stream.conn.unsent -= stream_unsent(stream)
+    if stream.sender.shut:
+        stream.conn.shut -= stream.sender.unsent
     stream.sender.plain = 0
     stream.sender.unsent = 0
 
@@ -210,6 +213,8 @@ cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
         stream.conn.answered = True
     chain_push(&stream.sender.outgoing, message)
     stream.sender.unsent += message.left
+    if stream.sender.shut:
+        stream.conn.shut += message.left
     hold(stream, message, STAGE_UNSENT)
 
 
@@ -351,8 +356,12 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
     cdef size_t before = stream_unsent(stream)
     if not output_copy(&conn.output, head, 9):
         return NGHTTP2_ERR_CALLBACK_FAILURE
+    if stream.sender.shut and length:
+        stream_shut(stream, False)
     stream.sender.unsent -= length
     conn.unsent -= length
+    if stream.sender.unsent and conn.stream_window <= <int32_t>length:
+        stream_shut(stream, True)
     while length:
         message = <Outgoing *>stream.sender.outgoing.first
         part = min(length, message.left)

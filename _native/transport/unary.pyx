@@ -1,7 +1,8 @@
 """Native calls: checked when their headers are complete, run when their message is.
 
 A complete call runs at once, unless so many responses wait on its own connection that the call is parked until the peer
-has read some of them.
+has read some of them. Responses that the windows of their own streams hold back do not count: one user of a connection
+that many share, a proxy's, must not stop the others by not reading.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -19,6 +20,7 @@ from _native.transport.stream cimport (
     Incoming,
     Interceptor,
     Stream,
+    conn_blocked,
     end_round,
     stream_compress,
     stream_drop_request,
@@ -27,7 +29,7 @@ from _native.transport.stream cimport (
 )
 
 cdef enum:
-    UNSENT_LIMIT = 4 << 20   # bytes of answers on a connection while which its further calls are parked
+    UNSENT_LIMIT = 4 << 20   # bytes of answers that wait for a connection, while which its further calls are parked
 
 
 cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
@@ -62,7 +64,7 @@ cdef void nothing(Stream *stream) noexcept nogil:
 cdef void half_closed(Stream *stream) noexcept nogil:
     if stream.incoming.first == NULL:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
-    elif stream.conn.unsent > UNSENT_LIMIT:
+    elif conn_blocked(stream.conn) > UNSENT_LIMIT:
         chain_push(&stream.conn.parked, stream)
     else:
         run(stream)
@@ -115,7 +117,7 @@ cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
 cdef void calls_resume(Conn *conn) noexcept nogil:
     if conn.parked.first == NULL:
         return
-    while conn.parked.first != NULL and conn.unsent <= UNSENT_LIMIT:
+    while conn.parked.first != NULL and conn_blocked(conn) <= UNSENT_LIMIT:
         run(<Stream *>chain_pop(&conn.parked))
     end_round(conn.host)
 

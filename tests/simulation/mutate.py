@@ -304,7 +304,7 @@ FAULTS = (
     fault(
         "calls that are parked are never resumed",
         "transport/unary",
-        "    while conn.parked.first != NULL and conn.unsent <= UNSENT_LIMIT:",
+        "    while conn.parked.first != NULL and conn_blocked(conn) <= UNSENT_LIMIT:",
         "    while False:",
     ),
     # sequences
