@@ -126,7 +126,9 @@ RULES = (
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # Clients of a server: they need its protocol, not its engine.
     Rule(
-        "server.tools", may=("backends.installing", "inferd_client", "server.errors", "server.pb"), may_not=FRAMEWORKS
+        "server.tools",
+        may=("backends.installing", "inferd_client", "server.errors", "server.observe.escaping", "server.pb"),
+        may_not=FRAMEWORKS,
     ),
     Rule(
         "server.front",

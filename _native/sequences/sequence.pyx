@@ -14,6 +14,7 @@ from _native.atomic cimport load32
 from _native.list cimport list_append, list_prepend, list_remove
 from _native.memory.resource cimport Block, block_give, block_take
 from _native.request.request cimport Correlation, InputData, Request
+from _native.siphash cimport siphash
 
 import os
 
@@ -238,21 +239,18 @@ cdef const InputData *state_ahead(const Sequence *sequence, const StatePlan *pla
 # ---------------------------------------------------------------------------------------------------------------------
 # Sequences by id
 
-cdef uint64_t secret = int.from_bytes(os.urandom(8), "little")   # so that nobody can choose ids that collide
+cdef uint64_t[2] secret      # so that nobody can choose ids that collide
+secret[0] = int.from_bytes(os.urandom(8), "little")
+secret[1] = int.from_bytes(os.urandom(8), "little")
 
 
 cdef uint64_t correlation_hash(const Correlation *correlation) noexcept nogil:
-    # FNV-1a for text, and the finalizer of splitmix64 for both
-    cdef uint64_t hash = secret ^ (correlation.owner * <uint64_t>0x9e3779b97f4a7c15)
-    cdef uint32_t i
-    if correlation.text.data == NULL:
-        hash ^= correlation.number
-    else:
-        for i in range(correlation.text.size):
-            hash = (hash ^ <uint8_t>correlation.text.data[i]) * <uint64_t>0x100000001b3
-    hash = (hash ^ (hash >> 30)) * <uint64_t>0xbf58476d1ce4e5b9
-    hash = (hash ^ (hash >> 27)) * <uint64_t>0x94d049bb133111eb
-    return hash ^ (hash >> 31)
+    cdef uint64_t id[2]
+    id[0] = correlation.owner
+    id[1] = correlation.number
+    if correlation.text.data != NULL:
+        id[1] = siphash(secret, <const uint8_t *>correlation.text.data, correlation.text.size)
+    return siphash(secret, <const uint8_t *>id, sizeof(id))
 
 
 cdef inline bint is_same(const Correlation *a, const Correlation *b) noexcept nogil:

@@ -60,6 +60,8 @@ cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noex
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
+# Whether this caller may use every model there is.
+cdef Verdict access_every_model(const AccessPolicy *access, uint64_t caller) noexcept nogil
 # Whether a load of this caller may contain a configuration and files.
 cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexcept nogil
 # False: access_authorize allows every call, and needs no header.

@@ -171,6 +171,23 @@ cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_
     return MODEL_DENIED
 
 
+cdef Verdict access_every_model(const AccessPolicy *access, uint64_t caller) noexcept nogil:
+    cdef const Rights *rights
+    cdef Verdict denied
+    cdef uint32_t i
+    if access.tokens == NULL or caller == TRUSTED:
+        return ALLOWED
+    denied = access_rights(access, caller, &rights)
+    if rights == NULL:
+        return denied
+    if rights.models == NULL:
+        return ALLOWED
+    for i in range(rights.model_count):
+        if rights.models[i][0] == c"*" and rights.models[i][1] == 0:
+            return ALLOWED
+    return MODEL_DENIED
+
+
 cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexcept nogil:
     cdef const Rights *rights
     if caller == TRUSTED:
@@ -215,6 +232,8 @@ cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t gro
         return format_text("the token is not known: expecting one header 'authorization: Bearer <token>'")
     if verdict == GROUP_DENIED:
         return format_text("the token does not allow %s calls", group_text(group))
+    if verdict == MODEL_DENIED and model.size == 0:
+        return format_text("the token does not allow what concerns all models: expecting one without 'models='")
     if verdict == MODEL_DENIED:
         return format_text("the token does not allow model '%.*s'", clip(model.size), model.data)
     if verdict == OVERRIDE_DENIED and access.tokens != NULL:

@@ -20,6 +20,7 @@ from _native.service.access cimport (
     Secret,
     Verdict,
     access_authorize,
+    access_every_model,
     access_has_rules,
     access_message,
     access_override,
@@ -245,6 +246,10 @@ cdef class Authorizer:
         name.data = encoded
         name.size = <uint32_t>len(encoded)
         return self.told(access_message(&self.access, caller, bit, name), bit, encoded)
+
+    def authorize_every_model(self, caller: int) -> tuple[int, str, str]:
+        """Check a message that concerns all models, of a caller whose call was allowed: (status, text, reason)."""
+        return self.told(access_every_model(&self.access, caller), 0, b"")
 
     def authorize_override(self, caller: int) -> tuple[int, str, str]:
         """Check a load with a configuration or files, which is a way to run code: (status, text, reason)."""

@@ -39,8 +39,6 @@ cdef const Rights *tokens_find(const Tokens *tokens, const uint8_t *text, size_t
 cdef const Rights *tokens_of_id(const Tokens *tokens, uint64_t id) noexcept nogil
 # The bits of these RPC groups.
 cdef uint32_t group_bits(groups) except? 0xffffffff
-# SipHash-2-4.
-cdef uint64_t siphash(const uint64_t *key, const uint8_t *data, size_t size) noexcept nogil
 
 
 cdef class TokenTable:

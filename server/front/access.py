@@ -134,6 +134,10 @@ class Access:
         """
         _deny_unless_ok(*self.authorizer.authorize_message(caller, self._group(path), model))
 
+    def require_every_model(self, caller: int) -> None:
+        """Raises `Denied` unless this caller may use every model."""
+        _deny_unless_ok(*self.authorizer.authorize_every_model(caller))
+
     def require_overrides(self, caller: int) -> None:
         """Raises `Denied` unless a load of this caller may bring a configuration and files."""
         _deny_unless_ok(*self.authorizer.authorize_override(caller))

@@ -62,7 +62,7 @@ class ConnectionLimits:
     count: int = 0
     accepted: int = 0  # connections, ever
     refused: int = 0
-    _clients: WeakValueDictionary[str, ClientUse] = field(default_factory=WeakValueDictionary)
+    _clients: WeakValueDictionary[tuple[int, str], ClientUse] = field(default_factory=WeakValueDictionary)
 
     def admit(self, listener_policy: ListenerPolicy, peer: Peer) -> Admission | None:
         """Count a connection; None when there is no room for it."""
@@ -89,10 +89,11 @@ class ConnectionLimits:
 
     def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)
-        use = self._clients.get(name)
+        key = (peer.identity, name)  # two certificates may show the same name and belong to two owners
+        use = self._clients.get(key)
         if use is None:
             use = ClientUse(name, max_calls=self.per_client.calls, max_bytes=self.per_client.bytes_in_flight)
-            self._clients[name] = use
+            self._clients[key] = use
         return use
 
 

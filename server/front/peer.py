@@ -20,8 +20,13 @@ COMMON_NAME = "x509_common_name"
 ALTERNATIVE_NAME = "x509_subject_alternative_name"
 CERTIFICATE = "x509_pem_cert"
 SUBJECT = "x509_subject"
-_NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME)
-"""What tells who the owner of a certificate is: all of them, since some alternative names have no text."""
+ALTERNATIVE_NAMES = {"DNS": "x509_dns", "URI": "x509_uri", "email": "x509_email", "IP Address": "x509_ip"}
+"""Where grpc's C core has the alternative names of each type."""
+_NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME, *ALTERNATIVE_NAMES.values(), *map("x509_".__add__, (
+    "DirName", "Registered ID", "othername", "other")))  # fmt: skip
+"""What tells who the owner of a certificate is: names with their types, since `DNS:x` and `URI:x` are two owners."""
+_UNREADABLE = frozenset({"<unsupported>", "<invalid>"})
+"""What Python's ssl gives for an alternative name that it cannot read."""
 
 _KEY = os.urandom(16)
 _UCRED = struct.Struct("=iII")
@@ -53,7 +58,7 @@ def peer_of(transport: Any) -> Peer:
     tls = transport.get_extra_info("ssl_object")
     auth: AuthContext = {} if tls is None else _auth(tls)
     user = None if credentials is None else credentials.uid
-    return Peer(address, credentials, auth, identity_of({**auth, SUBJECT: _subject(tls)} if auth else auth, user))
+    return Peer(address, credentials, auth, identity_of({**auth, **_owner(tls)} if auth else auth, user))
 
 
 def process_of(context: Any) -> PeerCredentials | None:
@@ -61,10 +66,19 @@ def process_of(context: Any) -> PeerCredentials | None:
     return getattr(context, "peer_credentials", None)
 
 
-def _subject(tls: ssl.SSLObject) -> list[bytes]:
-    """The names in the subject of the client's certificate, all of them; nothing where it has shown none."""
+def _owner(tls: ssl.SSLObject) -> dict[str, list[bytes]]:
+    """What tells who the owner of the client's certificate is, beside what grpc's context has: the whole subject, and
+    the alternative names by their types. Where one cannot be read, that is the certificate itself."""
     certificate: Any = tls.getpeercert() or {}
-    return [f"{key}={value}".encode() for names in certificate.get("subject", ()) for key, value in names]
+    subject = [f"{key}={value}".encode() for names in certificate.get("subject", ()) for key, value in names]
+    found = {SUBJECT: subject}
+    for kind, value in certificate.get("subjectAltName", ()):
+        text = _text(value)
+        key = ALTERNATIVE_NAMES.get(kind, f"x509_{kind}")
+        found.setdefault(key if key in _NAMES else "x509_other", []).append(f"{kind}:{text}".encode())
+        if text in _UNREADABLE:
+            found.setdefault("x509_other", []).append(tls.getpeercert(binary_form=True) or b"")
+    return found
 
 
 def _auth(tls: ssl.SSLObject) -> AuthContext:

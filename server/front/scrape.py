@@ -1,8 +1,9 @@
 """The listener for metrics: HTTP/1.1, GET only, for /metrics.
 
-A scraper costs little whatever it does. There are at most `MOST` at a time. Each has `ASK_SECONDS` to send a request
-and `READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is rendered share
-it; it is passed to the socket in small pieces, as fast as its reader takes them.
+A scraper costs little whatever it does. There are at most `MOST` at a time; when one more comes, the one makes room
+that has been open longest without having sent a request, of the address with most of these. Each has `ASK_SECONDS` to
+send a request and `READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is
+rendered share it; it is passed to the socket in small pieces, as fast as its reader takes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from server.observe.metrics.text import OPENMETRICS, PROMETHEUS
 log = logging.getLogger("inferd.metrics")
 
 MOST = 32
-"""Connections at a time; further ones are closed at once."""
+"""Connections at a time."""
 
 LONGEST = 8192
 """Bytes of a request."""
@@ -114,6 +116,7 @@ class ScrapeListener:
         self._server: asyncio.Server | None = None
         self._file: Path | None = None
         self._open = 0
+        self._asking: dict[asyncio.Transport, str] = {}  # without a request yet, the longest first: their addresses
 
     async def start(self, address: Address) -> str:
         """Listen; the address as it is written, with the port that was found free for port 0.
@@ -146,10 +149,11 @@ class ScrapeListener:
             self._file = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= MOST:
+        if self._open >= MOST and not self._make_room():
             writer.transport.abort()
             return
         self._open += 1
+        self._asking[writer.transport] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
             await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -158,12 +162,24 @@ class ScrapeListener:
             log.exception("metrics could not be rendered")
         finally:
             self._open -= 1
+            self._asking.pop(writer.transport, None)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    def _make_room(self) -> bool:
+        """Close a connection that has said nothing yet, if there is one."""
+        if not self._asking:
+            return False
+        most = Counter(self._asking.values())
+        yielding = max(self._asking, key=lambda transport: most[self._asking[transport]])  # the first of these
+        del self._asking[yielding]
+        yielding.abort()
+        return True
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 asked = understood(await reader.readuntil(b"\r\n\r\n"))
+            self._asking.pop(writer.transport, None)
         except asyncio.LimitOverrunError:
             await _send(writer, "431 Request Header Fields Too Large")
             return

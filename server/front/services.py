@@ -278,6 +278,10 @@ class ContextCall:
         if self._access is not None:
             self._access.require(self.caller, self._path, model)
 
+    def require_every_model(self) -> None:
+        if self._access is not None:
+            self._access.require_every_model(self.caller)
+
     def require_overrides(self) -> None:
         if self._access is not None:
             self._access.require_overrides(self.caller)

@@ -24,6 +24,11 @@ def escaped(text: str) -> str:
     return "".join(map(_shown, quoted))
 
 
+def visible(text: str) -> str:
+    """The same without quotes, for a terminal: line breaks stay, a backslash is one."""
+    return "".join(each if each == "\n" else _shown(each) for each in text)
+
+
 def _shown(character: str) -> str:
     if character == " " or unicodedata.category(character) not in _UNSEEN:
         return character

@@ -8,26 +8,26 @@ import stat
 from pathlib import Path
 
 
-def opened(path: Path, flags: int, *, pipes: bool = False) -> int:
+def opened(path: Path, flags: int, *, pipes: bool = False, mode: int = 0o666) -> int:
     """A descriptor for writing; creates the file if it does not exist. Does not wait.
 
     Args:
         path: of a file, or of a device such as /dev/null.
         flags: further ones, such as os.O_APPEND.
         pipes: the path may also be a pipe with a reader.
+        mode: of a file that is created, less the umask.
 
     Raises:
         OSError: the path cannot be opened, or is something else.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | flags, mode)
     except OSError as error:
         if error.errno == errno.ENXIO:
             text = "expected a file, it is a pipe without a reader, or a socket"
             raise OSError(errno.ENXIO, text, str(path)) from None
         raise
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISFIFO(mode) and not pipes:
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not pipes:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "expected a file, it is a pipe", str(path))
     os.set_blocking(descriptor, True)

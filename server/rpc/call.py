@@ -43,6 +43,9 @@ class Call(Protocol):
     def may_use(self, model: str) -> bool:
         """Whether the caller may ask this of a model, by what is allowed now."""
 
+    def require_every_model(self) -> None:
+        """Raises `Denied` unless the caller may use every model."""
+
     def require_overrides(self) -> None:
         """Raises `Denied` unless the caller's loads may bring a configuration and files."""
 

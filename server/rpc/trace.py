@@ -1,7 +1,5 @@
 """TraceSetting: shows and changes which requests are traced while the server runs."""
 
-# ruff: noqa: ARG002 - handlers share one signature, whatever they need of it
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +55,8 @@ class TraceSetting:
             self._require(model)
         changes = dict(map(_change, request.settings.keys(), (each.value for each in request.settings.values())))
         if changes:
+            if not model:  # they hold for every model, whose tensors a trace can contain
+                call.require_every_model()
             self._control.update(model, changes)
         return self._answer(model)
 

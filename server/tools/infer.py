@@ -15,6 +15,7 @@ import numpy as np
 import inferd_client.grpc as grpcclient
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused
+from server.observe.escaping import visible
 from server.tools.reach import Reach, failure
 from server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shapes_of, shown
 
@@ -154,18 +155,18 @@ def _tell(result: grpcclient.InferResult, arguments: InferArguments, started: fl
     if arguments.as_json:
         print(json.dumps({name: as_lists(array) for name, array in arrays.items()}))
         return
-    print(f"{result.model_name} version {result.model_version}: {elapsed * 1e3:.2f} ms")
+    print(visible(f"{result.model_name} version {result.model_version}: {elapsed * 1e3:.2f} ms"))
     for name, array in arrays.items():
         if array is None:
             continue
         if arguments.classes:
-            print(f"{name}:")
+            print(visible(f"{name}:"))
             for each in array.ravel():
                 value, number, *label = each.decode("utf-8", "replace").split(":", 2)
-                print(f"  {number:>6}  {float(value):10.5f}  {label[0] if label else ''}".rstrip())
+                print(visible(f"  {number:>6}  {float(value):10.5f}  {label[0] if label else ''}".rstrip()))
             continue
         kind = "BYTES" if array.dtype == np.object_ else array.dtype
-        print(f"{name}: {kind} {list(array.shape)}")
+        print(visible(f"{name}: {kind} {list(array.shape)}"))
         print("  " + shown(array).replace("\n", "\n  "))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused
+from server.observe.escaping import visible
 from server.tools.reach import Reach, failure
 from server.tools.tables import table
 
@@ -87,7 +88,7 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
         try:
             config = client.get_model_config(name, version, **said).config
             if pbtxt:
-                print(text_format.MessageToString(config), end="")
+                print(text_format.MessageToString(config, as_utf8=False), end="")
                 return
             metadata = client.get_model_metadata(name, version, as_json=as_json, **said)
         except InferenceServerException as error:
@@ -96,7 +97,8 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
         print(json.dumps(metadata, indent=2))
         return
     batch = f"at most {config.max_batch_size} in a batch" if config.max_batch_size else "no batches"
-    print(f"{metadata.name}: {metadata.platform or config.backend}, versions {', '.join(metadata.versions)}, {batch}")
+    versions = ", ".join(metadata.versions)
+    print(visible(f"{metadata.name}: {metadata.platform or config.backend}, versions {versions}, {batch}"))
     if config.model_transaction_policy.decoupled:
         print("decoupled: any number of answers for each request, in a stream")
     rows = [("input", *_tensor(tensor)) for tensor in metadata.inputs]

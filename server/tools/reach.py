@@ -10,6 +10,7 @@ import inferd_client.grpc as grpcclient
 from inferd_client._connecting import tls_context
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused, ServerError
+from server.observe.escaping import visible
 
 if TYPE_CHECKING:
     import ssl
@@ -78,7 +79,7 @@ class Reach:
 
 def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
     """The error of a call, with advice."""
-    text = f"{reach.url}: {error}"
+    text = f"{reach.url}: {visible(str(error))}"  # a server may say what a terminal would obey
     if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
         text += "; is a server running there? --url HOST:PORT says where else"
     if "explicit model load / unload is not allowed" in str(error):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from server.observe.escaping import visible
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
-    """Columns beside each other, as wide as they need.
+    """Columns beside each other, as wide as they need. What a terminal would obey is escaped.
 
     Args:
         head: names of the columns.
         rows: their cells.
         right: for each column "r" to align it right, "l" to align it left.
     """
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    cells = [[visible(str(cell)).replace("\n", " ") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = []
     for row in cells:

@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from _native.service.authorizer import Authorizer
-from _native.service.tokens import GROUPS, TokenTable, siphash_of
+from _native.service.tokens import GROUPS, TokenTable
+from _native.siphash import siphash_of
 from server.front.access import Access
 from server.front.tokens import TokenFile, TokenFileError, parse
 from server.pb import grpc_service_pb2 as pb

@@ -21,6 +21,8 @@ from server.observe.tracing.pump import Record
 
 log = logging.getLogger("inferd.trace")
 
+MODE = 0o600  # of the files: traces can contain the tensors of requests
+
 TIMES: Final = (
     ("REQUEST_START", "arrived"),
     ("QUEUE_START", "queued"),
@@ -72,7 +74,7 @@ class TraceFiles:
             OSError: it cannot be written.
         """
         existed = self._file.exists()
-        os.close(opened(self._file, 0))
+        os.close(opened(self._file, 0, mode=MODE))
         if not existed:
             self._file.unlink()
 
@@ -125,7 +127,7 @@ class TraceFiles:
         path = self._file
         if self._frequency():
             path = path.with_name(f"{path.name}.{self._index}")
-        self._descriptor = opened(path, os.O_TRUNC)
+        self._descriptor = opened(path, os.O_TRUNC, mode=MODE)
         self._index += bool(self._frequency())
 
 
