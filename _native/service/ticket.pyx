@@ -4,12 +4,13 @@ A `Ticket` is the sink of such a request. It keeps itself alive until the final 
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uintptr_t
 
 from _native.atomic cimport add_own
 from _native.memory.resource cimport block_view
 from _native.request.bridge cimport bridge_abandon
 from _native.request.lane cimport Lane
-from _native.request.request cimport Request, Response
+from _native.request.request cimport REQUEST_QUEUED, Request, Response
 from _native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 
@@ -76,6 +77,25 @@ cdef class Ticket:
         """Whether the model may send any number of responses, in no order with those to other requests."""
         cdef Request *request = self.request
         return request != NULL and request.signature != NULL and request.signature.decoupled
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for an instance."""
+        cdef Request *request = self.request
+        return request != NULL and request.state == REQUEST_QUEUED
+
+    @property
+    def lane(self) -> int:
+        """The same number for all requests that wait for the same instances; 0 when it is over."""
+        cdef Request *request = self.request
+        return <uintptr_t>request.lane if request != NULL else 0
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for the instances that this one needs, or has."""
+        cdef Request *request = self.request
+        cdef Lane *lane = <Lane *>request.lane if request != NULL else NULL
+        return lane.scheduler.pending(lane) if lane != NULL and lane.scheduler != NULL else 0
 
     def taken(self) -> None:
         """The oldest delivered response of a stream has been sent to the client: the model may send more."""

@@ -6,13 +6,15 @@ number; they leave as they come, and a parameter says which one is the last.
 At most a window of requests is read ahead. A request leaves the window when its last response was passed to the
 transport, which takes it only as fast as the client reads. So a client that sends without reading stops the server from
 reading. A decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when
-the transport has taken it, so a client that does not read stops the model, too.
+the transport has taken it, so a client that does not read stops the model, too. It may keep what has been answered,
+within its limits, but not the instance: when others wait for that and it does not read for some seconds, its stream
+ends, and the model is told that nobody wants its responses.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import TYPE_CHECKING
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from server.engine.engine import Engine
 
 _numbers = count(1)
+
+LOOK_SECONDS = 1.0
+PATIENCE = 3.0
+"""Seconds for which a client may keep an instance from others by not reading."""
+RATE = 64 << 10
+"""Bytes that pay for a second of it."""
 
 
 class EngineError(ServerError):
@@ -99,6 +107,21 @@ class Open:
         if not self.done:
             self._ticket.cancel()
 
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for an instance."""
+        return self._ticket.queued
+
+    @property
+    def lane(self) -> int:
+        """A number for the instances that it needs, or has."""
+        return self._ticket.lane
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for these instances."""
+        return self._ticket.waiting
+
 
 class Exchange:
     """The requests of one stream that are open.
@@ -122,6 +145,11 @@ class Exchange:
         self._decoupled: set[Open] = set()
         self._more = asyncio.Event()
         self._reading = True
+        self._writing = False  # the transport has a response that it does not let us go on from
+        self._written = 0  # bytes since the last look
+        self._debt = 0.0  # seconds for which others have waited because the client does not read
+        self._next_look: asyncio.TimerHandle | None = None
+        self._stalled = ""  # why the stream ends
 
     async def read(self, messages: AsyncIterator[bytes]) -> None:
         """Submit the requests as they come, until the client says that there are no more."""
@@ -131,6 +159,8 @@ class Exchange:
                 request = Open(self, self._engine, message, self._call)
                 if request.decoupled:
                     self._decoupled.add(request)
+                    if self._next_look is None:
+                        self._look_later()
                 else:
                     self._in_order.append(request)
                 await self._free.acquire()
@@ -155,7 +185,11 @@ class Exchange:
             if request is None:
                 return
             if request.responses:
-                yield self._message(request, *request.take())
+                message = self._message(request, *request.take())
+                self._writing = True
+                yield message
+                self._writing = False
+                self._written += len(message)
                 request.taken()
             if request.done and not request.responses:
                 self._close(request)
@@ -163,6 +197,8 @@ class Exchange:
     async def _next(self) -> Open | None:
         """Whose response goes out next; None after the last one."""
         while True:
+            if self._stalled:
+                raise EngineError(Status.RESOURCE_EXHAUSTED, self._stalled, "LIMIT_EXCEEDED")
             if self._ready:
                 return self._ready.popleft()
             if self._in_order and (self._in_order[0].responses or self._in_order[0].done):
@@ -189,5 +225,39 @@ class Exchange:
 
     def abandon(self) -> None:
         """Nobody waits any more for what is open."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         for request in (*self._in_order, *self._decoupled):
             request.abandon()
+
+    # -- a client that keeps instances by not reading --
+
+    def _look_later(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        unfinished = [request for request in self._decoupled if not request.done]
+        self._debt = max(0.0, self._debt - self._written / RATE)
+        self._written = 0
+        if not unfinished:
+            self._debt = 0.0
+            return
+        if self._writing and self._keeps_others_waiting(unfinished):
+            self._debt += LOOK_SECONDS
+        if self._debt < PATIENCE:
+            self._look_later()
+            return
+        self._stalled = (
+            f"the client has not read its responses for {self._debt:.0f} s while other requests wait for the instance "
+            "that makes them; read faster, or ask for less at a time"
+        )
+        for request in unfinished:
+            request.abandon()
+            while request.responses:
+                request.take()
+        self._more.set()
+
+    def _keeps_others_waiting(self, unfinished: list[Open]) -> bool:
+        own = Counter(request.lane for request in unfinished if request.queued)
+        return any(request.waiting > own[request.lane] for request in unfinished if not request.queued)
