@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t
 from _native.request.request cimport Request
 from _native.scheduling.levels cimport level_at, levels_remove
 from _native.scheduling.queue cimport Queue
-from _native.scheduling.shares cimport shares_subtract
+from _native.shares cimport shares_subtract
 
 # Whether no further request fits in the queue.
 cdef inline bint is_full(const Queue *queue) noexcept nogil:
@@ -13,11 +13,11 @@ cdef inline bint is_full(const Queue *queue) noexcept nogil:
 
 # To be called after the shares of a queue begin or end.
 cdef inline void set_attention(Queue *queue) noexcept nogil:
-    queue.attends = queue.line.timed or queue.shares.table != NULL
+    queue.attends = queue.line.timed or queue.shares.buckets != NULL
 
 # Remove a request that waits.
 cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
-    if queue.shares.table != NULL:
+    if queue.shares.buckets != NULL:
         shares_subtract(&queue.shares, request.asker.client, level_at(request))
     levels_remove(&queue.levels, request)
     queue.enough_rows = 0

@@ -1,7 +1,7 @@
 """Full queues: requests of the client with most of the queue make room for those of other clients.
 
 While a queue is full, and until it is half empty again, it counts how many requests of each client wait at each level
-(`_native.scheduling.shares`).
+(`_native.shares`).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ from _native.request.request cimport Request, request_fail
 from _native.request.statistics cimport FAILURE_OTHER
 from _native.scheduling.levels cimport level_at, level_is_full, levels_last
 from _native.scheduling.queue cimport Queue
-from _native.scheduling.shares cimport Share, shares_add, shares_begin, shares_yielding
+from _native.shares cimport Share, shares_add, shares_begin, shares_yielding
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 
@@ -24,7 +24,7 @@ cdef enum:
 cdef bint count_shares(Queue *queue) noexcept nogil:
     # count the requests that wait, by client and level; False: no memory
     cdef const Request *request = queue.levels.first
-    if queue.shares.table != NULL:
+    if queue.shares.buckets != NULL:
         return True
     queue.full_count = queue.levels.count
     if not shares_begin(&queue.shares):

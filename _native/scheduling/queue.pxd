@@ -9,7 +9,7 @@ from _native.scheduling.adaptive cimport ArrivalPredictor
 from _native.scheduling.dispatcher cimport Dispatcher, Line
 from _native.scheduling.levels cimport Levels
 from _native.scheduling.policy cimport Policy
-from _native.scheduling.shares cimport Shares
+from _native.shares cimport Shares
 
 cdef struct Queue:
     Lane lane

@@ -73,7 +73,7 @@ from _native.scheduling.policy cimport (
     policy_plan,
     policy_set,
 )
-from _native.scheduling.shares cimport shares_add, shares_end, shares_subtract
+from _native.shares cimport shares_add, shares_end, shares_subtract
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
@@ -97,7 +97,7 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
 
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # count the request, and decide anew if an instance must not wait so long for more
-    if queue.shares.table != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
+    if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
         predictor_arrival(&queue.predictor, request.queued_ns)
@@ -110,7 +110,7 @@ cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
 
 cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
     # the chain leaves the queue
-    if queue.shares.table == NULL:
+    if queue.shares.buckets == NULL:
         return
     if queue.levels.count <= queue.full_count // 2:
         shares_end(&queue.shares)

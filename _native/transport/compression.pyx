@@ -8,10 +8,9 @@ Results of MAPPED_FROM bytes and more have memory mappings of their own: these g
 pages cost nothing, and nothing stays in the pool when the message is freed.
 """
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.atomic cimport load32
 from _native.memory.resource cimport Block, block_give, block_take, block_wrap
 from _native.transport.outgoing cimport (
     Outgoing,
@@ -43,7 +42,8 @@ cdef enum:
     ALIGNMENT = 64
     PREFIX = 5               # bytes of gRPC in front of a message
     MAPPED_FROM = 1 << 20
-    SLICE = 256 << 10        # bytes between two looks at `cancelled`
+    SLICE = 256 << 10        # bytes that are inflated at a time, in about a millisecond
+    DEFLATED = 64 << 10      # and bytes that are compressed, which takes longer
     FIRST_GUESS = 4          # an inflated message is taken to be so many times larger
     SMALLEST = 1024
     MAX_RATIO = 1032         # of deflate: a match of 258 bytes in two bits
@@ -54,7 +54,6 @@ cdef enum:
     SAMPLE = 8 << 10
 
 cdef size_t UNLIMITED = 0xffffffff  # the length of a gRPC message has four bytes
-cdef int32_t NEVER = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -93,19 +92,6 @@ cdef const char *encoding_name(Encoding encoding) noexcept nogil:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Room that grows
-
-cdef struct Mapping:
-    # the first cache line of a mapping
-    size_t size
-
-cdef struct Room:
-    uint8_t *data
-    size_t used
-    size_t capacity
-    size_t limit             # of the capacity
-    Block *block             # from the pool; NULL: a mapping
-    Mapping *mapping
-
 
 cdef void unmap(void *mapping) noexcept nogil:
     munmap(mapping, (<Mapping *>mapping).size)
@@ -184,54 +170,13 @@ cdef inline size_t gzip_declared(const uint8_t *data, size_t size) noexcept nogi
     return (<size_t>data[0] | <size_t>data[1] << 8 | <size_t>data[2] << 16 | <size_t>data[3] << 24)
 
 
-cdef Result run_inflate(z_stream *stream, const uint8_t *data, size_t size, Room *room,
-                        int32_t *cancelled) noexcept nogil:
-    cdef size_t offered
-    cdef Result result
-    cdef int code
-    stream.next_in = <uint8_t *>data
-    stream.avail_in = <unsigned int>size
-    while not load32(cancelled):
-        offered = min(<size_t>SLICE, room.capacity - room.used)
-        stream.next_out = room.data + room.used
-        stream.avail_out = <unsigned int>offered
-        code = inflate(stream, Z_NO_FLUSH)
-        room.used += offered - stream.avail_out
-        if code == Z_STREAM_END:
-            return RESULT_OK if stream.avail_in == 0 else RESULT_CORRUPT
-        if code == Z_MEM_ERROR:
-            return RESULT_NO_MEMORY
-        if code != Z_OK and code != Z_BUF_ERROR:
-            return RESULT_CORRUPT
-        if stream.avail_out:
-            return RESULT_TRUNCATED  # there was room and no more came: the input is used up
-        # A full room may hold all there is: only a call without any room finds out whether just the trailer is left.
-        if offered == 0:
-            result = room_grow(room)
-            if result != RESULT_OK:
-                return result
-    return RESULT_CANCELLED
-
-
-cdef Result inflate_into(Encoding encoding, const uint8_t *data, size_t size, Room *room,
-                         int32_t *cancelled) noexcept nogil:
-    cdef z_stream stream
-    cdef Result result
-    memset(&stream, 0, sizeof(z_stream))
-    if inflateInit2(&stream, MAX_WINDOW_BITS + (GZIP_BITS if encoding == ENCODING_GZIP else 0)) != Z_OK:
-        return RESULT_NO_MEMORY
-    result = run_inflate(&stream, data, size, room, cancelled)
-    inflateEnd(&stream)
-    return result
-
-
-cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit, int32_t *cancelled,
-                            Inflated *out) noexcept nogil:
+cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
+                           size_t limit) noexcept nogil:
     cdef size_t most = limit if limit else UNLIMITED
-    cdef size_t declared = most
-    cdef size_t ahead = 0    # bytes in front of the message, so that it ends at a cache line like any other message
-    cdef Room room
-    cdef Result result
+    cdef size_t declared
+    self.encoding = encoding
+    self.stream.next_in = <uint8_t *>data
+    self.stream.avail_in = <unsigned int>size
     if encoding == ENCODING_GZIP:
         if size < GZIP_FRAME:
             return RESULT_TRUNCATED
@@ -240,21 +185,73 @@ cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size,
             return RESULT_CORRUPT
         if declared > most:
             return RESULT_TOO_LARGE
-        ahead = -declared & (ALIGNMENT - 1)
-        if not room_open(&room, ahead + declared, ahead + declared):
+        self.ahead = -declared & (ALIGNMENT - 1)
+        if not room_open(&self.room, self.ahead + declared, self.ahead + declared):
             return RESULT_NO_MEMORY
-        room.used = ahead
-    elif not room_open(&room, max(<size_t>SMALLEST, FIRST_GUESS * size), most):
+        self.room.used = self.ahead
+    elif not room_open(&self.room, max(<size_t>SMALLEST, FIRST_GUESS * size), most):
         return RESULT_NO_MEMORY
-    result = inflate_into(encoding, data, size, &room, cancelled)
-    if result == RESULT_OK:
-        out.data = room.data + ahead
-        out.size = room.used - ahead
-        out.block = room_take(&room)
-        return RESULT_OK if out.block != NULL else RESULT_NO_MEMORY
-    room_drop(&room)
-    # more than the trailer says is not too large, it is not true
-    return RESULT_CORRUPT if result == RESULT_TOO_LARGE and encoding == ENCODING_GZIP else result
+    if inflateInit2(&self.stream, MAX_WINDOW_BITS + (GZIP_BITS if encoding == ENCODING_GZIP else 0)) != Z_OK:
+        return RESULT_NO_MEMORY
+    self.begun = True
+    return RESULT_MORE
+
+
+cdef Result run_inflate(Inflater *self, size_t *worked) noexcept nogil:
+    cdef Room *room = &self.room
+    cdef size_t offered = min(<size_t>SLICE, room.capacity - room.used)
+    cdef int code
+    self.stream.next_out = room.data + room.used
+    self.stream.avail_out = <unsigned int>offered
+    code = inflate(&self.stream, Z_NO_FLUSH)
+    worked[0] = offered - self.stream.avail_out
+    room.used += worked[0]
+    if code == Z_STREAM_END:
+        return RESULT_OK if self.stream.avail_in == 0 else RESULT_CORRUPT
+    if code == Z_MEM_ERROR:
+        return RESULT_NO_MEMORY
+    if code != Z_OK and code != Z_BUF_ERROR:
+        return RESULT_CORRUPT
+    if self.stream.avail_out:
+        return RESULT_TRUNCATED  # there was room and no more came: the input is used up
+    # A full room may hold all there is: only a call without any room finds out whether just the trailer is left.
+    if offered == 0:
+        code = room_grow(room)
+        if code != RESULT_OK:
+            return <Result>code
+    return RESULT_MORE
+
+
+cdef Result inflater_slice(Inflater *self, size_t *worked, Inflated *out) noexcept nogil:
+    cdef Result result = run_inflate(self, worked)
+    if result == RESULT_TOO_LARGE and self.encoding == ENCODING_GZIP:
+        return RESULT_CORRUPT  # more than the trailer says is not too large, it is not true
+    if result != RESULT_OK:
+        return result
+    out.data = self.room.data + self.ahead
+    out.size = self.room.used - self.ahead
+    out.block = room_take(&self.room)
+    memset(&self.room, 0, sizeof(Room))
+    return RESULT_OK if out.block != NULL else RESULT_NO_MEMORY
+
+
+cdef void inflater_end(Inflater *self) noexcept nogil:
+    if self.begun:
+        inflateEnd(&self.stream)
+    room_drop(&self.room)
+
+
+cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
+                            Inflated *out) noexcept nogil:
+    cdef Inflater inflater
+    cdef Result result
+    cdef size_t worked = 0
+    memset(&inflater, 0, sizeof(Inflater))
+    result = inflater_begin(&inflater, encoding, data, size, limit)
+    while result == RESULT_MORE:
+        result = inflater_slice(&inflater, &worked, out)
+    inflater_end(&inflater)
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -288,28 +285,6 @@ cdef bint run_deflate(z_stream *stream, int flush, Room *room) noexcept nogil:
             return False
 
 
-cdef bint deflate_segments(z_stream *stream, const Outgoing *message, Room *room, int32_t *cancelled) noexcept nogil:
-    cdef const Segment *segment
-    cdef size_t skip = PREFIX
-    cdef size_t at
-    cdef size_t part
-    cdef uint32_t i
-    for i in range(message.count):
-        segment = &message.segments[i]
-        at = skip
-        skip = 0
-        while at < segment.size:
-            if load32(cancelled):
-                return False
-            part = min(<size_t>SLICE, segment.size - at)
-            stream.next_in = <uint8_t *>segment.data + at
-            stream.avail_in = <unsigned int>part
-            if not run_deflate(stream, Z_NO_FLUSH, room):
-                return False
-            at += part
-    return run_deflate(stream, Z_FINISH, room)
-
-
 cdef inline size_t worthwhile(size_t size) noexcept nogil:
     return size - size // 16
 
@@ -337,33 +312,73 @@ cdef bint sample_shrinks(const Outgoing *message) noexcept nogil:
     return fits
 
 
-cdef Outgoing *deflate_message(Encoding encoding, int level, const Outgoing *message,
-                               int32_t *cancelled) noexcept nogil:
+cdef bint deflater_begin(Deflater *self, Encoding encoding, int level, const Outgoing *message) noexcept nogil:
     cdef size_t size = message.left - PREFIX
-    cdef z_stream stream
-    cdef Room room
-    cdef Block *block
-    cdef Outgoing *out
-    cdef bint fits = False
     if size == 0 or (size >= PROBE_FROM and not sample_shrinks(message)):
-        return NULL
-    if not room_open(&room, max(<size_t>SMALLEST, size // FIRST_GUESS), worthwhile(size)):
-        return NULL
-    if deflate_open(&stream, encoding, level, size):
-        fits = deflate_segments(&stream, message, &room, cancelled)
-        deflateEnd(&stream)
-    if not fits:
-        room_drop(&room)
-        return NULL
-    size = room.used
-    block = room_take(&room)
-    out = outgoing_new(2, PREFIX) if block != NULL else NULL
-    if out != NULL:
-        write_message_prefix(out.room, size)
-        out.room[0] = 1  # compressed
-        outgoing_add(out, out.home, out.room, PREFIX)
-        outgoing_add(out, block, room.data, size)
+        return False
+    self.message = message
+    self.at = PREFIX
+    if not room_open(&self.room, max(<size_t>SMALLEST, size // FIRST_GUESS), worthwhile(size)):
+        return False
+    self.begun = deflate_open(&self.stream, encoding, level, size)
+    return self.begun
+
+
+cdef bint deflate_slice(Deflater *self, size_t *worked) noexcept nogil:
+    # False: it does not pay
+    cdef const Segment *segment
+    cdef size_t part
+    while self.segment < self.message.count and worked[0] < DEFLATED:
+        segment = &self.message.segments[self.segment]
+        part = min(<size_t>DEFLATED - worked[0], segment.size - self.at)
+        self.stream.next_in = <uint8_t *>segment.data + self.at
+        self.stream.avail_in = <unsigned int>part
+        if not run_deflate(&self.stream, Z_NO_FLUSH, &self.room):
+            return False
+        self.at += part
+        worked[0] += part
+        if self.at == segment.size:
+            self.segment += 1
+            self.at = 0
+    return self.segment < self.message.count or run_deflate(&self.stream, Z_FINISH, &self.room)
+
+
+cdef Result deflater_slice(Deflater *self, size_t *worked, Outgoing **out) noexcept nogil:
+    cdef size_t size
+    cdef Block *block
+    worked[0] = 0
+    if not deflate_slice(self, worked):
+        return RESULT_TOO_LARGE
+    if self.segment < self.message.count:
+        return RESULT_MORE
+    size = self.room.used
+    block = room_take(&self.room)
+    out[0] = outgoing_new(2, PREFIX) if block != NULL else NULL
+    if out[0] != NULL:
+        write_message_prefix(out[0].room, size)
+        out[0].room[0] = 1  # compressed
+        outgoing_add(out[0], out[0].home, out[0].room, PREFIX)
+        outgoing_add(out[0], block, self.room.data, size)
     block_give(block)
+    memset(&self.room, 0, sizeof(Room))
+    return RESULT_OK if out[0] != NULL else RESULT_NO_MEMORY
+
+
+cdef void deflater_end(Deflater *self) noexcept nogil:
+    if self.begun:
+        deflateEnd(&self.stream)
+    room_drop(&self.room)
+
+
+cdef Outgoing *deflate_message(Encoding encoding, int level, const Outgoing *message) noexcept nogil:
+    cdef Deflater deflater
+    cdef Outgoing *out = NULL
+    cdef size_t worked = 0
+    memset(&deflater, 0, sizeof(Deflater))
+    if deflater_begin(&deflater, encoding, level, message):
+        while deflater_slice(&deflater, &worked, &out) == RESULT_MORE:
+            pass
+    deflater_end(&deflater)
     return out
 
 
@@ -394,7 +409,7 @@ def _inflate(encoding: int, data: bytes, limit: int = 0) -> bytes:
     cdef size_t most = limit
     cdef Encoding how = <Encoding><int>encoding
     with nogil:
-        result = inflate_message(how, start, size, most, &NEVER, &out)
+        result = inflate_message(how, start, size, most, &out)
     if result != RESULT_OK:
         raise ValueError(RESULTS[<int>result])
     try:
@@ -420,7 +435,7 @@ def _deflate(encoding: int, pieces: list, level: int = 6) -> bytes | None:
         memcpy(at, <const char *>piece, len(piece))
         outgoing_add(message, message.home, at, len(piece))
         at += len(piece)
-    out = deflate_message(<Encoding><int>encoding, level, message, &NEVER)
+    out = deflate_message(<Encoding><int>encoding, level, message)
     outgoing_free(message)
     if out == NULL:
         return None

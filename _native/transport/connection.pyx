@@ -9,6 +9,7 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 
 from _native.memory.resource cimport Block, block_give, block_share
+from _native.status cimport STATUS_DEADLINE_EXCEEDED
 from _native.transport.call cimport Call, CallOwner
 from _native.transport.client cimport ClientUse
 from _native.transport.closing cimport CONN_PARTING
@@ -33,7 +34,7 @@ from _native.transport.stream cimport host_look
 
 from collections import deque
 
-from _native.transport.call import EVENT_CALL
+from _native.transport.call import EVENT_CALL, EVENT_DEADLINE
 from _native.transport.endpoint import EVENT_PING, EVENT_REFUSED
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
@@ -118,6 +119,8 @@ cdef class Connection(CallOwner):
                     self.on_refused(call)
             elif (<Call>call).on_event is not None:
                 (<Call>call).on_event(kind)
+            elif kind is EVENT_DEADLINE and (<Call>call).open:  # its handler has not begun
+                (<Call>call).end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         return 0
 
     cdef int take_read_target(self, ReadTarget *target) except -1:

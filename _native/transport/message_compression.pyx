@@ -3,21 +3,30 @@
 The caller keeps the order of messages: it gives one message of each stream and direction at a time.
 """
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport store32
+from _native.atomic cimport load32, store32
 from _native.memory.resource cimport block_give
 from _native.transport.compression cimport (
     RESULT_CANCELLED,
+    RESULT_MORE,
     RESULT_NO_MEMORY,
     RESULT_OK,
     RESULT_TOO_LARGE,
+    Deflater,
     Encoding,
     Inflated,
+    Inflater,
     Result,
     deflate_message,
+    deflater_begin,
+    deflater_end,
+    deflater_slice,
     inflate_message,
+    inflater_begin,
+    inflater_end,
+    inflater_slice,
 )
 from _native.transport.ledger cimport Charge, charge_make, charge_release
 from _native.transport.outgoing cimport Outgoing, outgoing_free
@@ -28,6 +37,7 @@ cdef enum:
     COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
     INFLATE_HERE = 16 << 10          # the same for received messages
     INFLATED_HERE = 64 << 10         # and for what becomes of them
+    BEGINNING = 16 << 10             # bytes that the beginning of a job costs as much as
 
 cdef struct Task:
     Job job
@@ -40,23 +50,29 @@ cdef struct Inflation:
     inflated_fn then
     Encoding encoding
     size_t limit
-    Result result
+    Result result            # RESULT_MORE: not done
+    Inflater inflater
     Inflated out
 
 cdef struct Deflation:
     Task task
     Outgoing *plain
     Outgoing *deflated       # NULL: the plain one is sent
+    Deflater deflater
     deflated_fn then
     Encoding encoding
     int level
 
-cdef int32_t NEVER = 0       # for what is done at once
+ctypedef uint64_t (*run_fn)(Job *job) noexcept nogil
+ctypedef void (*done_fn)(Job *job) noexcept nogil
 
-ctypedef void (*job_fn)(Job *job) noexcept nogil
+
+cdef inline uint64_t client_of(const Stream *stream) noexcept nogil:
+    # whose turns it takes; connections without a client are each for itself
+    return <uintptr_t>stream.conn.client if stream.conn.client != NULL else <uintptr_t>stream.conn
 
 
-cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexcept nogil:
+cdef void *task_new(Stream *stream, size_t size, run_fn run, done_fn done) noexcept nogil:
     # a structure that begins with a Task, zero but for it; NULL: no memory
     cdef Task *task = <Task *>calloc(1, size)
     if task != NULL:
@@ -94,7 +110,7 @@ cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inf
     if host.thread_pool != NULL:
         limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
     if host.thread_pool == NULL or message.size <= INFLATE_HERE:
-        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &NEVER, &out)
+        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &out)
         if result[0] == RESULT_OK:
             exchange(message, &out)
         if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
@@ -120,19 +136,36 @@ cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) n
     inflation.encoding = stream.encoding
     inflation.limit = stream.conn.host.max_inflated
     inflation.result = RESULT_CANCELLED
+    if not thread_pool_submit(stream.conn.host.thread_pool, &inflation.task.job, client_of(stream)):
+        free(inflation)
+        return False
     stream.inflating = &inflation.task.job
-    thread_pool_submit(stream.conn.host.thread_pool, &inflation.task.job)
     return True
 
 
-cdef void run_inflation(Job *job) noexcept nogil:
+cdef uint64_t run_inflation(Job *job) noexcept nogil:
     cdef Inflation *inflation = <Inflation *>job
-    inflation.result = inflate_message(inflation.encoding, inflation.message.data, inflation.message.size,
-                                       inflation.limit, &job.cancelled, &inflation.out)
+    cdef size_t worked = 0
+    cdef uint64_t cost = 0
+    job.whole = True
+    if load32(&job.cancelled):
+        inflation.result = RESULT_CANCELLED
+        return 0
+    if not inflation.inflater.begun:
+        cost = BEGINNING
+        inflation.result = inflater_begin(&inflation.inflater, inflation.encoding, inflation.message.data,
+                                          inflation.message.size, inflation.limit)
+    if inflation.inflater.begun:
+        inflation.result = inflater_slice(&inflation.inflater, &worked, &inflation.out)
+    job.whole = inflation.result != RESULT_MORE
+    return cost + worked
 
 
 cdef void inflation_done(Job *job) noexcept nogil:
     cdef Inflation *inflation = <Inflation *>job
+    inflater_end(&inflation.inflater)
+    if inflation.result == RESULT_MORE:
+        inflation.result = RESULT_CANCELLED
     if inflation.result == RESULT_OK:
         exchange(inflation.message, &inflation.out)
     if inflation.task.stream == NULL:
@@ -149,7 +182,7 @@ cdef void inflation_done(Job *job) noexcept nogil:
 cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil:
     if plain.left > COMPRESS_HERE and stream.conn.host.thread_pool != NULL and begin_deflation(stream, plain, then):
         return False
-    deflated[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain, &NEVER)
+    deflated[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain)
     return True
 
 
@@ -162,18 +195,31 @@ cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noe
     deflation.then = then
     deflation.encoding = stream.sender.encoding
     deflation.level = stream.sender.level
+    if not thread_pool_submit(stream.conn.host.thread_pool, &deflation.task.job, client_of(stream)):
+        free(deflation)
+        return False
     stream.sender.deflating = &deflation.task.job
-    thread_pool_submit(stream.conn.host.thread_pool, &deflation.task.job)
     return True
 
 
-cdef void run_deflation(Job *job) noexcept nogil:
+cdef uint64_t run_deflation(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
-    deflation.deflated = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
+    cdef size_t worked = 0
+    cdef uint64_t cost = 0
+    job.whole = True
+    if load32(&job.cancelled):
+        return 0
+    if not deflation.deflater.begun:
+        cost = BEGINNING
+        if not deflater_begin(&deflation.deflater, deflation.encoding, deflation.level, deflation.plain):
+            return cost
+    job.whole = deflater_slice(&deflation.deflater, &worked, &deflation.deflated) != RESULT_MORE
+    return cost + worked
 
 
 cdef void deflation_done(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
+    deflater_end(&deflation.deflater)
     if deflation.task.stream == NULL:
         outgoing_free(deflation.plain)
         if deflation.deflated != NULL:

@@ -1,6 +1,6 @@
 """Returns memory to the system after a peak: otherwise the pool of host memory and the allocator would keep it."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from _native.memory.host cimport host_trim
@@ -24,6 +24,7 @@ cdef enum:
     REST = 4                     # a peak is over when there is no more than one part in so many of it
 
 cdef int64_t QUIET_NS = 3000000000  # for so long
+cdef uint64_t OWN = 0  # no client's: its turn is among theirs
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -53,9 +54,11 @@ cdef void peak_is_over(Timer *timer, int64_t now) noexcept nogil:
 # Giving back
 
 
-cdef void run(Job *job) noexcept nogil:
+cdef uint64_t run(Job *job) noexcept nogil:
+    job.whole = True
     host_trim()
     malloc_trim()
+    return 0
 
 
 cdef void done(Job *job) noexcept nogil:
@@ -65,8 +68,10 @@ cdef void done(Job *job) noexcept nogil:
 cdef void memory_trim(ThreadPool *thread_pool) noexcept nogil:
     cdef Job *job = <Job *>calloc(1, sizeof(Job)) if thread_pool != NULL else NULL
     if job == NULL:
-        run(NULL)
+        host_trim()
+        malloc_trim()
         return
     job.run = run
     job.done = done
-    thread_pool_submit(thread_pool, job)
+    if not thread_pool_submit(thread_pool, job, OWN):
+        free(job)

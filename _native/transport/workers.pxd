@@ -1,35 +1,37 @@
 # The thread pool: work that would block the event loop too long, and its way back to the loop.
+#
+# A thread does a slice of a job, charges the client for it (`_native.shares`), and looks whose turn is next. So one
+# client's large messages, or many, keep no other from having its small one done.
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 
+from _native.shares cimport Shares, Waiting
 from _native.threads cimport Condition, Mutex
 from _native.transport.ledger cimport Account
 
 cdef struct Job:
     # One piece of work; the first member of the structure that describes it.
-    Job *previous            # in a list of the pool's
-    Job *next
-    bint waits               # it is in ThreadPool.waiting
-    void (*run)(Job *job) noexcept nogil     # on a thread of the pool, without the GIL
+    Waiting waiting          # until it is finished, or withdrawn
+    bint waits               # no thread works at it
+    # On a thread of the pool, without the GIL: work for about a millisecond. The bytes that this took; `whole` is set
+    # when there is no more to do.
+    uint64_t (*run)(Job *job) noexcept nogil
+    bint whole
     void (*done)(Job *job) noexcept nogil    # afterwards, on the loop; frees the job
     int32_t cancelled        # atomic: the result is not wanted; `run` may end early
-
-cdef struct Jobs:
-    # see _native.list
-    Job *first
-    Job *last
+    Job *following           # in ThreadPool.finished
 
 cdef struct ThreadPool:
-    Mutex guard              # protects the lists, and Job.waits
+    Mutex guard              # protects the rest, and Job.waits
     Condition work
-    Jobs waiting             # to do
-    Jobs finished            # in the order of completion
+    Shares shares            # of the clients whose jobs are to do
+    Job *finished            # the latest first
     bint closing
     int event_fd             # readable when jobs are finished
     Account departed         # used on the loop: the bytes held by jobs of calls that have ended
 
-# On the loop: submit a job.
-cdef void thread_pool_submit(ThreadPool *thread_pool, Job *job) noexcept nogil
+# On the loop: submit a job of a client. False: no memory.
+cdef bint thread_pool_submit(ThreadPool *thread_pool, Job *job, uint64_t client) noexcept nogil
 # On the loop: withdraw a job that no thread has begun. False: it is running, or done.
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
 # On the loop: call `done` of every finished job.

@@ -1,13 +1,22 @@
 """The thread pool: threads that compress and inflate large messages, which would block the event loop too long.
 
-Jobs run without the GIL. Finished ones wait in a list, and an eventfd signals the loop, which calls their `done`. The
-threads have a higher nice value than the rest of the process: when cores are scarce, the loop and instances go first.
+Jobs run without the GIL, a slice at a time, by the turns of their clients. Finished ones wait in a list, and an eventfd
+signals the loop, which calls their `done`. The threads have a higher nice value than the rest of the process: when cores
+are scarce, the loop and instances go first.
 """
 
 from libc.stdint cimport uint64_t
 from posix.unistd cimport close, read, write
 
-from _native.list cimport list_append, list_remove
+from _native.shares cimport (
+    shares_begin,
+    shares_charge,
+    shares_end,
+    shares_leave,
+    shares_put,
+    shares_put_back,
+    shares_take,
+)
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -28,12 +37,15 @@ import threading
 NICER = 10
 
 
-cdef void thread_pool_submit(ThreadPool *thread_pool, Job *job) noexcept nogil:
+cdef bint thread_pool_submit(ThreadPool *thread_pool, Job *job, uint64_t client) noexcept nogil:
+    cdef bint taken
     lock(&thread_pool.guard)
-    list_append(&thread_pool.waiting, job)
-    job.waits = True
-    notify_one(&thread_pool.work)
+    taken = shares_put(&thread_pool.shares, &job.waiting, client)
+    job.waits = taken
+    if taken:
+        notify_one(&thread_pool.work)
     unlock(&thread_pool.guard)
+    return taken
 
 
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil:
@@ -41,54 +53,70 @@ cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
     lock(&thread_pool.guard)
     waited = job.waits
     if waited:
-        take_out(thread_pool, job)
+        shares_leave(&thread_pool.shares, &job.waiting)
+        job.waits = False
     unlock(&thread_pool.guard)
     return waited
-
-
-cdef inline void take_out(ThreadPool *thread_pool, Job *job) noexcept nogil:
-    list_remove(&thread_pool.waiting, job)
-    job.waits = False
 
 
 cdef Job *take(ThreadPool *thread_pool) noexcept nogil:
     # the next job, NULL when the pool is closing
     cdef Job *job = NULL
     lock(&thread_pool.guard)
-    while thread_pool.waiting.first == NULL and not thread_pool.closing:
+    while not thread_pool.closing:
+        job = <Job *>shares_take(&thread_pool.shares)
+        if job != NULL:
+            job.waits = False
+            break
         wait(&thread_pool.work, &thread_pool.guard)
-    if not thread_pool.closing:
-        job = thread_pool.waiting.first
-        take_out(thread_pool, job)
     unlock(&thread_pool.guard)
     return job
 
 
-cdef void give_back(ThreadPool *thread_pool, Job *job) noexcept nogil:
+cdef void give_back(ThreadPool *thread_pool, Job *job, uint64_t cost) noexcept nogil:
+    # the thread has done a slice of it, or all
     cdef uint64_t one = 1
-    cdef bint alone
+    cdef bint alone = False
     lock(&thread_pool.guard)
-    alone = thread_pool.finished.first == NULL
-    list_append(&thread_pool.finished, job)
+    shares_charge(&thread_pool.shares, &job.waiting, cost)
+    if job.whole:
+        shares_leave(&thread_pool.shares, &job.waiting)
+        alone = finish(thread_pool, job)
+    else:
+        shares_put_back(&thread_pool.shares, &job.waiting)
+        job.waits = True  # this thread looks for work again, so nobody need be woken
     unlock(&thread_pool.guard)
     if alone:
         write(thread_pool.event_fd, &one, sizeof(one))
+
+
+cdef inline bint finish(ThreadPool *thread_pool, Job *job) noexcept nogil:
+    # whether the loop must be told
+    cdef bint alone = thread_pool.finished == NULL
+    job.following = thread_pool.finished
+    thread_pool.finished = job
+    return alone
 
 
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
     cdef uint64_t count
     cdef Job *job
     cdef Job *following
+    cdef Job *first = NULL
     read(thread_pool.event_fd, &count, sizeof(count))
     lock(&thread_pool.guard)
-    job = thread_pool.finished.first
-    thread_pool.finished.first = NULL
-    thread_pool.finished.last = NULL
+    job = thread_pool.finished
+    thread_pool.finished = NULL
     unlock(&thread_pool.guard)
-    while job != NULL:
-        following = job.next
-        job.done(job)
+    while job != NULL:  # in the order of completion
+        following = job.following
+        job.following = first
+        first = job
         job = following
+    while first != NULL:
+        following = first.following
+        first.done(first)
+        first = following
 
 
 cdef class Workers:
@@ -104,6 +132,8 @@ cdef class Workers:
         self.thread_pool.event_fd = -1
         mutex_init(&self.thread_pool.guard, NULL)
         condition_init(&self.thread_pool.work)
+        if not shares_begin(&self.thread_pool.shares):
+            raise MemoryError
         self.event_fd = self.thread_pool.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.threads = [
             threading.Thread(target=self._run, name=f"worker_{index}", daemon=True) for index in range(threads)
@@ -112,6 +142,7 @@ cdef class Workers:
     def __dealloc__(self):
         if self.thread_pool.event_fd >= 0:
             close(self.thread_pool.event_fd)
+        shares_end(&self.thread_pool.shares)
         condition_destroy(&self.thread_pool.work)
         mutex_destroy(&self.thread_pool.guard)
 
@@ -131,12 +162,11 @@ cdef class Workers:
     cdef void work(self) noexcept nogil:
         cdef Job *job = take(&self.thread_pool)
         while job != NULL:
-            job.run(job)
-            give_back(&self.thread_pool, job)
+            give_back(&self.thread_pool, job, job.run(job))
             job = take(&self.thread_pool)
 
     def close(self) -> None:
-        """End the threads. Jobs that have not begun are not run, but their `done` is called like that of the others."""
+        """End the threads. What they have not done is not done, but `done` is called for each job."""
         cdef Job *job
         with nogil:
             lock(&self.thread_pool.guard)
@@ -147,8 +177,10 @@ cdef class Workers:
             if thread.ident is not None:
                 thread.join()
         self.threads.clear()
-        while self.thread_pool.waiting.first != NULL:
-            job = self.thread_pool.waiting.first
-            take_out(&self.thread_pool, job)
-            give_back(&self.thread_pool, job)
+        job = <Job *>shares_take(&self.thread_pool.shares)
+        while job != NULL:
+            job.waits = False
+            shares_leave(&self.thread_pool.shares, &job.waiting)
+            finish(&self.thread_pool, job)
+            job = <Job *>shares_take(&self.thread_pool.shares)
         thread_pool_drain(&self.thread_pool)

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
 from _native.service.authorizer import GROUPS, ListenerInterceptor
 from _native.service.forwarding import Forwarder
 from _native.service.infer import InferService
+from _native.shares import Turns
 from _native.timers import TimersHandle
 from _native.transport.call import Call
 from _native.transport.client import ClientUse
@@ -53,6 +54,7 @@ INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
 POLL = 0.01
+STARTS = 8  # handlers of calls that may begin in one round of the loop: half a millisecond of Python
 NO_LIMITS = ClientLimits()
 
 _CONNECTION_RULES = {
@@ -153,6 +155,9 @@ class NativeDoor:
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._flush_scheduled = False
+        self._turns = Turns()  # calls whose handlers have not begun
+        self._starts_left = STARTS  # in this round of the loop
+        self._round_ends = False  # _next_round is scheduled
 
     # -- registration --
 
@@ -347,6 +352,31 @@ class NativeDoor:
     # -- calls that Python handles --
 
     def _on_call(self, call: Call) -> None:
+        """Begin its handler, if there have been few in this round; else it waits for its client's turn."""
+        if self._starts_left and not self._turns.waiting:
+            self._starts_left -= 1
+            self._begin(call)
+        else:
+            self._turns.put(call.connection.admission.use.number, call)
+        if not self._round_ends:
+            self._round_ends = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _next_round(self) -> None:
+        """Begin the handlers of the next calls, by their clients' turns. The rest waits, so that the loop reads, writes
+        and answers in between."""
+        self._round_ends = False
+        self._starts_left = STARTS
+        while self._starts_left and self._turns.waiting:
+            call = cast(Call, self._turns.take())
+            if call.open:  # else it has been reset, or its deadline has passed
+                self._starts_left -= 1
+                self._begin(call)
+        if self._starts_left < STARTS:
+            self._round_ends = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _begin(self, call: Call) -> None:
         handler = self._find(call)
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")

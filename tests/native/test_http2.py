@@ -314,9 +314,10 @@ def test_take_output_respects_its_limit(echo):
 
 
 def test_slow_reader_parks_further_unary_calls():
-    """Answers that a peer does not read stay bounded: beyond the limit its further calls are not even started."""
+    """Answers that wait for the window of their connection stay bounded: beyond the limit its further calls are not
+    even started."""
     lanes = Lanes(max_streams=100)
-    peer = connected(lanes.endpoint, window=0, reading=False)
+    peer = connected(lanes.endpoint, window=1 << 24, reading=False)
     size = 1 << 20
     streams = []
     for number in range(40):
