@@ -1,5 +1,7 @@
-"""Guards whose requests make room in a full queue: no client keeps another, that has fewer, from having one."""
+"""Guards whose requests make room in a full queue: no client keeps another, that has fewer, from having one. And whose
+turn it is where clients wait: none gets more than another that wants as much."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from _native.shares import Turns
 from backends.api import QueuePolicySpec
 from tests.native.probe import QueueProbe
 from tests.native.queue_model import Policy
@@ -119,3 +122,65 @@ def test_higher_levels_do_not_make_room_for_lower_ones():
     assert probe.push(8, 1, 0, client=2, priority=2) == "lane full"
     assert probe.push(9, 1, 0, client=2, priority=1) is None
     assert probe.ousted == [7]
+
+
+@given(st.lists(st.one_of(st.tuples(CLIENTS, st.integers(1, 30)), st.integers(1, 60)), max_size=60))
+def test_turns_go_to_the_client_that_has_had_least(steps):
+    """Against a model: a client's turns begin where its last one ended, and no earlier than the latest of anybody."""
+    turns, waiting, ends, now = Turns(), {}, {}, 0
+    number = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            client, count = step
+            if not waiting.get(client):
+                ends[client] = max(ends.get(client, 0), now)
+            for _ in range(count):
+                number += 1
+                waiting.setdefault(client, []).append(number)
+                turns.put(client, (client, number))
+            continue
+        for _ in range(min(step, turns.waiting)):
+            client, taken = turns.take()
+            assert ends[client] == min(ends[each] for each, its in waiting.items() if its)
+            assert waiting[client].pop(0) == taken, "the calls of one client keep their order"
+            now = ends[client]
+            ends[client] += 1
+    assert turns.waiting == sum(map(len, waiting.values()))
+    while turns.waiting:
+        turns.take()
+    with pytest.raises(IndexError):
+        turns.take()
+
+
+def test_a_client_that_comes_anew_goes_next():
+    """Whoever has been served a thousand times waits for it; then they take turns."""
+    turns = Turns()
+    for number in range(2000):
+        turns.put(1, number)
+    assert [turns.take() for _ in range(1000)] == list(range(1000))
+    for number in range(3):
+        turns.put(2, f"late {number}")
+    assert [turns.take() for _ in range(6)].index("late 2") <= 5
+    assert turns.waiting == 997
+
+
+def test_any_number_of_clients_is_remembered_as_long_as_it_matters():
+    """An attacker may have any number of addresses; what each has had is forgotten when there are many."""
+    turns = Turns()
+    for number in range(100_000):
+        turns.put(number, number)
+        assert turns.take() == number
+    turns.put(7, "waits")
+    assert turns.take() == "waits"
+
+
+def test_what_waits_is_let_go_of_with_its_turns():
+    turns = Turns()
+    things = [object() for _ in range(100)]
+    before = sys.getrefcount(things[0])
+    for number, thing in enumerate(things):
+        turns.put(number % 3, thing)
+    waiting = sys.getrefcount(things[0])
+    del turns
+    after = sys.getrefcount(things[0])
+    assert (waiting, after) == (before + 1, before)

@@ -16,6 +16,7 @@ from _native.scheduling.queue cimport Queue, QueueLane
 from _native.sequences.sequence cimport Sequence, Sequences
 from _native.sequences.sequencer cimport SequenceLane, Sequencer
 from _native.sequences.slots cimport InstanceSlots, Slots
+from _native.shares cimport Share
 
 cdef uint32_t FULL_CYCLE = 1 << 20
 
@@ -141,16 +142,18 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
 
 
 cdef str _audit_shares(Queue *queue, dict held):
+    cdef const Share *share
     cdef uint32_t i
     told = {}
-    if queue.shares.table == NULL:
+    if queue.shares.buckets == NULL:
         return ""
     for i in range(queue.shares.capacity):
-        share = queue.shares.table[i]
-        if share.count:
+        share = queue.shares.buckets[i]
+        while share != NULL:
             told[share.client, share.level] = share.count
-        if share.count > queue.shares.bound:
-            return f"a share of {share.count} requests, where none is said to exceed {queue.shares.bound}"
+            if share.count > queue.shares.bound:
+                return f"a share of {share.count} requests, where none is said to exceed {queue.shares.bound}"
+            share = share.following
     return f"shares of a queue are {told}, and its requests {held}" if told != held else ""
 
 

@@ -509,8 +509,8 @@ FAULTS = (
     fault(
         "a token that allows some models allows all",
         "service/access",
-        "            return ALLOWED\n    return MODEL_DENIED\n",
-        "            return ALLOWED\n    return ALLOWED\n",
+        "data, model.size):\n            return ALLOWED\n    return MODEL_DENIED\n",
+        "data, model.size):\n            return ALLOWED\n    return ALLOWED\n",
     ),
     fault(
         "a client writes parameters that models take for headers",
