@@ -349,6 +349,6 @@ def test_nothing_is_told_where_the_sound_tree_fails(tmp_path: Path):
 def test_the_nearest_tests_come_first():
     """Those that import the module, then those of its package."""
     tests = selected_tests(ROOT, "_native/scheduling/queue.pyx")
-    assert tests.index("tests/native/test_shares.py") < tests.index("tests/engine/test_batches.py")
+    assert tests.index("tests/native/test_queue.py") < tests.index("tests/engine/test_batches.py")
     assert not any(test.startswith(("tests/simulation", "tests/mutants")) for test in tests)
     assert all(selected_tests(ROOT, files[0]) for files in sources(ROOT).values())
