@@ -116,7 +116,7 @@ class ScrapeListener:
         self._server: asyncio.Server | None = None
         self._file: Path | None = None
         self._open = 0
-        self._asking: dict[asyncio.WriteTransport, str] = {}  # without a request yet, the longest first: their addresses
+        self._asking: dict[asyncio.WriteTransport, str] = {}  # addresses of those without a request, the longest first
 
     async def start(self, address: Address) -> str:
         """Listen; the address as it is written, with the port that was found free for port 0.
