@@ -34,6 +34,7 @@ IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
+LONG_TALKS, LONG_TALK = 0.03, 300  # how often a stream is long, and how many requests it has then, at most
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -304,7 +305,8 @@ class Client:
     def _begin_something(self) -> None:
         """A call, or a stream."""
         if self.random.random() < self.simulation.talks:
-            length = min(self.left, self.random.randint(1, LONGEST))
+            is_long = self.random.random() < LONG_TALKS
+            length = min(self.left, self.random.randint(1, LONG_TALK if is_long else LONGEST))
             self.left -= length
             deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
             talk = open_talk(self, length, deadline, self._headers(deadline))

@@ -574,6 +574,19 @@ FAULTS = (
         "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
         "        lock(&channel.guard)\n    unlock",
     ),
+    # the thread pool, which compresses and inflates
+    fault(
+        "the pool tells nobody of messages that it has finished",
+        "transport/workers",
+        "    alone = thread_pool.finished.first == NULL\n",
+        "    alone = thread_pool.finished.first != NULL\n",
+    ),
+    fault(
+        "a message that the pool has inflated is taken for the compressed one",
+        "transport/message_compression",
+        "    if inflation.result == RESULT_OK:\n        exchange(inflation.message, &inflation.out)\n",
+        "    if False:\n        exchange(inflation.message, &inflation.out)\n",
+    ),
     # models that come and go
     Fault(
         "what an ensemble has answered stays when a step of it is replaced",

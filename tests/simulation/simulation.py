@@ -12,6 +12,7 @@ from _native.memory.resource import live_counters
 from _native.memory.shm import Regions
 from _native.transport.client import ClientUse
 from _native.transport.endpoint import Endpoint
+from _native.transport.workers import Workers
 from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.books import Books
@@ -188,8 +189,12 @@ class Simulation:
         self.traces = Traces(self)
         self.regions = Regions(max_count=1000, max_byte_size=1 << 36)
         self.service.use_regions(self.regions, shared=True)
+        # threads that compress and inflate what is large
+        pool = int(self._draw("pool", 0, 1, 2, when=bool(self.packing)))
+        self.workers = Workers(pool) if pool else None
         self.endpoint = Endpoint(
             self.desk.take,
+            workers=self.workers,
             max_held=self.held_limit,
             receive_timeout=self._draw("receive timeout", 0, 10),
             send_timeout=30.0,
@@ -197,6 +202,9 @@ class Simulation:
             native_level=1 if self.packing else 0,
             timers=self.service.timers,
         )
+        if self.workers is not None:
+            self.desk.loop.add_reader(self.workers.event_fd, self._collect)
+            self.workers.start()
         self.service.install(self.endpoint)
         self.engine.after_delivery(self._flush_behind)
         self.rights.install()
@@ -300,6 +308,12 @@ class Simulation:
     def flush(self) -> None:
         self.endpoint.flush_dirty()
 
+    def _collect(self) -> None:
+        """The pool has finished messages."""
+        before = self.world.may_fail(1)
+        self.endpoint.collect_jobs()
+        self.world.may_fail(before)
+
     def _flush_behind(self) -> None:
         """As the door does after each delivery."""
         self.bounds.look()
@@ -321,6 +335,7 @@ class Simulation:
             self.flush()
         elif what == Do.LOOP:
             self.desk.loop.read(world.loop_ready())
+            self._flush_behind()
         elif what == Do.REST:
             return self._pass_time()
         elif what == Do.WORKER:
@@ -408,6 +423,9 @@ class Simulation:
             self.desk.turn()
         if self.desk.open:
             raise Violation(f"{len(self.desk.open)} handlers of streams never end")
+        if self.workers is not None:
+            self.desk.loop.remove_reader(self.workers.event_fd)
+            self.workers.close()
         self.desk.leave()
         if self.operator.waits or self.shop.left():
             raise Violation(f"the engine never ends: {self.operator.waits} deeds, versions {self.shop.left()}")

@@ -16,6 +16,7 @@ from queue import Empty
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import _native.transport.workers
 import server.engine.housekeeping.threads as engine_threads
 from server.engine.loading.demand import Demand
 from tests.simulation.world import NEVER, World, WorldThread
@@ -92,6 +93,15 @@ class Servant(WorldThread):
         self._world.admit(1)
         self._world.may_fail(may_fail)
 
+    def join(self) -> None:
+        """Wait for its end. On the main thread, others run meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            super().join()
+        while not self._gone:
+            if self._world.run() < 0:
+                self._world.complain(f"thread {self._name} never ends")
+                return
+
 
 class Unforeseen(logging.Handler):
     """Keeps the first exception that the server has logged with its traceback: nobody has foreseen it."""
@@ -124,5 +134,8 @@ def hook(world: World) -> None:
     Demand.__init__.__kwdefaults__["clock"] = clock.monotonic
     engine_threads.threading = SimpleNamespace(  # type: ignore[assignment]
         Thread=partial(Servant, world), Lock=threading.Lock
+    )
+    _native.transport.workers.threading = SimpleNamespace(  # type: ignore[attr-defined]
+        Thread=partial(Servant, world), get_native_id=threading.get_native_id
     )
     engine_threads.SimpleQueue = partial(WorldQueue, world)  # type: ignore[assignment, misc]
