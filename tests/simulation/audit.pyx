@@ -58,7 +58,7 @@ def shares(LaneHandle handle) -> list[tuple[int, int]]:
     if isinstance(handle, QueueLane):
         request = (<QueueLane>handle).queue().levels.first
         while request != NULL:
-            found.append((request.asker.client, level_at(request) + 1))
+            found.append((request.origin.client, level_at(request) + 1))
             request = request.next
     return found
 
@@ -106,8 +106,8 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
             return f"a request in a queue is in state {<int>request.state}"
         if request.place >= 2 * levels.level_count or (previous != NULL and request.place < previous.place):
             return f"a request at place {request.place} is behind others of later places"
-        if level_at(request) != level_of(levels, request.priority):
-            return f"a request of priority {request.priority} waits at level {level_at(request) + 1}"
+        if level_at(request) != level_of(levels, request.terms.priority):
+            return f"a request of priority {request.terms.priority} waits at level {level_at(request) + 1}"
         in_time = request.place % 2 == 0
         if in_time and previous != NULL and previous.place == request.place and previous.queued_ns > request.queued_ns:
             return f"a request of {request.queued_ns} ns waits behind one of {previous.queued_ns} ns"
@@ -115,10 +115,10 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
             return f"a request waits behind those in time, and may wait until {request.expires_ns} ns"
         if at_rest and in_time and request.expires_ns and now > request.expires_ns + grain:
             return f"a request waits, and might do so until {(now - request.expires_ns) // 1000} us ago"
-        if at_rest and request.deadline_ns and now > request.deadline_ns + grain:
-            return f"a request waits, and its deadline was {(now - request.deadline_ns) // 1000} us ago"
+        if at_rest and request.terms.deadline_ns and now > request.terms.deadline_ns + grain:
+            return f"a request waits, and its deadline was {(now - request.terms.deadline_ns) // 1000} us ago"
         found[request.place] += 1
-        key = (request.asker.client, level_at(request))
+        key = (request.origin.client, level_at(request))
         held[key] = held.get(key, 0) + 1
         rows += request.rows
         count += 1
