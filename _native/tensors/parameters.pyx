@@ -40,6 +40,10 @@ cdef enum Fault:
     NEEDS_NATURAL
     NEEDS_TEXT_OR_INT64
     NEEDS_ANY
+    TOO_LONG                 # a sequence keeps its id
+
+cdef enum:
+    LONGEST_ID = 4096        # bytes of a sequence's
 
 
 cdef inline bint is_text(Str s, const char *text) noexcept nogil:
@@ -54,6 +58,8 @@ cdef Fault take_parameter(Request *request, const Parameter *p) noexcept nogil:
     if is_text(p.key, "sequence_id"):
         if p.kind != PARAMETER_INT64 and p.kind != PARAMETER_STRING:
             return NEEDS_TEXT_OR_INT64
+        if p.kind == PARAMETER_STRING and p.text.size > LONGEST_ID:
+            return TOO_LONG
         request.correlation.text.data = p.text.data if p.kind == PARAMETER_STRING else NULL
         request.correlation.text.size = p.text.size if p.kind == PARAMETER_STRING else 0
         request.correlation.number = 0 if p.kind == PARAMETER_STRING else <uint64_t>p.integer
@@ -142,6 +148,11 @@ cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexc
 
 cdef bint refuse(Request *request, const Parameter *p) noexcept nogil:
     cdef Fault fault = take_parameter(request, p)
+    if fault == TOO_LONG:
+        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
+            "invalid 'sequence_id' parameter: expected a text of at most %d bytes, got %zu", <int>LONGEST_ID,
+            <size_t>p.text.size))
+        return False
     if fault != RESERVED:
         return wrong_parameter(request, p.key, expected(fault))
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(

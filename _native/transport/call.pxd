@@ -26,4 +26,6 @@ cdef class Call:
     cdef readonly int64_t timeout_ns
     cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
     cdef public object on_event      # called with one of the EVENT_* names
+    cdef size_t memory               # what it takes itself, without its messages
+    cdef size_t held                 # by its handler, see `hold`
     cdef Stream *open_stream(self) except NULL

@@ -14,7 +14,7 @@ from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_
 from _native.transport.expiry cimport stream_watch
 from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from _native.transport.incoming cimport stream_drop_message
-from _native.transport.ledger cimport STAGE_EXECUTED, charge_make, charge_resize
+from _native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
 from _native.transport.nghttp2 cimport (
     NGHTTP2_INTERNAL_ERROR,
     NGHTTP2_NV_FLAG_NONE,
@@ -63,15 +63,22 @@ cdef class CallOwner:
 # ---------------------------------------------------------------------------------------------------------------------
 # The service of methods that Python handles
 
+cdef enum:
+    HEADER_MEMORY = 4            # bytes of objects for each byte of the headers
+
+
 cdef inline void note(Stream *stream, str kind) noexcept:
     if stream.call != NULL:  # else there was no memory for it, and it has failed
         (<CallOwner>stream.conn.owner).events.append((<Call>stream.call, kind))
 
 
 cdef void call_begins(Stream *stream) noexcept nogil:
+    # Its charge lasts as long as the call: a stream needs memory without any message.
+    cdef size_t memory = PYTHON_CALL_MEMORY + HEADER_MEMORY * stream.header_bytes
+    charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, memory)
     with gil:
         try:
-            call_new(stream)
+            call_new(stream, memory)
         except BaseException:
             stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
     stream_watch(stream)
@@ -116,7 +123,7 @@ PYTHON.late = call_is_late
 PYTHON.closed = call_closed
 
 
-cdef int call_new(Stream *stream) except -1:
+cdef int call_new(Stream *stream, size_t memory) except -1:
     cdef Call call = Call.__new__(Call)
     cdef nghttp2_vec name, value
     cdef uint32_t i
@@ -130,6 +137,7 @@ cdef int call_new(Stream *stream) except -1:
     call.path = stream.path.decode("ascii", "replace")
     call.metadata = tuple(metadata)
     call.timeout_ns = stream.timeout_ns
+    call.memory = memory
     Py_INCREF(call)
     stream.call = <void *>call
     note(stream, EVENT_CALL)
@@ -221,15 +229,18 @@ cdef class Call:
         """The call makes the server hold so many bytes more, of requests that are taken and not answered, or of
         responses that are not sent yet; fewer when `size` is negative. All are let go of when the call ends."""
         cdef Stream *stream = self.stream
-        cdef size_t held
         if stream == NULL or stream_ended(stream):
             return
-        if stream.executed.account == NULL:
-            charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, 0)
-        held = stream.executed.bytes
-        if size < -<Py_ssize_t>held:
-            raise ValueError(f"the call holds {held} bytes, got {size}")
-        charge_resize(&stream.executed, <size_t>(<Py_ssize_t>held + <Py_ssize_t>size))
+        if size < -<Py_ssize_t>self.held:
+            raise ValueError(f"the call holds {self.held} bytes, got {size}")
+        self.held = <size_t>(<Py_ssize_t>self.held + <Py_ssize_t>size)
+        charge_resize(&stream.executed, <size_t>(<Py_ssize_t>stream.executed.bytes + <Py_ssize_t>size))
+
+    def let_go(self) -> None:
+        """The handler has taken what it needs of the request: the call holds no message any more, only itself."""
+        cdef Stream *stream = self.stream
+        if stream != NULL and not stream_ended(stream):
+            charge_resize(&stream.executed, self.memory + self.held)
 
     def set_compression(self, encoding: str, level: int = 6) -> None:
         """Compress messages from now on, if the client takes the encoding; before the headers are sent.

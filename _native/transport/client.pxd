@@ -9,6 +9,7 @@ cdef struct Client:
     uint32_t calls           # open RPCs
     uint32_t max_calls       # 0: any number
     Account account          # of requests that are not answered, and of responses that are not sent
+    double debt              # of all its calls together; for eviction, which computes it
 
 
 cdef class ClientUse:

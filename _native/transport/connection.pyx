@@ -28,7 +28,8 @@ from _native.transport.http2 cimport (
     conn_ping,
     conn_shut,
 )
-from _native.transport.outgoing cimport output_take, output_write
+from _native.transport.expiry cimport conn_waits
+from _native.transport.outgoing cimport output_part, output_take, output_write
 from _native.transport.stream cimport host_look
 
 from collections import deque
@@ -37,6 +38,18 @@ from _native.transport.call import EVENT_CALL
 from _native.transport.endpoint import EVENT_PING, EVENT_REFUSED
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
+
+
+cdef extern from *:
+    """
+    #include <sys/ioctl.h>
+    #include <linux/sockios.h>
+    static size_t inferd_unread(int fd) {  /* bytes in the kernel that the peer has not taken */
+        int size = 0;
+        return ioctl(fd, SIOCOUTQ, &size) == 0 && size > 0 ? (size_t)size : 0;
+    }
+    """
+    size_t unread "inferd_unread"(int fd) nogil
 
 
 cdef class DirectBuffer:
@@ -186,6 +199,19 @@ cdef class Connection(CallOwner):
         """
         return output_write(&self.conn.output, fd)
 
+    def take_part(self, size: int) -> bytes:
+        """The first bytes of the prepared output, `size` at most, as a copy."""
+        return output_part(&self.conn.output, size)
+
+    def waits(self, handed: int, beside: int = 0, fd: int = -1) -> None:
+        """What has been taken of the output, but for `handed` bytes, is written; those wait for the socket `fd`, and so
+        does the prepared output; `beside` are kept without being told of. 0, with no output prepared: nothing waits any
+        more.
+
+        The connection is charged for what waits, and has the time that a response has; then it is `stalled`.
+        """
+        conn_waits(&self.conn, handed, <size_t>beside + (unread(fd) if fd >= 0 else 0))
+
     def take_ready(self) -> list:
         """The prepared output, as objects with the buffer protocol."""
         return output_take(&self.conn.output)
@@ -209,6 +235,11 @@ cdef class Connection(CallOwner):
     def parting(self) -> bool:
         """Whether nothing more is read or answered: what `take_output` returns are the last words."""
         return self.conn.state >= CONN_PARTING
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the peer has not taken output for too long. The socket is to be closed at once."""
+        return self.conn.stalled
 
     @property
     def http1(self) -> bool:

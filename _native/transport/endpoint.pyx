@@ -15,6 +15,7 @@ from _native.transport.ledger cimport (
     STAGE_ANSWERED,
     STAGE_ARRIVING,
     STAGE_EXECUTED,
+    STAGE_FRAMED,
     STAGE_INFLATING,
     STAGE_QUEUED,
     STAGE_UNSENT,
@@ -176,6 +177,7 @@ cdef class Endpoint:
             "executed": held[<int>STAGE_EXECUTED],
             "answered": held[<int>STAGE_ANSWERED],
             "unsent": held[<int>STAGE_UNSENT],
+            "framed": held[<int>STAGE_FRAMED],
         }
 
     @property
@@ -204,6 +206,11 @@ cdef class Endpoint:
         for stage in range(<int>STAGES):
             agrees = agrees and total[stage] == self.host.account.bytes[stage]
         return agrees
+
+    @property
+    def send_timeout(self) -> float:
+        """Seconds that a peer may take for a response; 0: any time."""
+        return self.host.send_ns * 1e-9
 
     @property
     def direct(self) -> int:

@@ -1,6 +1,6 @@
 # Ends calls when the server holds more bytes than it may.
 
-from _native.transport.stream cimport Host, Stream
+from _native.transport.stream cimport Conn, Host, Stream
 
 # If the server holds more than it may, end calls until it holds clearly less. To be called between rounds, when no
 # response is being delivered and no bytes are being received. Other connections than the current one may then have
@@ -8,3 +8,5 @@ from _native.transport.stream cimport Host, Stream
 cdef void host_relieve(Host *host) noexcept nogil
 # End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil
+# End the connection, because the peer does not take what is framed: its output is dropped, and all its calls.
+cdef void conn_evict(Conn *conn) noexcept nogil

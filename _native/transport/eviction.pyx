@@ -1,26 +1,31 @@
 """Eviction: when the server holds too much, calls of clients that hold most and progress least end; all others go on.
 
-Nobody waits because the server is full. What exceeds the limit is freed at once, from the calls whose peers owe most:
-bytes of a request that was announced and does not come, and of responses that the peer does not read. A call's debt is
+Nobody waits because the server is full. What exceeds the limit is freed at once, from the clients whose calls owe most
+together: bytes of requests that were begun and do not come, and of responses that the peer does not read. A debt is
 weighted by its age and by its progress since, so a trickle helps little, and a call that has just begun owes nothing.
-If nobody owes much, there are simply too many requests. Then calls of the connection that holds most end, the largest
-first, and of equal ones the latest.
+The debts of a client count over all its connections, so many small ones are as much as a large one. If no client owes
+much, there are simply too many requests. Then calls of the client that holds most end: on that of its connections that
+holds most, the largest first, and of equal ones the latest.
+
+Framed output cannot be taken back from a stream: where a connection owes most by that, the connection ends.
 """
 
 from libc.stdint cimport int64_t
 
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
+from _native.transport.closing cimport CONN_SHUT, closing_break
 from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.ledger cimport account_exceeded, account_owed
+from _native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
 from _native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_ENHANCE_YOUR_CALM
-from _native.transport.outgoing cimport Outgoing
+from _native.transport.outgoing cimport Outgoing, output_clear
 from _native.transport.stream cimport (
-    RECEIVING_MESSAGE,
+    RECEIVED_ALL,
     Conn,
     Host,
     Receiver,
     Stream,
+    mark_dirty,
     stream_abandon,
     stream_cut,
     stream_drop_request,
@@ -38,7 +43,8 @@ cdef double SECOND = 1e9
 cdef double WORTH_NAMING = 1.0
 
 cdef struct Debtor:
-    Stream *stream
+    Conn *conn
+    Stream *stream           # NULL: the connection itself, by output that is framed
     double debt
 
 
@@ -54,33 +60,73 @@ cdef double debt_of(const Stream *stream) noexcept nogil:
     cdef const Receiver *receiver = &stream.receiver
     cdef const Outgoing *message = <const Outgoing *>stream.sender.outgoing.first
     cdef double debt = 0
-    if receiver.state == RECEIVING_MESSAGE:
-        debt += weighed(receiver.room, now - receiver.begun_ns, receiver.received)
+    if receiver.charge.account != NULL and receiver.state != RECEIVED_ALL:
+        debt += weighed(receiver.charge.bytes, now - receiver.begun_ns, receiver.received)
     if message != NULL and stream.sender.waits_ns:
         debt += weighed(stream.sender.unsent, now - stream.sender.waits_ns, message.size - message.left)
     return debt
 
 
-cdef int find_debtors(const Host *host, Debtor *worst) noexcept nogil:
-    # up to AT_ONCE of them, who owes most first; their number
-    cdef const Conn *conn = host.connections.first
-    cdef Stream *stream
-    cdef double debt
-    cdef int count = 0
-    cdef int at
+cdef inline double debt_of_output(const Conn *conn) noexcept nogil:
+    if conn.waits_ns == 0 or conn.framed.account == NULL:
+        return 0
+    return weighed(conn.framed.bytes, conn.host.now_ns - conn.waits_ns, <size_t>(conn.taken - conn.waits_from))
+
+
+cdef inline double *debt_with(Conn *conn) noexcept nogil:
+    # where the debts are added up with which those of the connection count
+    return &conn.client.debt if conn.client != NULL else &conn.debt
+
+
+cdef double *most_indebted(Host *host) noexcept nogil:
+    # where the highest sum of a client is; NULL: nobody owes as much as is worth naming
+    cdef Conn *conn = host.connections.first
+    cdef const Stream *stream
+    cdef double *found = NULL
     while conn != NULL:
-        stream = conn.open.first if account_owed(&conn.account) else NULL
-        while stream != NULL:
-            debt = debt_of(stream)
-            if debt >= WORTH_NAMING and (count < AT_ONCE or debt > worst[count - 1].debt):
-                at = count if count < AT_ONCE else AT_ONCE - 1
-                while at > 0 and worst[at - 1].debt < debt:
-                    worst[at] = worst[at - 1]
-                    at -= 1
-                worst[at].stream = stream
-                worst[at].debt = debt
-                count = min(count + 1, <int>AT_ONCE)
-            stream = stream.next
+        debt_with(conn)[0] = 0
+        conn = conn.next
+    conn = host.connections.first
+    while conn != NULL:
+        if account_owed(&conn.account):
+            debt_with(conn)[0] += debt_of_output(conn)
+            stream = conn.open.first
+            while stream != NULL:
+                debt_with(conn)[0] += debt_of(stream)
+                stream = stream.next
+            if debt_with(conn)[0] >= WORTH_NAMING and (found == NULL or debt_with(conn)[0] > found[0]):
+                found = debt_with(conn)
+        conn = conn.next
+    return found
+
+
+cdef int add_debtor(Debtor *worst, int count, Conn *conn, Stream *stream, double debt) noexcept nogil:
+    # who owes most is first; their number
+    cdef int at
+    if debt <= 0 or (count == AT_ONCE and debt <= worst[count - 1].debt):
+        return count
+    at = count if count < AT_ONCE else AT_ONCE - 1
+    while at > 0 and worst[at - 1].debt < debt:
+        worst[at] = worst[at - 1]
+        at -= 1
+    worst[at].conn = conn
+    worst[at].stream = stream
+    worst[at].debt = debt
+    return min(count + 1, <int>AT_ONCE)
+
+
+cdef int find_debtors(Host *host, const double *together, Debtor *worst) noexcept nogil:
+    # up to AT_ONCE of that client; their number
+    cdef Conn *conn = host.connections.first
+    cdef Stream *stream
+    cdef int count = 0
+    while conn != NULL:
+        if debt_with(conn) == together and account_owed(&conn.account):
+            count = add_debtor(worst, count, conn, NULL, debt_of_output(conn))
+            stream = conn.open.first
+            while stream != NULL:
+                count = add_debtor(worst, count, conn, stream, debt_of(stream))
+                stream = stream.next
         conn = conn.next
     return count
 
@@ -88,11 +134,20 @@ cdef int find_debtors(const Host *host, Debtor *worst) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Who holds
 
+cdef inline const Account *account_with(Conn *conn) noexcept nogil:
+    return &conn.client.account if conn.client != NULL else &conn.account
+
+
 cdef Conn *greediest(const Host *host) noexcept nogil:
+    # the connection that holds most, of the client that holds most
     cdef Conn *found = host.connections.first
     cdef Conn *conn = found
+    cdef const Account *most
+    cdef const Account *account
     while conn != NULL:
-        if conn.account.total > found.account.total:
+        account = account_with(conn)
+        most = account_with(found)
+        if account.total > most.total or (account == most and conn.account.total > found.account.total):
             found = conn
         conn = conn.next
     return found
@@ -130,35 +185,74 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
     stream_drop_request(stream)
 
 
+cdef void conn_evict(Conn *conn) noexcept nogil:
+    cdef Stream *stream = conn.open.first
+    closing_break(&conn.state)
+    conn.stalled = True
+    while stream != NULL:
+        stream_abandon(stream, NGHTTP2_CANCEL)
+        stream_cut(stream, NGHTTP2_CANCEL)
+        stream = stream.next
+    output_clear(&conn.output)
+    charge_release(&conn.framed)
+    conn.waits_ns = 0
+    mark_dirty(conn)
+
+
+cdef inline void evict(const Debtor *debtor) noexcept nogil:
+    if debtor.stream == NULL or debtor.conn.state >= CONN_SHUT:
+        conn_evict(debtor.conn)
+    else:
+        stream_evict(debtor.stream)
+
+
 cdef inline size_t evictable(const Host *host) noexcept nogil:
     # Without what jobs hold that run for calls which are over: no eviction gives that back, only their end.
     return host.account.total - (host.thread_pool.departed.total if host.thread_pool != NULL else 0)
 
 
-cdef void host_relieve(Host *host) noexcept nogil:
-    cdef size_t enough = host.account.limit - host.account.limit // RELIEF
+cdef void relieve_of_debtors(Host *host, size_t enough) noexcept nogil:
     cdef Debtor debtors[AT_ONCE]
+    cdef double *together
+    cdef double owed, half
+    cdef int count, i
+    while evictable(host) > enough:
+        together = most_indebted(host)
+        if together == NULL:
+            return
+        count = find_debtors(host, together, debtors)
+        owed = together[0]
+        half = owed / 2
+        for i in range(count):
+            if evictable(host) <= enough or owed < half:
+                break
+            owed -= debtors[i].debt
+            evict(&debtors[i])
+
+
+cdef void relieve_of_holders(Host *host, size_t enough) noexcept nogil:
     cdef size_t half
     cdef Stream *stream
     cdef Conn *conn
-    cdef int count = AT_ONCE
-    cdef int i
-    if not account_exceeded(&host.account) or evictable(host) <= enough:
-        return
-    host.others_ran = True
-    while evictable(host) > enough and count == AT_ONCE:
-        count = find_debtors(host, debtors)
-        for i in range(count):
-            if evictable(host) > enough:
-                stream_evict(debtors[i].stream)
     while evictable(host) > enough:
         conn = greediest(host)
-        if conn == NULL:
+        if conn == NULL or conn.account.total == 0:
             return
         half = conn.account.total // 2
         stream = largest(conn)
         while stream != NULL and evictable(host) > enough and conn.account.total > half:
             stream_evict(stream)
             stream = largest(conn)
-        if stream == NULL:
-            return
+        if stream == NULL and evictable(host) > enough:
+            if conn.framed.account == NULL:
+                return
+            conn_evict(conn)
+
+
+cdef void host_relieve(Host *host) noexcept nogil:
+    cdef size_t enough = host.account.limit - host.account.limit // RELIEF
+    if not account_exceeded(&host.account) or evictable(host) <= enough:
+        return
+    host.others_ran = True
+    relieve_of_debtors(host, enough)
+    relieve_of_holders(host, enough)

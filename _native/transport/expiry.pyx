@@ -6,17 +6,28 @@ takes at once, needs none: the timer is set when a read ends before the request 
 does. Progress does not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
 """
 
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.stdlib cimport free
 
 from _native.status cimport STATUS_DEADLINE_EXCEEDED
-from _native.text cimport format_text
-from _native.timers cimport Timer, timers_set
+from _native.text cimport format_text, text_or_no_memory
+from _native.timers cimport Timer, timers_clear, timers_set
 from _native.transport.closing cimport CONN_PARTING
 from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.eviction cimport stream_evict
+from _native.transport.eviction cimport conn_evict, stream_evict
 from _native.transport.http2 cimport conn_calm
+from _native.transport.incoming cimport stream_refuse_client
+from _native.transport.ledger cimport (
+    CALL_MEMORY,
+    STAGE_ARRIVING,
+    STAGE_FRAMED,
+    account_exceeded,
+    charge_make,
+    charge_release,
+    charge_resize,
+)
 from _native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
-from _native.transport.outgoing cimport Outgoing
+from _native.transport.outgoing cimport Outgoing, outgoing_keep, output_keep
 from _native.transport.stream cimport (
     RECEIVED_ALL,
     RECEIVING_HEADERS,
@@ -84,6 +95,14 @@ cdef int64_t ends_by(const Stream *stream) noexcept nogil:
     return stream.arrived_ns + min(stream.timeout_ns, NEVER - stream.arrived_ns)
 
 
+cdef int64_t written_by(const Conn *conn) noexcept nogil:
+    # when the socket must have taken what waits for it
+    cdef size_t moved = <size_t>(conn.taken - conn.waits_from)
+    if conn.host.send_ns == 0 or conn.waits_ns == 0:
+        return NEVER
+    return conn.waits_ns + conn.host.send_ns + <int64_t>moved * SECOND // SLOWEST
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # When somebody looks
 
@@ -104,8 +123,20 @@ cdef void conn_watch(Conn *conn) noexcept nogil:
     cdef int64_t now = conn.host.now_ns
     while stream != NULL and stream.arrived_ns == now:
         if stream.call == NULL or stream.receiver.state != RECEIVED_ALL:
+            charge_beginning(stream)
             stream_watch(stream)
         stream = stream.next
+
+
+cdef inline void charge_beginning(Stream *stream) noexcept nogil:
+    # a call that has not come whole takes memory before the first byte of its message; with that it has its charge
+    if stream_ended(stream):
+        return
+    if stream.receiver.state < RECEIVED_ALL and stream.receiver.messages == 0 and (
+            stream.receiver.charge.account == NULL and stream.executed.account == NULL):
+        charge_make(&stream.receiver.charge, &stream.conn.account, STAGE_ARRIVING, CALL_MEMORY)
+    if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account):
+        stream_refuse_client(stream)
 
 
 cdef void conn_watch_answers(Conn *conn) noexcept nogil:
@@ -115,8 +146,58 @@ cdef void conn_watch_answers(Conn *conn) noexcept nogil:
         if stream.sender.outgoing.first != NULL:
             if stream.sender.waits_ns == 0:
                 stream.sender.waits_ns = conn.host.now_ns
+                outgoing_keep(<Outgoing *>stream.sender.outgoing.first)
             stream_watch(stream)  # also where one was framed whole and the next was not
         stream = stream.next
+
+
+cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
+    # Progress is that all bytes go which waited at one time: then a new time begins for those that wait now.
+    cdef size_t waiting = handed + conn.output.size
+    cdef size_t memory
+    conn.taken = conn.output.taken - min(<uint64_t>handed, conn.output.taken)
+    if conn.session == NULL:
+        return
+    if waiting == 0:
+        charge_release(&conn.framed)
+        conn.waits_ns = 0
+        if conn.timer.slot:
+            timers_clear(conn.host.timers, &conn.timer)
+        return
+    memory = output_keep(&conn.output) + handed + beside
+    if conn.framed.account == NULL:
+        charge_make(&conn.framed, &conn.account, STAGE_FRAMED, memory)
+    else:
+        charge_resize(&conn.framed, memory)
+    if conn.waits_ns == 0 or conn.taken >= conn.waits_until:
+        host_look(conn.host)
+        conn.waits_ns = conn.host.now_ns
+        conn.waits_from = conn.taken
+        conn.waits_until = conn.taken + waiting
+    if conn.timer.slot == 0:
+        conn.timer.fire = look_at_output
+        conn.timer.owner = conn
+        watch_output(conn)
+
+
+cdef void watch_output(Conn *conn) noexcept nogil:
+    cdef int64_t due = written_by(conn)
+    if due != NEVER and not timers_set(conn.host.timers, &conn.timer, due):
+        conn_evict(conn)  # what nobody watches could stay for ever
+
+
+cdef void look_at_output(Timer *timer, int64_t now) noexcept nogil:
+    cdef Conn *conn = <Conn *>timer.owner
+    cdef char *text
+    conn.host.now_ns = now
+    if written_by(conn) > now:
+        watch_output(conn)
+        return
+    text = format_text("its end of the connection has taken no output for %.3g s",
+                       <double>(now - conn.waits_ns) / SECOND)
+    conn.host.refused(conn, text_or_no_memory(text))
+    free(text)
+    conn_evict(conn)
 
 
 cdef void look(Timer *timer, int64_t now) noexcept nogil:

@@ -27,6 +27,7 @@ from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
 from _native.memory.small cimport Smalls, small_give, small_resize, small_take
 from _native.text cimport format_text, text_or_no_memory
+from _native.timers cimport timers_clear
 from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
 from _native.transport.closing cimport (
     CONN_ANNOUNCED,
@@ -46,7 +47,7 @@ from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete
 from _native.transport.headers cimport header_value
 from _native.transport.http1 cimport HTTP1_ANSWER, is_http1
 from _native.transport.incoming cimport stream_half_closed, stream_receive
-from _native.transport.ledger cimport account_exceeded
+from _native.transport.ledger cimport account_exceeded, charge_release
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport output_clear, output_copy
 from _native.transport.stream cimport (
@@ -392,6 +393,9 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     conn.host.connection_count -= 1
     host_note(conn.host)
     head_forget(conn)
+    if conn.timer.slot:
+        timers_clear(conn.host.timers, &conn.timer)
+    charge_release(&conn.framed)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
@@ -461,6 +465,9 @@ cdef void conn_shut(Conn *conn) noexcept nogil:
     closing_break(&conn.state)
     conn.frame_size = 0  # nothing is read to a place of its own any more
     conn.frame_left = 0
+    conn.waits_ns = 0  # its output has the time of a farewell
+    if conn.timer.slot:
+        timers_clear(conn.host.timers, &conn.timer)
     while conn.open.first != NULL:
         stream_closed(conn.open.first, NGHTTP2_CANCEL)
 

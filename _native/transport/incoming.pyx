@@ -28,6 +28,8 @@ from _native.transport.compression cimport (
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.expiry cimport stream_watch
 from _native.transport.ledger cimport (
+    CALL_MEMORY,
+    MESSAGE_MEMORY,
     STAGE_ARRIVING,
     STAGE_EXECUTED,
     STAGE_INFLATING,
@@ -36,6 +38,7 @@ from _native.transport.ledger cimport (
     charge_hand,
     charge_make,
     charge_move,
+    charge_release,
     charge_resize,
 )
 from _native.transport.message_compression cimport message_inflate
@@ -45,6 +48,7 @@ from _native.transport.stream cimport (
     RECEIVED_ALL,
     RECEIVING_MESSAGE,
     RECEIVING_PREFIX,
+    Host,
     Incoming,
     Receiver,
     Stream,
@@ -59,7 +63,7 @@ from _native.transport.stream cimport (
 
 cdef enum:
     PLACED_FROM = 16 << 10   # bytes from which a message may go where its model wants it; smaller ones are copied there
-    QUEUED_LIMIT = 1 << 20   # bytes of complete messages beyond which a stream gets no more credit
+    QUEUED_LIMIT = 1 << 20   # memory of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
     ROOM_FOR_BYTE = 64       # bytes of room that a received byte is good for
     FIRST_ROOM = 4 << 10     # and the first one
@@ -79,7 +83,7 @@ cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint 
     if not last and not stream.single:
         stream_watch(stream)  # its messages may begin at any time
     if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account) and not stream_ended(stream):
-        refuse_client(stream)
+        stream_refuse_client(stream)
 
 
 cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
@@ -131,8 +135,15 @@ cdef void begin_message(Stream *stream) noexcept nogil:
         text = format_text("Received message larger than max (%zu vs. %zu)", receiver.size, limit)
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
         free(text)
+    elif not fits(stream):
+        stream_drop_request(stream)
     elif receiver.size == 0 and find_room(stream, NULL, 0):
         end_message(stream)
+
+
+cdef inline size_t around(const Stream *stream) noexcept nogil:
+    # memory beside the bytes of a message: the call's, too, if there is only this one
+    return CALL_MEMORY if stream.single else MESSAGE_MEMORY
 
 
 cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexcept nogil:
@@ -156,10 +167,10 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
     if block == NULL:
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
         return False
-    if receiver.received:
-        charge_resize(&receiver.charge, room)
+    if receiver.charge.account != NULL:
+        charge_resize(&receiver.charge, room + around(stream))
     else:
-        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room)
+        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + around(stream))
     # The message ends at a cache line: so does, in nearly all requests, the last tensor, and a tensor whose size is a
     # multiple of the line begins at one and is used in place.
     more = block.data + (whole - receiver.size if room == receiver.size else 0)
@@ -201,7 +212,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     charge_hand(&receiver.charge, &message.charge)
     receiver.block = NULL
     receiver.room = receiver.received = receiver.size = 0
-    stream.queued += message.size
+    stream.queued += message.charge.bytes
     if compressed or stream_inflates(stream):
         charge_move(&message.charge, STAGE_INFLATING)
         chain_push(&stream.compressed, message)
@@ -219,10 +230,15 @@ cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
 
 cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef Incoming *message = <Incoming *>chain_pop(&stream.incoming)
-    stream.queued -= message.size
-    if stream.single and stream.executed.account == NULL and not stream_ended(stream):
-        charge_hand(&message.charge, &stream.executed)
-        charge_move(&stream.executed, STAGE_EXECUTED)
+    cdef size_t size = message.charge.bytes
+    stream.queued -= size
+    if stream.single and not stream_ended(stream):
+        if stream.executed.account == NULL:
+            charge_hand(&message.charge, &stream.executed)
+            charge_move(&stream.executed, STAGE_EXECUTED)
+        else:
+            charge_release(&message.charge)
+            charge_resize(&stream.executed, stream.executed.bytes + size)
     incoming_free(message)
     inflate_next(stream)
     if stream.withheld and stream.queued < QUEUED_LIMIT:
@@ -246,7 +262,25 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil:
         stream.method.service.half_closed(stream)
 
 
-cdef void refuse_client(Stream *stream) noexcept nogil:
+cdef bint fits(Stream *stream) noexcept nogil:
+    # False: nobody else may hold anything, and still there is no room for the message that is announced
+    cdef const Host *host = stream.conn.host
+    cdef const Client *client = stream.conn.client
+    cdef size_t size = stream.receiver.size
+    if client != NULL and client.account.limit and size > client.account.limit:
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+            "client %s announces a message of %zu bytes, which is more than its limit of %zu", client.name, size,
+            client.account.limit))
+        return False
+    if host.account.limit and size > host.account.limit:
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", format_text(
+            "the request announces a message of %zu bytes; all clients together may have %zu", size,
+            host.account.limit))
+        return False
+    return True
+
+
+cdef void stream_refuse_client(Stream *stream) noexcept nogil:
     cdef const Client *client = stream.conn.client
     stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
         "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, client.account.total,
@@ -290,8 +324,8 @@ cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept no
         if result != RESULT_OK:
             inflating_failed(stream, result)
         return
-    stream.queued += message.size
-    charge_resize(&message.charge, message.size)
+    charge_resize(&message.charge, message.size + around(stream))
+    stream.queued += message.charge.bytes
     message_ready(stream, message)
 
 

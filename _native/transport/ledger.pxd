@@ -1,9 +1,12 @@
-# The ledger: the bytes that peers make the server hold. A charge moves with its message and is released once.
+# The ledger: the memory that peers make the server hold. A charge moves with its message and is released once.
 #
-# An announced message costs nothing. From its first byte on it has a charge for the memory that was allocated for it.
-# The charge moves with the message through the stages below, and each response has a charge of its own. A charge
-# belongs to an account: a connection's, which is within its client's, which is within the server's. At every moment the
-# bytes of an account are the sum of the charges within it. An account outlives the accounts within it.
+# A charge is of memory, not of payload: the room for a message and, for each message and each call, what the structures
+# around it take, so that nothing is free, not even an empty message. An announced message costs nothing. From its first
+# byte on it has a charge, which moves with the message through the stages below, and each response has a charge of its
+# own, until its bytes are written: framed output that the socket does not take is charged to its connection. What keeps
+# more memory alive than its own bytes is charged for that, or copied (outgoing.pyx). A charge belongs to an account: a
+# connection's, which is within its client's, which is within the server's. At every moment the bytes of an account are
+# the sum of the charges within it. An account outlives the accounts within it.
 #
 # Used on the event loop only.
 
@@ -16,7 +19,14 @@ cdef enum Stage:
     STAGE_EXECUTED           # taken by the handler, which has not answered
     STAGE_ANSWERED           # a response that is being compressed, or waits for that
     STAGE_UNSENT             # a response that waits for the peer to read it
+    STAGE_FRAMED             # output that the socket has not taken, or that waits in it
     STAGES
+
+cdef enum:
+    # Memory beside the bytes of messages, measured, rounded up.
+    MESSAGE_MEMORY = 768     # a message: the head of its block, what a small one leaves unused, the structure
+    CALL_MEMORY = 2 << 10    # a call with one request: its structures, nghttp2's, those of its request
+    PYTHON_CALL_MEMORY = 8 << 10  # a call that Python handles: a task, its coroutines, a context
 
 cdef struct Account:
     Account *within          # NULL: the server's
@@ -47,7 +57,8 @@ cdef inline bint account_exceeded(const Account *account) noexcept nogil:
 
 cdef inline size_t account_owed(const Account *account) noexcept nogil:
     # bytes that stay until the peer acts: sends the rest of a request, or reads a response
-    return account.bytes[<int>STAGE_ARRIVING] + account.bytes[<int>STAGE_UNSENT]
+    return (account.bytes[<int>STAGE_ARRIVING] + account.bytes[<int>STAGE_UNSENT]
+            + account.bytes[<int>STAGE_FRAMED])
 
 
 cdef inline void account_add(Account *account, Stage stage, size_t bytes) noexcept nogil:

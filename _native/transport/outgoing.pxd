@@ -1,6 +1,6 @@
 # Output: gRPC messages that wait to be framed, and framed bytes that wait to be written.
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from _native.chain cimport Link
 from _native.memory.resource cimport Block
@@ -23,7 +23,7 @@ cdef struct Outgoing:
     size_t left              # bytes of all segments that are not sent
     size_t size              # bytes of all segments
     bint compress            # to be compressed before it is framed
-    Charge charge            # for the whole message, until its last byte is framed
+    Charge charge            # for the whole message, and what it keeps alive, until its last byte is framed
     uint8_t *room
 
 # A message with room for so many segments and so many bytes at `room`; NULL if there is no memory.
@@ -31,6 +31,9 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil
 # Append bytes in `block`; takes one more reference to it.
 cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, size_t size) noexcept nogil
 cdef void outgoing_free(Outgoing *message) noexcept nogil
+# The message has to wait. It is charged from now on for all memory that it keeps alive: the whole blocks of its
+# segments. A segment that is a small part of its block is copied, which lets the block go.
+cdef void outgoing_keep(Outgoing *message) noexcept nogil
 # Write the five bytes in front of a gRPC message of `size` bytes.
 cdef void write_message_prefix(uint8_t *out, size_t size) noexcept nogil
 
@@ -44,12 +47,18 @@ cdef struct Output:
     size_t used              # used bytes of scratch
     size_t start             # where the piece that is being collected begins
     size_t size              # bytes of all pieces
+    uint64_t taken           # bytes that have left it, ever
 
 cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept nogil
 # Append the next `size` bytes of the message, and advance it.
 cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcept nogil
 # Write to a non-blocking socket. False: it accepts no more now, or is broken; the rest stays in the output.
 cdef bint output_write(Output *output, int fd) noexcept nogil
+# The output has to wait: the bytes of all memory that its pieces keep alive. As for messages, a piece that is a small
+# part of its block is copied.
+cdef size_t output_keep(Output *output) noexcept nogil
+# The first so many bytes, or fewer if there are no more, copied out.
+cdef bytes output_part(Output *output, size_t size)
 # All pieces as objects with the buffer protocol; the output is empty afterwards.
 cdef list output_take(Output *output)
 cdef void output_clear(Output *output) noexcept nogil

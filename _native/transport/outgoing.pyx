@@ -1,16 +1,19 @@
 """Outgoing messages and output: tensor bytes go from the block where a model left them to the socket by reference."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
 from _native.memory.resource cimport Block, block_give, block_share, block_take, block_view
-from _native.transport.ledger cimport charge_release
+from _native.transport.ledger cimport MESSAGE_MEMORY, charge_release, charge_resize
 
 cdef enum:
     SCRATCH = 16384          # bytes collected before a new piece begins
     REFERENCE_FROM = 4096    # from this size on, bytes are referenced: a reference costs about as much as copying 4 KiB
     AT_ONCE = 256            # pieces that are written together
+    KEPT_FOR_BYTE = 2        # memory that a byte which has to wait may keep alive
+    KEPT_BESIDE = 1 << 20    # and what a connection's output may, beside that, so that a short stall copies nothing
 
 cdef extern from "sys/uio.h" nogil:
     struct iovec:
@@ -59,6 +62,39 @@ cdef void outgoing_free(Outgoing *message) noexcept nogil:
     for i in range(message.count):
         block_give(message.segments[i].block)
     block_give(home)
+
+
+cdef inline bint keeps_much(const Segment *part) noexcept nogil:
+    return part.block.size > KEPT_FOR_BYTE * max(part.size, <size_t>REFERENCE_FROM)
+
+
+cdef bint segment_own(Segment *part) noexcept nogil:
+    # False: no memory
+    cdef Block *own = block_take(part.size)
+    if own == NULL:
+        return False
+    memcpy(own.data, part.data, part.size)
+    block_give(part.block)
+    part.block = own
+    part.data = own.data
+    return True
+
+
+cdef void outgoing_keep(Outgoing *message) noexcept nogil:
+    cdef size_t kept = 0
+    cdef Segment *segment
+    cdef uint32_t i
+    for i in range(message.current, message.count):
+        segment = &message.segments[i]
+        if segment.block == message.home:
+            kept += segment.size
+            continue
+        if keeps_much(segment):
+            segment_own(segment)  # without memory for a copy it keeps the block, and is charged for it
+        # what its size class leaves unused of a block was not touched
+        kept += segment.block.size if segment.block.size // 4 * 3 > segment.size else segment.size
+    if message.charge.account != NULL:
+        charge_resize(&message.charge, max(kept, message.left) + MESSAGE_MEMORY)
 
 
 cdef void write_message_prefix(uint8_t *out, size_t size) noexcept nogil:
@@ -143,6 +179,7 @@ cdef void drop_written(Output *output, size_t size) noexcept nogil:
     cdef uint32_t gone = 0
     cdef Segment *piece
     output.size -= size
+    output.taken += size
     while size:
         piece = &output.pieces[gone]
         if size < piece.size:
@@ -179,6 +216,69 @@ cdef bint output_write(Output *output, int fd) noexcept nogil:
     return True
 
 
+cdef inline bint is_small(const Segment *piece) noexcept nogil:
+    return piece.block.size <= SCRATCH
+
+
+cdef uint32_t measure_run(const Output *output, uint32_t at, size_t *size) noexcept nogil:
+    # how many pieces there are from here on of one large block, with the small ones between them; their bytes of it
+    cdef const Block *block = output.pieces[at].block
+    cdef uint32_t end = at
+    size[0] = 0
+    while end < output.count and (output.pieces[end].block == block or is_small(&output.pieces[end])):
+        if output.pieces[end].block == block:
+            size[0] += output.pieces[end].size
+        end += 1
+    return end - at
+
+
+cdef size_t output_keep(Output *output) noexcept nogil:
+    cdef size_t kept = SCRATCH
+    cdef size_t size
+    cdef uint32_t at = 0
+    cdef uint32_t count, i
+    close_piece(output)
+    while at < output.count:
+        if is_small(&output.pieces[at]):
+            kept += output.pieces[at].size
+            at += 1
+            continue
+        count = measure_run(output, at, &size)
+        if output.pieces[at].block.size > KEPT_FOR_BYTE * size + KEPT_BESIDE:
+            kept += size
+            for i in range(at, at + count):
+                if not is_small(&output.pieces[i]) and not segment_own(&output.pieces[i]):
+                    kept += output.pieces[i].block.size  # no memory for the copy
+        else:
+            kept += output.pieces[at].block.size
+        for i in range(at, at + count):
+            if is_small(&output.pieces[i]):
+                kept += output.pieces[i].size
+        at += count
+    return kept
+
+
+cdef bytes output_part(Output *output, size_t size):
+    cdef bytes out
+    cdef uint8_t *at
+    cdef size_t left, part
+    cdef uint32_t i = 0
+    if not close_piece(output):
+        raise MemoryError("no memory for output")
+    size = min(size, output.size)
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+    at = <uint8_t *>PyBytes_AS_STRING(out)
+    left = size
+    while left:
+        part = min(left, output.pieces[i].size)
+        memcpy(at, output.pieces[i].data, part)
+        at += part
+        left -= part
+        i += 1
+    drop_written(output, size)
+    return out
+
+
 cdef list output_take(Output *output):
     cdef list out = []
     cdef uint32_t i
@@ -189,6 +289,7 @@ cdef list output_take(Output *output):
             out.append((<const char *>output.pieces[i].data)[:output.pieces[i].size])
         else:
             out.append(block_view(output.pieces[i].block, output.pieces[i].data, output.pieces[i].size))
+    output.taken += output.size
     output_clear(output)
     return out
 

@@ -215,6 +215,12 @@ cdef struct Conn:
     Conn *next
     Output output
     size_t output_limit      # of the `take_output` call that is running
+    Charge framed            # for output that the socket does not take; made when it has to wait
+    Timer timer              # while it waits, see conn_waits in expiry.pxd
+    int64_t waits_ns         # since when; 0: it does not
+    uint64_t waits_from      # what had been taken of all output by then,
+    uint64_t waits_until     # and what is to be taken for it to have been progress
+    uint64_t taken           # so much has been, as far as is known
     size_t unsent            # bytes of all streams' responses that are not framed yet
     bint answered            # some of them have come since the peer was last offered output
     Streams open             # the latest first
@@ -226,9 +232,11 @@ cdef struct Conn:
     void *owner              # passed to the callback of mark_dirty
     int64_t user             # of the process at the other end of a unix socket; -1: unknown
     uint64_t identity        # of the client, by certificate or user; 0: unknown
+    double debt              # of a connection without a client; for eviction
     Conn *next_dirty
     bint dirty               # in the host's list
     ConnState state          # how far the end of the connection has come
+    bint stalled             # the peer has not taken output for too long: the socket is closed without it
     bint http1               # the peer speaks HTTP/1: the last output is an HTTP/1 response
     bint greeted             # the preface and the peer's first SETTINGS have come
     int64_t received_ns      # when the peer last sent anything

@@ -23,7 +23,7 @@ from _native.transport.compression cimport (
     encoding_name,
 )
 from _native.transport.headers cimport message_encode
-from _native.transport.ledger cimport STAGE_ANSWERED, STAGE_UNSENT, Stage, charge_make, charge_release
+from _native.transport.ledger cimport MESSAGE_MEMORY, STAGE_ANSWERED, STAGE_UNSENT, Stage, charge_make, charge_release
 from _native.transport.message_compression cimport compression_abandon, message_deflate
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
@@ -201,7 +201,7 @@ cdef void go_on(Stream *stream) noexcept nogil:
 cdef inline void hold(Stream *stream, Outgoing *message, Stage stage) noexcept nogil:
     # the server holds it until it is framed
     stream.conn.unsent += message.left
-    charge_make(&message.charge, &stream.conn.account, stage, message.size)
+    charge_make(&message.charge, &stream.conn.account, stage, message.size + MESSAGE_MEMORY)
 
 
 cdef void append(Stream *stream, Outgoing *message) noexcept nogil:

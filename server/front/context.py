@@ -138,6 +138,10 @@ class NativeContext:
         if self._call.open:
             self._call.hold(size)
 
+    def let_go(self) -> None:
+        """What is needed of the requests has been taken: the call is not charged for their messages any more."""
+        self._call.let_go()
+
     # -- responses --
 
     async def write(self, message: Any) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from server.engine.engine import Engine
 
 PREFIX = "/grpc.health.v1.Health/"
+LONGEST_NAME = 4096
+"""Bytes of a name that is asked about. None that is known is as long."""
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -70,19 +72,25 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._wake()
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
-        await self._admit("Check", request, context)
-        status = self._statuses.get(request.service)
+        name = await self._name(request, context)
+        await self._admit("Check", name, context)
+        status = self._statuses.get(name)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{name}'")
         return _Response(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
-        caller = await self._admit("Watch", request, context)
+        name = await self._name(request, context)
+        caller = await self._admit("Watch", name, context)
+        del request  # the call may last for days; what else the message has is not kept for it
+        let_go = getattr(context, "let_go", None)  # grpc.aio's has none
+        if let_go is not None:
+            let_go()
         sent = None
         while True:
             changed = self._changed
-            await self._require(caller, "Watch", request, context)
-            status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
+            await self._require(caller, "Watch", name, context)
+            status = self._statuses.get(name, _Response.SERVICE_UNKNOWN)
             if status != sent:
                 await context.write(_Response(status=status))
                 sent = status
@@ -91,7 +99,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             else:
                 await changed.wait()
 
-    async def _admit(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> int:
+    async def _name(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        """What is asked about; the call is refused if that cannot be a name."""
+        name: str = request.service
+        size = len(name.encode())
+        if size > LONGEST_NAME:
+            text = f"expected the name of a service of at most {LONGEST_NAME} bytes, got {size}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        return name
+
+    async def _admit(self, method: str, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> int:
         """Who calls; the call is refused unless they may ask about this name."""
         if self._access is None:
             return 0
@@ -101,16 +118,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         except Denied as error:
             await refuse(context, error)
             raise
-        await self._require(caller, method, request, context)
+        await self._require(caller, method, name, context)
         return caller
 
-    async def _require(
-        self, caller: int, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def _require(self, caller: int, method: str, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Refuse the call unless its caller may ask about this name, by what is allowed now."""
         if self._access is None:
             return
-        model = "" if request.service in self._of_server else request.service.partition("/")[0]
+        model = "" if name in self._of_server else name.partition("/")[0]
         try:
             self._access.require(caller, PREFIX + method, model)
         except Denied as error:

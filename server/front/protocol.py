@@ -18,9 +18,18 @@ from server.front.peer import peer_of
 from server.front.sessions import is_resumed
 from server.front.tls import ALPN
 
-DIRECT_FROM, DIRECT_AT_MOST = 64 << 10, 4 << 20
+DIRECT_FROM, DIRECT_AT_MOST = 4 << 10, 4 << 20
 """Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
-it; and at most so many at a time, so that a client who reads quickly does not keep the loop from the others."""
+it, and would keep the blocks of all pieces; and at most so many at a time, so that a client who reads quickly does not
+keep the loop from the others."""
+PREPARED = 1 << 20
+"""Bytes of output that are prepared at a time."""
+PART = 64 << 10
+"""Bytes of output that the transport gets when the socket takes no more: when they are written, there is room again."""
+ENCRYPTED_PART = 128 << 10
+"""Bytes of output that the transport gets at a time to encrypt them. It keeps as many more behind what it tells of."""
+TCP_USER_TIMEOUT = 18
+"""The socket option (Linux): milliseconds that a peer may leave what was sent without taking any of it."""
 UNIX_SEND_BUFFER = 1 << 20
 """Bytes that the kernel may hold of what a client on a unix socket has not read; it takes less where it must."""
 
@@ -48,7 +57,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._monitor: ConnectionMonitor | None = None
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
+        self._waiting = False  # output waits for the socket, and the connection knows
         self._encrypted = False
+        self._descriptor = -1
         self._socket = -1  # to be written to directly; -1: that cannot be
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
@@ -60,6 +71,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._endpoint.send_timeout:  # for what only the kernel has any more
+                connection.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._endpoint.send_timeout * 1000))
         elif connection is not None:  # TCP's buffers grow by themselves, those of unix sockets do not
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
         tls = transport.get_extra_info("ssl_object")
@@ -74,6 +87,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if tls is not None:
             self._encrypted = True
             self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
+            transport.set_write_buffer_limits(PART, 0)
         elif connection is not None:
             self._socket = connection.fileno()
         client = peer_of(transport)
@@ -82,6 +96,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.abort()
             return
         if connection is not None:
+            self._descriptor = connection.fileno()
             self._refused.note_descriptor(client.address, connection.fileno())
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(
@@ -148,15 +163,31 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection, transport = self._connection, self._transport
         if connection is None or transport is None or transport.is_closing():
             return
+        if not self._paused:
+            if not self._write(connection, transport):
+                return
+            if self._paused or self._waiting:
+                self._note_waiting(connection, transport)
+        if connection.stalled:
+            transport.abort()
+        elif connection.finished or (self._paused and connection.parting):
+            self._shut(connection, transport)
+
+    def _write(self, connection: Connection, transport: asyncio.Transport) -> bool:
+        """Write until the socket is full or all is written; False when the rest must wait for others' turns."""
         direct = DIRECT_AT_MOST
         while not self._paused:
-            size = connection.collect_output()
+            size = connection.collect_output(ENCRYPTED_PART if self._encrypted else PREPARED)
             if size == 0:
                 break
-            if DIRECT_FROM <= size <= direct and self._is_free(transport):
+            if size >= DIRECT_FROM and self._socket >= 0:
+                if direct < size:
+                    asyncio.get_running_loop().call_soon(self._flush)
+                    return False
                 direct -= size
-                if connection.write_output(self._socket):
-                    continue
+                if not self._is_free(transport) or not connection.write_output(self._socket):
+                    self._hand_part(connection, transport)
+                continue
             pieces = connection.take_ready()
             if self._encrypted:
                 transport.write(b"".join(pieces))  # a record for each piece would cost more than the copy
@@ -165,9 +196,29 @@ class NativeProtocol(asyncio.BufferedProtocol):
             else:
                 transport.writelines(pieces)
             if self._connection is None:
-                return
-        if connection.finished or (self._paused and connection.parting):
-            self._shut(connection, transport)
+                return False
+        return True
+
+    def _hand_part(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """The socket is full: the transport has a part of the output, and tells when that is written.
+
+        The rest stays with the connection. What the transport had already, it writes first.
+        """
+        self._waiting = True
+        transport.set_write_buffer_limits(0)
+        if not self._paused:
+            transport.write(connection.take_part(PART))
+
+    def _note_waiting(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """Have the connection know what waits for the socket, or that nothing does any more."""
+        self._waiting = self._paused
+        if self._paused:
+            beside = ENCRYPTED_PART if self._encrypted else 0
+            connection.waits(transport.get_write_buffer_size(), beside, self._descriptor)
+        else:
+            connection.waits(0)
+            if not self._encrypted:
+                transport.set_write_buffer_limits()
 
     def _shut(self, connection: Connection, transport: asyncio.Transport) -> None:
         """All is said: close the end for writing when it is written, and discard what comes, until the client closes.

@@ -65,13 +65,18 @@ def _behaviour(handler: Handler) -> Callable[..., Any]:
     return found
 
 
+async def _request(handler: Handler, context: NativeContext) -> Any:
+    return context.requests() if handler.request_streaming else await context.read_only()
+
+
 async def _run_async(handler: Handler, behaviour: Callable[..., Any], context: NativeContext) -> None:
-    request = context.requests() if handler.request_streaming else await context.read_only()
+    # Only the method has the request: a call that goes on for long may let it go.
     if inspect.isasyncgenfunction(behaviour):
-        async for response in behaviour(request, context):
+        answering = behaviour(await _request(handler, context), context)
+        async for response in answering:
             await context.write(response)
         return
-    response = await behaviour(request, context)
+    response = await behaviour(await _request(handler, context), context)
     if not handler.response_streaming and context.code() in (None, grpc.StatusCode.OK):
         await context.write(response)
 

@@ -23,6 +23,9 @@ from server.rpc.call import Call, timeout_ns, trace_context
 if TYPE_CHECKING:
     from server.engine.engine import Engine
 
+REQUEST_MEMORY, RESPONSE_MEMORY = 4096, 256
+"""Bytes of memory that a request of a stream takes beside its message, and a response."""
+
 _numbers = count(1)
 
 
@@ -45,7 +48,7 @@ class Open:
     def __init__(self, exchange: Exchange, engine: Engine, message: bytes, call: Call) -> None:
         self._exchange = exchange
         self._call = call
-        self._size = len(message)
+        self._size = len(message) + REQUEST_MEMORY
         call.hold(self._size)
         self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # that have come and were not taken
         self.done = False  # the last of them has come
@@ -68,7 +71,7 @@ class Open:
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
         self.done = self._ticket.done
         if response is not None:
-            self._call.hold(len(response))
+            self._call.hold(len(response) + RESPONSE_MEMORY)
             self.responses.append((Status(status), details, response))
         elif status:
             self.responses.append((Status(status), details, None))
@@ -83,7 +86,7 @@ class Open:
         """The oldest response, for the transport."""
         taken = self.responses.popleft()
         if taken[2] is not None:
-            self._call.hold(-len(taken[2]))
+            self._call.hold(-len(taken[2]) - RESPONSE_MEMORY)
         return taken
 
     def taken(self) -> None:

@@ -105,7 +105,7 @@ def test_queued_requests_are_bounded_by_what_they_inflate_to(server):
         client.receive_until(lambda: sum(client.answers[each].ended for each in refused) >= 14)
         answers = [client.answers[each] for each in refused if client.answers[each].ended]
         assert {answer.status for answer in answers} == {8}
-        assert "more than its limit" in answers[0].details
+        assert "more bytes than its limit" in answers[0].details
         assert ask(server, 1) == [1]
 
 

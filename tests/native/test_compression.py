@@ -484,6 +484,9 @@ def test_a_second_message_of_a_native_call(lanes, jobs):
     assert infer(lanes, jobs, text(300_000), times=2).status == UNIMPLEMENTED
 
 
+BESIDE = 768  # bytes of memory that a message takes beside its own
+
+
 @pytest.mark.parametrize("end", ["reset", "hang up"])
 def test_messages_of_calls_that_are_over_are_not_kept_for_a_worker(end, native_counters):
     """No worker has begun with them: they go with their calls, and what they were charged goes with them."""
@@ -526,7 +529,8 @@ def test_what_a_worker_has_begun_with_is_charged_until_it_is_given_back(native_c
     peer.h2.reset_stream(stream)
     peer.pump()
     assert use.bytes_held == 0
-    assert echo.endpoint.held == echo.endpoint.departed in (0, len(packed) - 5)
+    assert echo.endpoint.held == echo.endpoint.departed
+    assert echo.endpoint.held in (0, len(packed) - 5 + BESIDE)
     assert echo.endpoint.ledger_agrees()
     peer.close()
     settle(peer, echo.endpoint, workers, lambda: echo.endpoint.held == 0)

@@ -30,7 +30,7 @@ TURNED_AWAY = Family(
 )
 OPEN_CALLS = Family("inferd_open_calls", "Calls that are not over, streams included")
 RESETS = Family("inferd_reset_calls_total", "Calls that were broken off, by clients or by the server", "counter")
-HELD = Family("inferd_held_bytes", "Bytes held for clients, by the stage of their messages: from arriving to unsent")
+HELD = Family("inferd_held_bytes", "Memory held for clients, by the stage of their messages: from arriving to framed")
 REGIONS = Family("inferd_shared_memory_regions", "Regions of shared memory that clients have registered")
 REGION_BYTES = Family("inferd_shared_memory_bytes", "Bytes of these regions together")
 MEMORY = Family("inferd_tensor_memory_bytes", "Memory for tensors: used by blocks, held of the system")
