@@ -192,8 +192,9 @@ cdef void give_up(StepCall *call, int status, const char *details) noexcept nogi
     fail(run, status, NULL, details)
 
 
-cdef bint await_model(StepCall *call) noexcept nogil:
-    # Have the call wait until its model is loaded. False: nobody loads models on demand, or this one may not wait.
+cdef bint await_model(StepCall *call, char **details) noexcept nogil:
+    # Have the call wait until its model is loaded. False: nobody loads models on demand, or this one may not wait, for
+    # the reason in `details`, which replaces another one.
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef Submission *submission = ensemble.submission
@@ -202,8 +203,12 @@ cdef bint await_model(StepCall *call) noexcept nogil:
         return False
     call.wait.model = run.needs.plan.steps[call.step].model
     if not submission.missed(submission.missed_context, call.wait.model, False, submission.asked_by, &reason):
-        free(reason)
+        if reason != NULL:
+            free(details[0])
+            details[0] = reason
         return False
+    free(details[0])
+    details[0] = NULL
     call.wait.owner = call
     call.wait.resume = model_came
     call.state = CALL_AWAITING
@@ -244,11 +249,12 @@ cdef void launch(StepCall *call, bint may_wait) noexcept nogil:
     cdef Lane *lane
     cdef Request *request = NULL
     find_sequence(call)
-    if may_wait and waits_behind(call) and await_model(call):
+    if may_wait and waits_behind(call) and await_model(call, &details):
         return
+    free(details)
+    details = NULL
     lane = step_lane(ensemble.submission.table, call, &status, &details)
-    if lane == NULL and may_wait and status == STATUS_UNAVAILABLE and await_model(call):
-        free(details)
+    if lane == NULL and may_wait and status == STATUS_UNAVAILABLE and await_model(call, &details):
         return
     if lane != NULL:
         request = step_request(lane, call, &status, &details)
