@@ -91,6 +91,8 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
+    if settings.log_file:  # else SIGHUP is ignored, see cli.py
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     if settings.log_verbose:
         tell_options(settings)
     # errors of addresses, certificates and tokens come before models are loaded
@@ -162,8 +164,6 @@ async def _serve_door(
 ) -> float:
     """Serve until a signal, then let running calls finish; returns the time on the loop's clock when all must be
     over."""
-    if settings.log_file:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     delays = read_delays()
     door = make_door(settings, engine, policy, access, native_infer=not delays.of_inference)

@@ -71,6 +71,7 @@ def run(tokens: list[str]) -> int:
     if tokens[0].startswith("-"):
         raise Misused(f"expected a command first, got {tokens[0]}: see inferd --help")
     if tokens[:1] == ["serve"]:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # from the first moment; `app` reopens the log file at it
         from server.spelling import translated, unknown_variables
 
         warnings = list(unknown_variables(os.environ))

@@ -7,18 +7,24 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 log = logging.getLogger("inferd")
 
 
+REPEAT = 1.0
+"""Seconds in which further signals are the same one: GNU timeout signals the process, and then its group."""
+
+
 class StopSignal:
-    """SIGINT and SIGTERM: the first asks for an orderly stop, the second ends the process at once."""
+    """SIGINT and SIGTERM: the first asks for an orderly stop, a second, a second later, ends the process at once."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._cleaning: list[Callable[[], None]] = []
         self.number = 0  # of the first
+        self._asked_at = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -34,7 +40,10 @@ class StopSignal:
     def _on_signal(self, number: int) -> None:
         if not self._asked.is_set():
             self.number = number
+            self._asked_at = time.monotonic()
             self._asked.set()
+            return
+        if time.monotonic() < self._asked_at + REPEAT:
             return
         log.error("a second signal: exiting immediately")
         for callback in self._cleaning:

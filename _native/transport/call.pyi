@@ -10,6 +10,8 @@ EVENT_CLOSED: str
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
+class CallOverError(ConnectionError): ...
+
 class Call:
     on_event: Callable[[str], None] | None
     @property
@@ -24,6 +26,8 @@ class Call:
     def closed_by(self) -> int | None: ...
     @property
     def half_closed(self) -> bool: ...
+    @property
+    def inflating(self) -> bool: ...
     @property
     def open(self) -> bool: ...
     @property

@@ -144,6 +144,11 @@ cdef int call_new(Stream *stream, size_t memory) except -1:
     return 0
 
 
+class CallOverError(ConnectionError):
+    """A handler does something with a call that is over: answered, reset, refused by the transport, or its client is
+    gone. Nobody waits for what it says."""
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What the handler of a call does with it
 
@@ -187,7 +192,7 @@ cdef class Call:
 
     cdef Stream *open_stream(self) except NULL:
         if self.stream == NULL or stream_ended(self.stream):
-            raise ConnectionError("the call is over")
+            raise CallOverError("the call is over")
         return self.stream
 
     def take_message(self) -> bytes | None:
@@ -208,6 +213,11 @@ cdef class Call:
         """The client sends no more messages than those that can be taken now."""
         return self.stream == NULL or (
             self.stream.receiver.state == RECEIVED_ALL and not stream_inflates(self.stream))
+
+    @property
+    def inflating(self) -> bool:
+        """Complete messages have come that cannot be taken yet: they are being inflated, or wait for that."""
+        return self.stream != NULL and stream_inflates(self.stream)
 
     @property
     def open(self) -> bool:

@@ -110,7 +110,7 @@ class NativeContext:
                 return self._deserialize(message) if self._deserialize else message
             if self._call.half_closed:
                 return EOF
-            if self._draining:
+            if self._draining and not self._call.inflating:
                 self._cut_short = True
                 return EOF
             await self._changed()
@@ -145,7 +145,11 @@ class NativeContext:
     # -- responses --
 
     async def write(self, message: Any) -> None:
-        """Send one response message; returns when the client has taken enough of what was sent before."""
+        """Send one response message; returns when the client has taken enough of what was sent before.
+
+        Raises:
+            CallOverError: the call is over.
+        """
         encoded = self._serialize(message) if self._serialize else message
         await self.send_initial_metadata(())
         self._call.send_message(encoded, self._compress_next)

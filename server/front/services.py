@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from _native.service.forwarding import Forwarder, ReservedError
+from _native.transport.call import CallOverError
 from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.connection_limits import host_of
@@ -100,13 +101,35 @@ def _register(door: Door, service: str, handlers: dict[str, Handler]) -> None:
 
 
 def _health_handlers(health: Health, calls: Calls | None) -> dict[str, Handler]:
-    read, write = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
-    check = _counted(health.Check, f"/{_HEALTH}/Check", calls)
-    watch = _counted(health.Watch, f"/{_HEALTH}/Watch", calls)
+    write = health_pb2.HealthCheckResponse.SerializeToString
+    check = _counted(_parsing(health.Check, health_pb2.HealthCheckRequest), f"/{_HEALTH}/Check", calls)
+    watch = _counted(_parsing(health.Watch, health_pb2.HealthCheckRequest), f"/{_HEALTH}/Watch", calls)
     return {
-        "Check": grpc.unary_unary_rpc_method_handler(check, read, write),
-        "Watch": grpc.unary_stream_rpc_method_handler(watch, read, write),
+        "Check": grpc.unary_unary_rpc_method_handler(check, None, write),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch, None, write),
     }
+
+
+def _parsing(behaviour: Callable[[Any, Context], Awaitable[Any]], kind: type[Any]) -> Callable[..., Awaitable[Any]]:
+    """The same for the bytes of a request."""
+
+    async def parsing(message: bytes, context: Context) -> Any:
+        try:
+            request = _parsed(message, kind)
+        except InvalidArgument as error:
+            return await refuse(context, error)
+        return await behaviour(request, context)
+
+    return parsing
+
+
+def _parsed(message: bytes, kind: type[Any]) -> Any:
+    """Raises `InvalidArgument` unless the message is of this kind."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise InvalidArgument(f"cannot parse the request: {len(message)} bytes are not a valid {name}") from None
 
 
 def _reflection_handlers(servicer: Reflection, calls: Calls | None) -> dict[str, Handler]:
@@ -114,7 +137,7 @@ def _reflection_handlers(servicer: Reflection, calls: Calls | None) -> dict[str,
     return {
         "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
             info,
-            reflection_pb2.ServerReflectionRequest.FromString,
+            None,
             reflection_pb2.ServerReflectionResponse.SerializeToString,
         )
     }
@@ -135,15 +158,15 @@ class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[
             call = ContextCall(context, self._path, self._access)
             async for response in self._servicer.ServerReflectionInfo(_judged(request_iterator, call), context):
                 await context.write(response)
-        except Denied as error:
+        except (Denied, InvalidArgument) as error:
             _note(self._access, context, self._path, error)
             await refuse(context, error)
 
 
-async def _judged(requests: AsyncIterator[Any], call: ContextCall) -> AsyncIterator[Any]:
-    async for request in requests:
+async def _judged(messages: AsyncIterator[bytes], call: ContextCall) -> AsyncIterator[Any]:
+    async for message in messages:
         call.require_model("")
-        yield request
+        yield _parsed(message, reflection_pb2.ServerReflectionRequest)
 
 
 def _handler(method: Method, policy: Policy) -> Handler:
@@ -205,6 +228,8 @@ def _streaming(method: Method, policy: Policy) -> Callable[[AsyncIterator[bytes]
             async with aclosing(handler(messages, call)) as responses:
                 async for response in responses:
                     await context.write(response)
+        except CallOverError:
+            raise
         except Exception as error:
             await _abort(context, method, policy, error)
 

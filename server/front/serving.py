@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from _native.transport.call import CallOverError
 from server.errors import answer
 from server.front.context import BlockingContext, NativeContext
 from server.front.refusal import CODES
@@ -34,6 +35,8 @@ async def serve(handler: Handler, context: NativeContext, threads: Executor) -> 
         await _run(handler, context, threads)
     except grpc.aio.AbortError:
         context.finish(context.code() or grpc.StatusCode.INTERNAL, context.details())
+    except CallOverError:
+        pass  # the transport has ended it, and said why
     except asyncio.CancelledError:
         context.finish(grpc.StatusCode.CANCELLED, "the handler was cancelled")
         raise

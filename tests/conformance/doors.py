@@ -112,6 +112,14 @@ class Process:
         """Send it a signal."""
         self._process.send_signal(number)
 
+    def interrupt_until_it_ends(self, number: int) -> None:
+        """Send it the signal again and again: it takes several within a second for one."""
+        for _ in range(600):
+            self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+                return
+
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()

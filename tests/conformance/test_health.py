@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conformance import doors
 from tests.conformance.client import Control
+from tests.conformance.raw import Client
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -131,3 +132,19 @@ def test_the_servicer_of_the_library_is_hosted_unchanged(door):
         watch = Watch(health, "on")
         assert watch.next() == SERVING
         watch.cancel()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_bytes_that_are_no_request_are_the_clients_fault(server, path):
+    """Not an internal error with a traceback in the log for each."""
+    with Client(server) as client:
+        answer = client.call(path, b"\xff\xff")
+    assert answer.status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "2%20bytes%20are%20not%20a%20valid" in answer.details or "2 bytes are not a valid" in answer.details

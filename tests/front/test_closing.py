@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import random
 import socket
 import ssl
 import threading
@@ -17,6 +19,7 @@ import h2.settings
 import pytest
 import uvloop
 
+from _native.transport.workers import Workers
 from server.front import keepalive, native
 from server.front.keepalive import FAREWELL, LOOK, SLOWEST, SMALL, Action, ConnectionPolicy, Farewell
 from server.front.listeners import ListenPolicy
@@ -197,6 +200,96 @@ def test_a_client_is_told_by_the_end_of_the_stream_that_all_is_said(lines):
         return closed, rest == b""
 
     assert uvloop.run(main()) == (True, True)
+
+
+# ---- calls that are open -------------------------------------------------------------------------------------------
+
+
+def serve_stream(door: native.NativeDoor, behaviour) -> None:
+    handler = grpc.stream_stream_rpc_method_handler(behaviour)
+    door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Closing", {"Talk": handler}),))
+
+
+def test_a_request_that_waits_to_be_inflated_is_answered_when_the_server_stops(monkeypatch):
+    """It had come whole; that the thread pool is busy is the server's matter."""
+    pools = []
+
+    class Busy(Workers):
+        def start(self) -> None:
+            pools.append(super().start)
+
+    monkeypatch.setattr(native, "Workers", Busy)
+    text = random.Random(5).randbytes(40_000)
+    compressed = gzip.compress(text)
+
+    async def echo(requests, context):
+        async for request in requests:
+            await context.write(request)
+
+    def talk(address: str, stop: Callable[[], object]) -> tuple[list[bytes], int]:
+        with Client(address) as client:
+            stream = client.headers("/test.Closing/Talk", grpc_encoding="gzip")
+            rest = framed(compressed, 1)
+            while rest:
+                client.data(stream, rest[:16000])
+                rest = rest[16000:]
+            client.h2.ping(bytes(8))
+            client.flush()
+            client.receive_until(lambda: client.pings > 0)  # the request has come
+            stop()
+            client.receive_until(lambda: client.goaway is not None and client.goaway.last_stream_id < 1 << 30)
+            for start in pools:
+                start()
+            answer = client.answer(stream)
+            return answer.messages, answer.status
+
+    async def main() -> tuple[list[bytes], int]:
+        door, loop = native.NativeDoor(), asyncio.get_running_loop()
+        serve_stream(door, echo)
+        await door.start("127.0.0.1:0")
+        stopping = loop.create_future()
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(lambda: stopping.set_result(loop.create_task(door.stop(60.0))))
+
+        talked = await asyncio.to_thread(talk, door.addresses[0], stop)
+        await (await stopping)
+        return talked
+
+    messages, status = uvloop.run(main())
+    assert messages == [text]
+    assert status == grpc.StatusCode.UNAVAILABLE.value[0]  # the client had not ended its requests
+
+
+def test_a_call_that_the_transport_ends_while_its_handler_writes_is_no_error(caplog):
+    """The client sent more than it may and does not read the answer, so the call is not closed yet."""
+
+    async def main() -> str:
+        over = asyncio.get_running_loop().create_future()
+
+        async def tick(requests, context):
+            try:
+                while True:
+                    await context.write(b"tick")
+                    await asyncio.sleep(0.001)
+            except Exception as error:
+                over.set_result(type(error).__name__)
+                raise
+
+        door = native.NativeDoor(max_message_bytes=10)
+        serve_stream(door, tick)
+        await door.start("127.0.0.1:0")
+        client = Client(door.addresses[0], settings={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        stream = client.headers("/test.Closing/Talk")
+        await asyncio.to_thread(client.receive_until, lambda: client.answers[stream].headers)
+        client.data(stream, framed(bytes(100)))
+        found = await over
+        client.socket.close()
+        await door.stop(60.0)
+        return found
+
+    assert uvloop.run(main()) == "CallOverError"
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
 # ---- the limit in time ----------------------------------------------------------------------------------------------

@@ -186,11 +186,48 @@ def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, re
             assert not stub.ServerReady(pb.ServerReadyRequest()).ready
             for _ in range(5):
                 assert stub.ModelInfer(request("simple", floats(1))).outputs
-            process.interrupt(number)
+            process.interrupt(number)  # within a second, it may be the same one once more
+            assert stub.ModelInfer(request("simple", floats(1))).outputs
+            process.interrupt_until_it_ends(number)
             assert process.wait() == 128 + number
     finally:
         process.kill()
     assert not (tmp_path / "s").exists()
+
+
+def test_two_signals_at_once_are_one(repository):
+    """GNU timeout signals its child, and then its group: running calls are finished all the same."""
+    with doors.running_server("native", repository) as process, Client(process.address) as client:
+        stream = client.headers(INFER)
+        client.data(stream, framed(request("slow", floats(1)).SerializeToString()), end=True)
+        assert client.call(LIVE).status == 0  # behind the other call on its connection
+        process.interrupt(signal.SIGTERM)
+        process.says("stopping: running requests")
+        process.interrupt(signal.SIGTERM)
+        assert client.answer(stream).status == 0
+        assert process.wait() == 0
+
+
+def test_sighup_without_a_log_file_has_no_effect(repository):
+    """There is nothing to open again; the signal's default action would end the process, with its calls."""
+    with doors.running_server("native", repository) as process, Client(process.address) as client:
+        process.interrupt(signal.SIGHUP)
+        assert client.call(INFER, request("simple", floats(1)).SerializeToString()).status == 0
+
+
+HUNG_UP = """
+import os, signal, sys
+from server import app, cli
+app.run = lambda settings: os.kill(os.getpid(), signal.SIGHUP) or 0
+sys.exit(cli.main())
+"""
+"""A server that gets the signal before it has begun to load models."""
+
+
+@pytest.mark.parametrize("options", [(), ("--log-file", "/dev/null")])
+def test_sighup_while_the_server_starts_has_no_effect(repository, options):
+    command = [sys.executable, "-c", HUNG_UP, "serve", "--model-repository", str(repository), *options]
+    assert subprocess.run(command, cwd=doors.ROOT, check=False).returncode == 0
 
 
 STAYING = """
