@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.simulation.scales import drawn_scale
-from tests.simulation.shrink import shrunk
+from tests.simulation.shrink import TRIALS, shrunk
 from tests.simulation.simulation import Outcome, Scale
 from tests.simulation.workers import Sandbox, jobs, outcomes
 
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
     parser.add_argument("--wide", action="store_true", help="each seed draws its own scale, of any size")
     parser.add_argument("--crowd", type=int, default=0, help="calls of a crowd in each, beside those of the clients")
+    parser.add_argument("--trials", type=int, default=TRIALS, help="to make a seed that fails smaller, at most")
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
     if not os.environ.items() >= FIXED.items():
@@ -83,7 +84,7 @@ def main() -> int:
     if arguments.report:
         arguments.report.write_text(json.dumps(totals.figures(), indent=1) + "\n")
     if failed and not (arguments.keep_going or arguments.no_shrink):
-        tell(sandbox, failed[0], scale_of(failed[0].seed))
+        tell(sandbox, failed[0], scale_of(failed[0].seed), arguments.trials)
     return bool(failed)
 
 
@@ -120,9 +121,9 @@ def each_take(sandbox: Sandbox, seed: int, scale: Scale) -> int:
             return bool(failed)
 
 
-def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale) -> None:
+def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale, trials: int) -> None:
     """What a seed has found, in as few calls as can be."""
-    small, found = shrunk(sandbox, outcome, scale)
+    small, found = shrunk(sandbox, outcome, scale, trials)
     changed = {key: value for key, value in asdict(small).items() if value != getattr(Scale(), key)}
     print(f"\nThe story of seed {found.seed}, shrunk to {found.calls} calls:\n{found.log}\n\n{found.problem}\n")
     print(f"again: python -m tests.simulation --seed {found.seed} --scale '{json.dumps(changed)}'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ TEXT = 10  # times as long are numbers as strings, about, and to write them take
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
+CLIENTS, IN_ACTION = 64, 16  # numbers of requests tell the client, and which it is of how many of an action
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
 PATIENT = 4  # of requests of one sequence under way
@@ -157,6 +160,22 @@ class Call:
         """The number that models see: requests of models which reuse answers have the same ones."""
         return abs(int(self.x[0, 0])) // SCALE
 
+    @property
+    def said(self) -> str:
+        """What it says, for people."""
+        deadline = f", deadline {self.deadline_ns // US} us" if self.deadline_ns >= 0 else ""
+        parameters = self.message.parameters if self.message is not None else {}
+        named = {key: value for key, value in parameters.items() if key in ("priority", "timeout")}
+        told = "".join(f", {key} {value.int64_param}" for key, value in named.items())
+        if self.sequence is not None:
+            told += f", sequence {self.sequence.number}"
+            told += ", START" * parameters["sequence_start"].bool_param
+            told += ", END" * parameters["sequence_end"].bool_param
+        told += f", classes {self.classes}" * bool(self.classes) + ", in a region" * (self.region is not None)
+        told += ", which is wrong" * self.wrong
+        others = sorted(key for key in parameters if key not in named and not key.startswith("sequence_"))
+        return f"{list(self.x.shape)}{told}{deadline}{f', with {others}' if others else ''}"
+
     def __str__(self) -> str:
         deadline = f" deadline {self.deadline_ns // US} us" if self.deadline_ns >= 0 else ""
         return f"call {self.number} of client {self.client.number} to {self.kind.name}{deadline}"
@@ -200,6 +219,7 @@ class Client:
         self.address = f"sim:{number}"
         self.places = 0
         self.begun = 0  # sequences
+        self.actions = 0  # calls and streams
         self.reading = False
         self._connect()
 
@@ -302,7 +322,34 @@ class Client:
         self._talk_over(talk, answered=False)
 
     def _begin_something(self) -> None:
-        """A call, or a stream."""
+        """A call, or a stream: what it is depends on nothing but the client and how many it has begun before."""
+        self.actions += 1
+        if self.is_left_out(self.actions):
+            self.left -= 1
+            return
+        usual = self.random
+        self.random = self.stream_of(str(self.actions))
+        self._do_something()
+        self.random = usual
+
+    def is_left_out(self, action: int) -> bool:
+        """Whether a simulation that is made smaller does without it."""
+        return any(
+            client == self.number and first <= action <= last for client, first, last in self.simulation.scale.left_out
+        )
+
+    def _number(self, talk: Talk | None) -> int:
+        """Of a request: the same whatever others do."""
+        action, place = (talk.action, talk.asked) if talk is not None else (self.actions, 0)
+        return (action * IN_ACTION + place) * CLIENTS + self.number
+
+    def stream_of(self, action: str) -> Random:
+        """Random numbers for this action."""
+        return Random(f"{self.simulation.outcome.seed} client {self.number} action {action}")
+
+    def _do_something(self) -> None:
+        if self.simulation.scale.crashes and self.left == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if self.random.random() < self.simulation.talks:
             length = min(self.left, self.random.randint(1, LONGEST))
             self.left -= length
@@ -313,12 +360,14 @@ class Client:
             self.later(talk.say)
             return
         self.left -= 1
-        if kinds := self._kinds(streamed=False):
-            self.call(self._choose(kinds))
+        kinds = self._kinds(streamed=False)
+        kind = self._choose(kinds) if kinds else None
+        if kind is not None and kind.name in self.simulation.kinds:
+            self.call(kind)
 
     def _kinds(self, *, streamed: bool) -> list[Kind]:
         """Models that may be asked so. Requests of one sequence go by calls, which the server takes in order."""
-        kinds = self.simulation.kinds.values()
+        kinds = self.simulation.known.values()
         if streamed:
             return [kind for kind in kinds if kind.weight and not kind.sequential]
         return [kind for kind in kinds if kind.weight and (kind.single or not kind.decoupled)]
@@ -329,13 +378,16 @@ class Client:
 
     def kind_to_keep(self) -> Kind | None:
         """One that keeps sequences, whose requests make a whole stream; None for a stream of other requests."""
-        kinds = [kind for kind in self.simulation.kinds.values() if kind.weight and kind.sequential]
+        kinds = [kind for kind in self.simulation.known.values() if kind.weight and kind.sequential]
         others = self._kinds(streamed=True)
-        return self._choose(kinds) if kinds and (not others or self.random.random() < 0.3) else None
+        chosen = self._choose(kinds) if kinds and (not others or self.random.random() < 0.3) else None
+        return chosen if chosen is not None and chosen.name in self.simulation.kinds else None
 
-    def streamed_kind(self) -> Kind:
-        """One to ask by a stream."""
-        return self._choose(self._kinds(streamed=True))
+    def streamed_kind(self) -> Kind | None:
+        """One to ask by a stream; None: it has been left out."""
+        kinds = self._kinds(streamed=True)
+        kind = self._choose(kinds) if kinds else None
+        return kind if kind is not None and kind.name in self.simulation.kinds else None
 
     def _headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
         """Of a call with this deadline; negative for none. With `steady` it says always the same of itself."""
@@ -358,7 +410,7 @@ class Client:
         stream.body += framed(data, packed=self.packs)
         self.calls[stream.number] = call
         self.unsent.append(call)
-        self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")
+        self.tell(f"calls {kind.name} as {call.number}: {call.said}")
         if self.random.random() < self.temper.cancels * (0.2 if call.sequence else 1):
             # soon, whatever its pauses are
             self.simulation.later(self.random.randint(0, MS), lambda: self._cancel_if_open(call))
@@ -373,7 +425,7 @@ class Client:
     ) -> tuple[Call, pb.ModelInferRequest]:
         """One request, and what it says."""
         simulation = self.simulation
-        number = simulation.outcome.calls + 1
+        number = self._number(talk)
         sequence = talk.kept if talk is not None else self._sequence(kind) if kind.sequential else None
         x = self._tensor(kind, number, sequence)
         if kind.single and talk is None:

@@ -108,6 +108,9 @@ class SimulatedInstance(Instance):
             )
         try:
             self.compute(batch)
+        except Exception as error:
+            executions.log(self.name, f"raises {error!r}")
+            raise
         finally:
             self.busy = False
             self.rested_ns = self.backend.world.now()

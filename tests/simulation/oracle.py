@@ -346,6 +346,8 @@ class Oracle:
             if name == "y" and call.classes:
                 self._check_classes(call, response)
                 continue
+            if not in_region and len(response.raw_output_contents) != len(factors):
+                raise Violation(f"{call}: {len(response.raw_output_contents)} tensors for {len(factors)} outputs")
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
         if kind.style == "worker" and not (kind.reuses or kind.splits):
@@ -369,7 +371,10 @@ class Oracle:
         """Judge one of the answers to a request, which is for one of its rows; which."""
         self._check_head(call, response, ["y"])
         data = response.raw_output_contents[0]
-        row = row_of(call.x, np.frombuffer(data, np.int64))
+        numbers = numbers_of(call, data)
+        if not numbers.size:
+            raise Violation(f"{call}: an answer without a number")
+        row = row_of(call.x, numbers)
         if not 0 <= row < len(call.x):
             raise Violation(f"{call}: an answer for row {row}")
         self._check_tensor(call, data, tuple(response.outputs[0].shape), call.expected[row : row + 1])
@@ -395,7 +400,7 @@ class Oracle:
                     f"{call}: shape {list(shape)}, {data[:80]!r} where {expected[:1].tolist()} was expected"
                 )
             return
-        y = np.frombuffer(data, np.int64)
+        y = numbers_of(call, data)
         if shape != expected.shape or y.size != expected.size:
             raise Violation(f"{call}: shape {list(shape)}, {y.size} numbers")
         if not np.array_equal(y.reshape(shape), expected):
@@ -466,3 +471,14 @@ class Oracle:
             # number 0 is what is read from memory that its client has cleared
             if times > 1 and 0 < number < FIRST_QUESTION and not kind.splits and not kind.reuses and not kind.repeats:
                 raise Violation(f"request {number} was executed {times} times by model '{name}'")
+
+
+def numbers_of(call: Call, data: bytes) -> np.ndarray:
+    """What a tensor holds.
+
+    Raises:
+        Violation: these are no numbers.
+    """
+    if len(data) % 8:
+        raise Violation(f"{call}: {len(data)} bytes of numbers")
+    return np.frombuffer(data, np.int64)

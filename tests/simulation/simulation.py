@@ -57,6 +57,8 @@ class Scale:
         clients: connections.
         calls: of all clients together, about.
         models: names of kinds; empty for some that the seed chooses.
+        removed: names of kinds that are not there; what clients would ask them, they do not ask.
+        left_out: calls and streams that are not made: of which client, and from which to which of its actions.
         tempers: names of those that clients may have; empty for all.
         fixed: what is as told here, and not as the seed draws it: see `Simulation._draw`.
         operator: models come and go.
@@ -79,12 +81,15 @@ class Scale:
         crowd: calls of crowds, beside those of the clients; see `crowd`.
         lines: connections of a crowd, at most.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
+        crashes: the process crashes before the last call of a client.
         lies: a crowd takes a right answer for a wrong one.
     """
 
     clients: int = 5
     calls: int = 500
     models: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    left_out: tuple[tuple[int, int, int], ...] = ()
     tempers: tuple[str, ...] = ()
     fixed: Mapping[str, float] = field(default_factory=dict)
     operator: bool = True
@@ -107,6 +112,7 @@ class Scale:
     crowd: int = 0
     lines: int = 8
     forgetful: bool = False
+    crashes: bool = False
     lies: bool = False
 
 
@@ -167,7 +173,8 @@ class Simulation:
         ttl = self._draw("ttl", 0, 0.01)
         self.ttl_ns = int(ttl * SECOND)  # of an answer that is kept; 0: any
         names = scale.models or self._choose()
-        self.kinds: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
+        self.known: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
+        self.kinds = {name: kind for name, kind in self.known.items() if name not in scale.removed}
         self.outcome.models = tuple(self.kinds)
         self.unforeseen = Unforeseen.of_server()
         hook(world)
@@ -430,6 +437,7 @@ class Simulation:
     def opened(self, call: Call) -> None:
         self.calls_open += 1
         self.outcome.calls += 1
+        self.story.note(self.outcome.models, self.outcome.calls)
         self.oracle.asked(call.kind)
         self.oracle.open[call.number] = call
         if self.calls_open == 1:

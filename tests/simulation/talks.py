@@ -40,6 +40,8 @@ class Talk:
         self.stream = stream
         self.headers = headers
         self.left = length
+        self.action = client.actions  # of the client
+        self.asked = 0  # requests
         self.deadline_ns = deadline_ns
         self.opened_ns = client.simulation.world.now()
         self.number = stream.number
@@ -62,9 +64,14 @@ class Talk:
 
     def say(self) -> None:
         """One more request, or the end of them."""
+        client, usual = self.client, self.client.random
+        if not self.stream.over:
+            client.random = client.stream_of(f"{self.action} request {self.asked}")
+            self._say()
+            client.random = usual
+
+    def _say(self) -> None:
         client = self.client
-        if self.stream.over:
-            return
         if self.left and self.kept and self.kept.kind.tallies and self.open and not self.puzzled:
             client.later(self.say)  # steps before the one that keeps sequences may change the order of requests
             return
@@ -73,7 +80,11 @@ class Talk:
             client.tell(f"has no more requests on {self}")
         else:
             self.left -= 1
+            self.asked += 1
             kind = self.kept.kind if self.kept else client.streamed_kind()
+            if kind is None:
+                client.later(self.say)
+                return
             call, message = client.request(kind, self.stream, self.deadline_ns, self.headers, self)
             call.opened_ns = self.opened_ns  # its deadline is the stream's
             if call.kind.decoupled:
@@ -85,7 +96,7 @@ class Talk:
             call.size = len(data)
             self.stream.body += framed(data, packed=client.packs)
             self.open.append(call)
-            client.tell(f"asks {call.kind.name} on {self}: {call.number}, {list(call.x.shape)}")
+            client.tell(f"asks {call.kind.name} on {self}: {call.number}, {call.said}")
             client.later(self.say)
         if self not in client.unsent:
             client.unsent.append(self)
@@ -97,7 +108,7 @@ class Talk:
             self._answered(pb.ModelStreamInferResponse.FromString(message))
 
     def _answered(self, response: pb.ModelStreamInferResponse) -> None:
-        number = int(response.infer_response.id or -1)
+        number = int(response.infer_response.id) if response.infer_response.id.isdecimal() else -1
         call = next((call for call in self.open if call.number == number), None)
         if number < 0 and self.client.simulation.is_faulty:
             self.puzzled = True  # there was no memory to find out whose error it is

@@ -45,6 +45,7 @@ def test_another_process_tells_the_same_story():
     assert run(*alone) == run(*alone)
 
 
+QUIET = {"clients": 2, "calls": 40, "models": ["plain", "quick"], "fixed": {"traces": 0}, "operator": False}
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
 CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
 STREAMS = {"models": ["plain"], "clients": 1, "calls": 4, "regions": False, "operator": False, "cancels": False}
@@ -75,3 +76,30 @@ def test_what_is_broken_is_found_and_shrunk():
     assert done.returncode == 1
     assert "The story of seed 0, shrunk to 1 calls" in done.stdout
     assert "again: python -m tests.simulation --seed 0 --scale" in done.stdout
+
+
+def test_a_crash_leaves_its_story():
+    """A process that ends by a signal cannot tell what happened: what it has told before is there, and is shrunk."""
+    scale = {"crashes": True, "models": ["plain"], "clients": 2, "calls": 12}
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "1", "--trials", "12", "--scale", json.dumps(scale)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 1
+    assert "seed 0: it ends with SIGSEGV" in done.stdout
+    story = done.stdout.partition("The story of seed 0")[2]
+    assert "client 0       connects" in story
+    assert "Fatal Python error: Segmentation fault" in story
+    assert "_do_something" in story
+
+
+def test_what_is_left_out_changes_nothing_else():
+    """What one client asks is the same without another one's calls and without a model, so that a failure stays."""
+
+    def asked(scale):
+        lines = run("--seed", "3", "--scale", json.dumps({**QUIET, **scale})).splitlines()
+        return {line.partition("client 0 ")[2].strip() for line in lines if "client 0       calls" in line}
+
+    whole = asked({})
+    assert len(whole) > 5
+    assert asked({"left_out": [[1, 1, 100]]}) == whole
+    without = asked({"removed": ["quick"]})
+    assert without == {call for call in whole if not call.startswith("calls quick")} != whole

@@ -6,6 +6,7 @@ a time.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -19,6 +20,7 @@ from pathlib import Path
 from tests import gpu_stub
 from tests.simulation.hostile import cases
 from tests.simulation.simulation import Outcome, Scale, simulate
+from tests.simulation.story import Remains, Story
 from tests.simulation.world import World
 
 PATIENCE = 60.0  # seconds in which a process must use the processor: threads wait for each other outside the world
@@ -35,7 +37,8 @@ def jobs() -> int:
 class Running:
     """A simulation in its process."""
 
-    def __init__(self, seed: int, pid: int, pipe: int) -> None:
+    def __init__(self, seed: int, pid: int, pipe: int, remains: Remains) -> None:
+        self.remains = remains
         self.seed = seed
         self.pid = pid
         self.pipe = pipe
@@ -67,7 +70,7 @@ class Running:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         how = "it does not end" if used > MOST else "its threads wait for each other"
-        return Outcome(self.seed, problem=f"{how}: {used:.0f} s of CPU used")
+        return self._left(f"{how}: {used:.0f} s of CPU used")
 
     def end(self) -> Outcome:
         """The outcome, at the end of the process."""
@@ -78,7 +81,12 @@ class Running:
             assert isinstance(outcome, Outcome)
             return outcome
         code = os.waitstatus_to_exitcode(status)
-        return Outcome(self.seed, problem=f"it ends with {signal.Signals(-code).name if code < 0 else code}")
+        return self._left(f"it ends with {signal.Signals(-code).name if code < 0 else code}")
+
+    def _left(self, problem: str) -> Outcome:
+        """The outcome of one that cannot tell it."""
+        remains = self.remains
+        return Outcome(self.seed, remains.calls, remains.models, problem=problem, log=remains.text())
 
 
 def cpu_seconds(pid: int) -> float:
@@ -99,17 +107,22 @@ class Sandbox:
         cases()  # once for all
         gc.collect()
         gc.freeze()  # forks share what is there already: collections must not write to it
+        self._free: list[Remains] = []
         self.processors = sorted(os.sched_getaffinity(0))
 
     def start(self, seed: int, scale: Scale, keep: int = -1) -> Running:
         """Begin one; see `simulate`."""
         theirs, ours = os.pipe()
+        remains = self._free.pop() if self._free else Remains()
+        remains.begin()
         pid = os.fork()
         if pid:
             os.close(ours)
-            return Running(seed, pid, theirs)
+            return Running(seed, pid, theirs, remains)
         status = 1
         try:
+            Story.remains = remains
+            faulthandler.enable(remains.trace)
             gc.disable()  # the simulation says when
             # one thread runs at a time: it need not change processors
             os.sched_setaffinity(0, {self.processors[seed % len(self.processors)]})
@@ -124,17 +137,21 @@ class Sandbox:
         finally:
             os._exit(status)
 
+    def give(self, running: Running) -> None:
+        """It is over, and others may have what it has left."""
+        self._free.append(running.remains)
+
     def run(self, seed: int, scale: Scale, keep: int = -1) -> Outcome:
         """One, from its beginning to its end."""
         running = self.start(seed, scale, keep)
-        while True:
-            if not select.select([running.pipe], [], [], 1.0)[0]:
-                if running.is_stuck():
-                    return running.kill()
-                continue
-            outcome = running.read()
-            if outcome is not None:
-                return outcome
+        outcome = None
+        while outcome is None:
+            if select.select([running.pipe], [], [], 1.0)[0]:
+                outcome = running.read()
+            elif running.is_stuck():
+                outcome = running.kill()
+        self.give(running)
+        return outcome
 
 
 def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale_of: Callable[[int], Scale], jobs: int) -> Iterator[Outcome]:
@@ -154,12 +171,13 @@ def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale_of: Callable[[int], S
             for pipe in select.select(list(running), [], [], 1.0)[0]:
                 outcome = running[pipe].read()
                 if outcome is not None:
-                    del running[pipe]
+                    sandbox.give(running.pop(pipe))
                     yield outcome
             for pipe, each in list(running.items()):
                 if each.is_stuck():
-                    del running[pipe]
-                    yield each.kill()
+                    outcome = each.kill()
+                    sandbox.give(running.pop(pipe))
+                    yield outcome
     finally:
         for each in running.values():
             os.kill(each.pid, signal.SIGKILL)
