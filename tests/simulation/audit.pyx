@@ -6,6 +6,8 @@ Nothing is locked and nothing is changed. The texts begin with what is wrong; em
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.ensembles.ensemble cimport EnsembleLane
+from _native.ensembles.run cimport Ensemble, StepLimit
 from _native.request.lane cimport Lane, LaneHandle
 from _native.request.order cimport OrderEntry
 from _native.request.request cimport REQUEST_QUEUED, Request
@@ -78,6 +80,8 @@ def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
         return _audit_queue((<QueueLane>handle).queue(), now, grain, at_rest)
     if isinstance(handle, SequenceLane):
         return _audit_sequences((<SequenceLane>handle).sequencer(), now, grain, at_rest)
+    if isinstance(handle, EnsembleLane):
+        return _audit_ensemble((<EnsembleLane>handle).ensemble())
     return ""
 
 
@@ -324,4 +328,25 @@ cdef str _audit_slots(Sequencer *self, uint32_t instance, int64_t now, int64_t g
             since = min(since, max(sequence.queue.first.queued_ns, sequence.since_ns))
     if now > since + slots.policy.delay_ns + grain:
         return f"an instance is idle, and a sequence of it has had a request for {(now - since) // 1000} us"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ensembles
+
+cdef str _audit_ensemble(Ensemble *ensemble):
+    cdef StepLimit *limit
+    cdef uint32_t i
+    if ensemble.lane.max_queue and ensemble.requests > ensemble.lane.max_queue:
+        return f"{ensemble.requests} requests are in an ensemble, and {ensemble.lane.max_queue} may"
+    if <int64_t>ensemble.lane.in_flight < <int64_t>ensemble.requests:
+        return f"{ensemble.lane.in_flight} requests are counted on a lane with {ensemble.requests} in its ensemble"
+    if ensemble.max_inflight == 0:
+        return ""
+    for i in range(ensemble.plan.step_count):
+        limit = &ensemble.step_limits[i]
+        if limit.running > ensemble.max_inflight:
+            return f"step {i} has {limit.running} requests under way, and {ensemble.max_inflight} may"
+        if limit.first != NULL and limit.running < ensemble.max_inflight:
+            return f"requests wait for step {i}, which has {limit.running} of {ensemble.max_inflight} under way"
     return ""

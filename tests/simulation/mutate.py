@@ -44,6 +44,56 @@ def fault(name: str, file: str, old: str, new: str, why: str = "") -> Fault:
 
 
 FAULTS = (
+    # pairs of features, limits and counters
+    fault(
+        "a rejection leaves the order of answers, and is not delivered",
+        "request/bridge",
+        "    if request.order_entry != NULL:\n        leave_order(request)\n    request_expired(request)\n",
+        "    if request.order_entry != NULL and leave_order(request):\n        return\n    request_expired(request)\n",
+    ),
+    fault(
+        "a sequence waits for a slot as long as it takes",
+        "sequences/entry",
+        "    cdef int64_t longest = slots.timeout_ns\n",
+        "    cdef int64_t longest = 0\n",
+    ),
+    fault(
+        "one request more than may be is under way in a step",
+        "ensembles/run",
+        "(limit.running < ensemble.max_inflight and limit.first == NULL)",
+        "(limit.running <= ensemble.max_inflight and limit.first == NULL)",
+    ),
+    fault(
+        "a backlog is full with one sequence less",
+        "sequences/entry",
+        "slots.max_backlog and slots.backlog.count >= slots.max_backlog:",
+        "slots.max_backlog and slots.backlog.count + 1 >= slots.max_backlog:",
+    ),
+    fault(
+        "the client with least makes room",
+        "scheduling/shares",
+        "(found == NULL or share.count > found.count)",
+        "(found == NULL or share.count < found.count)",
+    ),
+    fault(
+        "rows that leave a queue are still counted",
+        "scheduling/levels",
+        "    self.count -= 1\n    self.rows -= request.rows\n",
+        "    self.count -= 1\n",
+    ),
+    fault(
+        "a short wait that a request asks for is not kept to",
+        "tensors/parameters",
+        "        request.timeout_us = max(p.integer, 0)\n",
+        "        request.timeout_us = 0\n",
+    ),
+    Fault(
+        "a missing response of a decoupled model is the fault of its inputs",
+        "backends/identity/_identity.pyx",
+        "            request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)\n            if response != NULL:\n",
+        '            request_fail(request, STATUS_INTERNAL, format_text("the inputs are wrong"))\n'
+        "            if response != NULL:\n",
+    ),
     fault(
         "an answer for which there is no memory is forgotten",
         "transport/stream",
