@@ -97,7 +97,7 @@ cdef Digest key_digest(const Request *request) noexcept nogil:
     XXH3_INITSTATE(&state)
     XXH3_128bits_reset_withSeed(&state, seed)
     XXH3_128bits_update(&state, &request.lane, sizeof(request.lane))
-    XXH3_128bits_update(&state, &request.asker.audience, sizeof(request.asker.audience))
+    XXH3_128bits_update(&state, &request.origin.audience, sizeof(request.origin.audience))
     for i in range(request.signature.input_count):
         input = &request.inputs[i]
         if input.present:
@@ -150,7 +150,7 @@ cdef bint key_same(const Request *a, const Request *b, bint whole) noexcept nogi
     cdef const OutputData *x
     cdef const OutputData *y
     cdef uint32_t i
-    if a.lane != b.lane or a.asker.audience != b.asker.audience:
+    if a.lane != b.lane or a.origin.audience != b.origin.audience:
         return False
     for i in range(a.signature.output_count):
         x = &a.response.outputs[i]

@@ -16,12 +16,16 @@ cdef struct Memo:
     Request *work            # goes to the model, and keeps the response
     uint32_t output_count    # of requested outputs
     Requests waiting         # for the response, in order of arrival
+    uint32_t count           # of these,
+    uint32_t late            # and how many of them go behind others, because their time in the queue is over
+    bint taken               # an instance has the work: the terms of waiting requests do not matter any more
+    bint stale               # a request has left: the terms of the others may be less; see coalescer_settle
     bint answered
     bint delivering          # the response is being delivered to the waiting requests
     bint asking              # a lookup in the store is in progress; `work` has not been pushed
     void *lookup             # of the store, from `look` until `forget`; NULL: the store does not have the key
     int64_t asked_ns         # when the lookup began
-    Memo *previous           # in Coalescer.kept
+    Memo *previous           # in Coalescer.kept, or before that in Coalescer.stale
     Memo *next
     size_t size              # bytes of the cache that it uses
     int64_t expires_ns       # 0: never
@@ -48,6 +52,7 @@ cdef struct Coalescer:
     uint32_t bucket_count    # a power of two, or 0 before the first memo
     uint32_t count
     Memos kept               # memos with responses, by last use, the newest last
+    Memos stale              # memos to be settled
     uint64_t entries         # of `kept`
     size_t size
     size_t limit             # of `size`; 0: there is no cache
@@ -70,6 +75,8 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil
 cdef void coalescer_found(Memo *memo) noexcept nogil
 # The store does not have the key: push the returned request, which is made for the waiting ones.
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil
+# After a round in which requests may have left: let the work of each memo have the terms of those that still wait.
+cdef void coalescer_settle(Coalescer *self) noexcept nogil
 # Forget the kept responses of a lane that ends; NULL: of all lanes.
 cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil
 # To be called after the last coalescer_forget, when nothing is in flight.

@@ -1,10 +1,13 @@
 """The coalescer: identical requests in flight are executed once, and the response cache keeps responses for later ones.
 
 The first request with a key makes a memo, which has a request of its own (`work`) that goes to the model. All requests
-with the key, the first one too, wait at the memo. Each has its own deadline, and may leave; when the last one leaves,
-the work is cancelled. All waiting requests get the response by reference. With a cache the memo stays, and its work
-with it, which holds the key for comparisons and the response. A response leaves the cache by last use when the cache
-exceeds its limit, when it is too old, and when its model version ends.
+with the key, the first one too, wait at the memo. Each has its own deadline and its own time in the queue, and may
+leave; when the last one leaves, the work is cancelled. While the work is queued, its terms are those of all who wait:
+the best priority, the latest deadline, the most lenient timeout. A delay ends in time for the earliest deadline. All
+waiting requests get the response by reference.
+
+With a cache the memo stays, and its work with it, which holds the key for comparisons and the response. A response
+leaves the cache by last use when the cache exceeds its limit, when it is too old, and when its model version ends.
 
 With a store outside of the server, the memo first waits for the lookup in the store, and the work is pushed only if the
 store does not have the key. Requests with the same key that come meanwhile share the result, be it a response from the
@@ -13,7 +16,7 @@ store or an execution.
 Everything happens on the loop. `_native.caching.cache_key` defines which requests are identical.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport strlen
 
@@ -23,15 +26,24 @@ from _native.caching.compaction cimport work_compact, work_held
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_give, block_share
-from _native.request.accounting cimport account_failed, failure_of
-from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
+from _native.request.accounting cimport account_answered, account_failed
+from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return, bridge_watch
 from _native.request.lane cimport lane_discard
+from _native.request.life cimport (
+    request_keep,
+    request_move,
+    request_reconsider,
+    request_stop_waiting,
+    request_wait,
+)
 from _native.request.record cimport record_inner, record_looked_up, record_shares
 from _native.request.request cimport (
+    REQUEST_NEW,
     REQUEST_TAKEN,
-    REQUEST_WAITING,
     OutputData,
     Response,
+    Terms,
+    Wait,
     request_free,
     request_twin,
     response_fail,
@@ -39,9 +51,10 @@ from _native.request.request cimport (
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
+    FAILURE_OTHER,
+    Failure,
     statistics_cache_hit,
     statistics_cache_missed,
-    statistics_failed,
     statistics_shared,
 )
 from _native.status cimport STATUS_OK
@@ -50,6 +63,8 @@ from _native.text cimport format_text
 
 cdef enum:
     FIRST_BUCKETS = 256
+    IN_TIME = 0              # Request.place of one that waits
+    LATE = 1                 # its time in the queue is over, and it goes behind others
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -123,7 +138,10 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     fetch_add32(&(<Lane *>memo.work.lane).in_flight, 1)
     memo.work.deliver = answered
     memo.work.sink = memo
+    memo.work.bridge = request.bridge
     memo.work.single = True
+    memo.work.shared = True
+    memo.work.uncounted = True
     memo.work.is_step = True  # so an output may be missing; whether the waiting requests allow that, `give` decides
     memo.output_count = wanted_outputs(memo.work)
     memo.home = self
@@ -139,6 +157,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
 cdef void memo_free(Memo *memo) noexcept nogil:
     # its work is not freed
     unlist(memo)
+    forget_stale(memo)
     if memo.lookup != NULL:
         memo.home.store.forget(memo.lookup)
     free(memo)
@@ -147,35 +166,137 @@ cdef void memo_free(Memo *memo) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Waiting requests
 
+cdef inline uint64_t level_of(const Lane *lane, uint64_t priority) noexcept nogil:
+    # for comparison: the smallest goes first
+    if lane.level_count:
+        return priority if 1 <= priority <= lane.level_count else lane.default_level
+    return priority if priority else UINT64_MAX  # of an ensemble, whose steps have different defaults
+
+
+cdef void add_terms(Terms *terms, const Terms *other, const Lane *lane) noexcept nogil:
+    # those of one more waiting request
+    terms.deadline_ns = max(terms.deadline_ns, other.deadline_ns) if terms.deadline_ns and other.deadline_ns else 0
+    terms.timeout_us = max(terms.timeout_us, other.timeout_us) if terms.timeout_us and other.timeout_us else 0
+    if other.due_ns and (terms.due_ns == 0 or other.due_ns < terms.due_ns):
+        terms.due_ns = other.due_ns
+    if level_of(lane, other.priority) < level_of(lane, terms.priority):
+        terms.priority = other.priority
+
+
+cdef inline bint are_same(const Terms *a, const Terms *b) noexcept nogil:
+    return (a.deadline_ns == b.deadline_ns and a.timeout_us == b.timeout_us and a.due_ns == b.due_ns
+            and a.priority == b.priority)
+
+
+cdef void set_terms(Memo *memo, const Terms *terms) noexcept nogil:
+    # of the work
+    if memo.asking:
+        memo.work.terms = terms[0]
+    elif not memo.taken:
+        memo.taken = not request_reconsider(memo.work, terms)
+
+
 cdef void join(Memo *memo, Request *request) noexcept nogil:
-    request.state = REQUEST_WAITING
-    request.leave = leave
-    request.awaited = memo
+    request_wait(request, &FOR_RESPONSE, memo)
+    request.place = IN_TIME
     list_append(&memo.waiting, request)
+    memo.count += 1
+
+
+cdef void agree(Memo *memo, Request *request) noexcept nogil:
+    # The work waits in a queue, and with it this request, which has joined another one there.
+    cdef Lane *lane = <Lane *>memo.work.lane
+    cdef Terms terms = memo.work.terms
+    if memo.taken:
+        return
+    lane.scheduler.limit(lane, request)
+    add_terms(&terms, &request.terms, lane)
+    if memo.late or not are_same(&terms, &memo.work.terms):
+        set_terms(memo, &terms)
 
 
 cdef void detach(Memo *memo, Request *request) noexcept nogil:
     list_remove(&memo.waiting, request)
-    request.state = REQUEST_TAKEN
-    request.leave = NULL
-    request.awaited = NULL
+    memo.count -= 1
+    memo.late -= request.place == LATE
+    request.expires_ns = 0
+    request_stop_waiting(request, REQUEST_TAKEN)
+
+
+cdef void withdraw(Memo *memo, Request *request) noexcept nogil:
+    # it waits no longer; with the last one the work ends
+    cdef Request *work = memo.work
+    detach(memo, request)
+    if memo.delivering:
+        return
+    if memo.waiting.first == NULL:
+        if memo.asking:
+            memo_free(memo)
+            lane_discard(work)
+        else:
+            memo_free(memo)
+            bridge_abandon(work)
+    elif not memo.stale and not memo.taken:
+        memo.stale = True
+        list_append(&memo.home.stale, memo)
 
 
 cdef void leave(Request *request) noexcept nogil:
+    withdraw(<Memo *>request.awaited, request)
+    account_failed(request, now_ns(), FAILURE_CANCELED)
+
+
+cdef bint expire(Request *request) noexcept nogil:
+    # The time in the queue of this request is over, that of others may not be. It counts only while the work is queued.
     cdef Memo *memo = <Memo *>request.awaited
-    cdef Request *work = memo.work
-    cdef bint counts = True
-    detach(memo, request)
-    if memo.waiting.first == NULL and not memo.delivering:
-        if memo.asking:
-            lane_discard(memo.work)
-            memo_free(memo)
-        else:
-            memo_free(memo)
-            bridge_abandon(work)  # it counts the request
-            counts = False
-    if counts:
-        account_failed(request, now_ns(), FAILURE_CANCELED)
+    cdef Lane *lane = <Lane *>memo.work.lane
+    cdef Terms terms = memo.work.terms
+    set_terms(memo, &terms)  # to learn whether it is
+    if memo.taken:
+        request.expires_ns = 0
+        return False
+    if not request.yields:
+        withdraw(memo, request)
+        return True
+    request.expires_ns = 0
+    request.place = LATE
+    memo.late += 1
+    if memo.late == memo.count:
+        memo.work.yields = True
+        lane.scheduler.expire(lane, memo.work)
+    return False
+
+
+cdef Wait FOR_RESPONSE = Wait(leave, expire, NULL)
+
+
+cdef void settle(Memo *memo) noexcept nogil:
+    cdef const Request *request = memo.waiting.first
+    cdef Terms terms = memo.work.terms
+    terms.deadline_ns = request.terms.deadline_ns
+    terms.due_ns = request.terms.due_ns
+    terms.timeout_us = request.terms.timeout_us
+    terms.priority = request.terms.priority
+    request = request.next
+    while request != NULL:
+        add_terms(&terms, &request.terms, <const Lane *>memo.work.lane)
+        request = request.next
+    if not are_same(&terms, &memo.work.terms):
+        set_terms(memo, &terms)
+
+
+cdef void forget_stale(Memo *memo) noexcept nogil:
+    if memo.stale:
+        memo.stale = False
+        list_remove(&memo.home.stale, memo)
+
+
+cdef void coalescer_settle(Coalescer *self) noexcept nogil:
+    cdef Memo *memo
+    while self.stale.first != NULL:
+        memo = self.stale.first
+        forget_stale(memo)
+        settle(memo)
 
 
 cdef void give(Request *request, const Response *source) noexcept nogil:
@@ -205,30 +326,25 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
     cdef Bridge *bridge = <Bridge *>memo.work.bridge
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef Request *request
-    cdef uint64_t followers = 0
-    cdef uint64_t ns = 0
+    cdef Failure otherwise = FAILURE_OTHER if memo.work.state == REQUEST_NEW else FAILURE_BACKEND
     cdef int64_t now = now_ns()
+    forget_stale(memo)
     memo.delivering = True
     while memo.waiting.first != NULL:  # a delivery may make others leave
         request = memo.waiting.first
         detach(memo, request)
-        if followers:
-            ns += <uint64_t>(now - request.arrived_ns)
-        else:
-            request.phases = memo.work.phases
-        followers += 1
+        request.phases = memo.work.phases
         if status == STATUS_OK:
             give(request, response)
         else:
             response_fail(&request.response, status, format_text("%.*s", <int>strlen(details), details))
             request.response.reason = response.reason if response != NULL else NULL
+        if request.response.status == STATUS_OK:
+            account_answered(request, now)
+        else:
+            account_failed(request, now, otherwise)
         bridge_deliver(bridge, &request.response)
     memo.delivering = False
-    if followers > 1:  # the first one has been counted by its batch
-        if status == STATUS_OK:
-            statistics_shared(&lane.statistics, followers - 1, ns)
-        else:
-            statistics_failed(&lane.statistics, failure_of(memo.work, FAILURE_BACKEND), followers - 1, ns)
     if status != STATUS_OK or not lane.caches or not is_current(memo) or not keep(memo):
         memo_free(memo)
 
@@ -255,12 +371,12 @@ cdef bint keep(Memo *memo) noexcept nogil:
         self.store.keep(memo.lookup, &work.response)
         statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
         return False
-    if self.limit == 0 or not work_compact(work, self.compares):
+    if self.limit == 0:
         return False
-    memo.size = sizeof(Memo) + work_held(work)
-    if memo.size > self.largest:
+    memo.size = sizeof(Memo) + sizeof(Memo *) + work_held(work, self.compares)
+    if memo.size > self.largest or not work_compact(work, self.compares):
         return False
-    work.kept = True
+    request_keep(work)
     work.sink = NULL
     memo.answered = True
     memo.expires_ns = begin + self.ttl_ns if self.ttl_ns else 0
@@ -290,7 +406,8 @@ cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept
     now = now_ns()
     memo.home.hits += 1
     statistics_cache_hit(&lane.statistics, now, <uint64_t>(now - begin))
-    statistics_shared(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
+    if not request.uncounted:
+        statistics_shared(&lane.statistics, <uint64_t>(now - request.arrived_ns))
     if request.record != NULL:
         record_looked_up(request, begin, now, True)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
@@ -299,7 +416,7 @@ cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept
 cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
     list_remove(&memo.home.kept, memo)
     list_append(&memo.home.kept, memo)
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_NEW, REQUEST_TAKEN)
     return_hit(memo, request, begin)
 
 
@@ -346,6 +463,7 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
             record_inner(memo.work, request)
             if ask_store(self, memo, begin):
                 return NULL
+            (<Lane *>request.lane).scheduler.limit(lane, request)
             count_miss(self, request, begin)
             return memo.work
     count_miss(self, request, begin)
@@ -358,6 +476,7 @@ cdef void join_others(Coalescer *self, Memo *memo, Request *request, int64_t beg
     if request.record != NULL:
         record_shares(request, memo.work)
     if not memo.asking:
+        agree(memo, request)
         count_miss(self, request, begin)
 
 
@@ -383,10 +502,18 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
 
 
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
+    # only now they wait for an instance
     cdef Request *request = memo.waiting.first
+    cdef Lane *lane = <Lane *>memo.work.lane
+    cdef int64_t now = now_ns()
     memo.asking = False
+    memo.work.terms.executable_ns = now
     while request != NULL:
         count_miss(memo.home, request, memo.asked_ns)
+        request.terms.executable_ns = now
+        lane.scheduler.limit(lane, request)
+        bridge_watch(<Bridge *>request.bridge, request)
+        add_terms(&memo.work.terms, &request.terms, lane)
         request = request.next
     return memo.work
 

@@ -1,94 +1,78 @@
 """Requests that the response cache keeps with their responses, made as small as possible.
 
-A cached request keeps the parts of its cache key, and its outputs. Tensors often are small parts of large blocks: of a
-message, or of a batch. So parts that need much less than their block are copied.
+A cached request keeps the parts of its cache key, and its outputs, all in one block. The tensors are copied into it:
+otherwise a small one would keep the whole message or batch alive of which it is a part. And the block is apart from the
+pools of free blocks, so that an entry that leaves the cache leaves nothing behind: what the cache takes is what its
+entries take, whatever sizes they had before.
 """
 
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
 from _native.caching.cache_key cimport KEY_SMALL
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.protobuf.codec cimport Parameter, Str
-from _native.request.request cimport InputData, OutputData, Request
+from _native.memory.host cimport host_take_apart
+from _native.memory.resource cimport Block, block_give, block_share
+from _native.protobuf.codec cimport InferMessage, Parameter, Str
+from _native.request.request cimport InputData, OutputData, Request, Response
 
 cdef enum:
-    SMALL = 4096             # blocks up to this size are kept as they are
+    ALIGNMENT = 64           # of tensors within the block
+    OVERHEAD = 512           # of the block: its head, its alignment, the allocator's own
 
 
-cdef bint compact(Block **block, const unsigned char **data, size_t size) noexcept nogil:
-    # Replace a block by a smaller one if the tensor needs only a part of it. False: no memory.
-    cdef Block *copy
-    if block[0] == NULL or block[0].size <= max(<size_t>SMALL, 2 * size):
-        return True
-    copy = block_take(size)
-    if copy == NULL:
-        return False
-    if size:
-        memcpy(copy.data, data[0], size)
-    block_give(block[0])
-    block[0] = copy
-    data[0] = copy.data
-    return True
+cdef inline size_t padded(size_t size) noexcept nogil:
+    return (size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
 
 
-cdef size_t work_held(const Request *work) noexcept nogil:
-    # Counts a block once if the tensors that share it follow each other.
-    cdef size_t size = sizeof(Request)
-    cdef const Block *last = work.block
+cdef inline bint is_kept(const InputData *input, bint compares) noexcept nogil:
+    # for comparison; of a larger one the digest is compared instead
+    return input.present and (compares or input.size <= KEY_SMALL)
+
+
+cdef size_t texts_size(const Parameter *parameters, uint32_t count) noexcept nogil:
+    cdef size_t size = 0
     cdef uint32_t i
-    size += work.signature.input_count * sizeof(InputData) + work.signature.output_count * sizeof(OutputData)
-    if work.block != NULL:
-        size += work.block.size
-    for i in range(work.signature.input_count):
-        if work.inputs[i].block != NULL and work.inputs[i].block != last:
-            last = work.inputs[i].block
-            size += last.size
-    for i in range(work.signature.output_count):
-        if work.response.outputs[i].block != NULL and work.response.outputs[i].block != last:
-            last = work.response.outputs[i].block
-            size += last.size
+    for i in range(count):
+        size += parameters[i].key.size + parameters[i].text.size
     return size
 
 
-cdef bint work_compact(Request *work, bint compares) noexcept nogil:
+cdef size_t needed(const Request *work, bint compares) noexcept nogil:
+    # bytes of the block
+    cdef size_t size = padded(texts_size(work.message.parameters, work.message.parameter_count))
     cdef uint32_t i
     for i in range(work.signature.input_count):
-        if work.inputs[i].size > KEY_SMALL and not compares:
-            block_give(work.inputs[i].block)  # its digest is compared instead
-            work.inputs[i].block = NULL
-            work.inputs[i].data = NULL
-            continue
-        if not compact(&work.inputs[i].block, &work.inputs[i].data, work.inputs[i].size):
-            return False
+        if is_kept(&work.inputs[i], compares):
+            size += padded(work.inputs[i].size)
     for i in range(work.signature.output_count):
-        if not compact(&work.response.outputs[i].block, &work.response.outputs[i].data,
-                       work.response.outputs[i].size):
-            return False
-    return keep_parameters(work)
+        size += padded(work.response.outputs[i].size if work.response.outputs[i].block != NULL else 0)
+    size += padded(work.response.parameter_count * sizeof(Parameter))
+    return size + padded(texts_size(work.response.parameters, work.response.parameter_count))
 
 
-cdef bint keep_parameters(Request *work) noexcept nogil:
-    # copy the parameters out of the message into a block of their own, and give the message back
-    cdef Parameter *p
-    cdef Block *own = NULL
-    cdef size_t size = 0
-    cdef size_t at = 0
-    cdef uint32_t i
-    for i in range(work.message.parameter_count):
-        size += work.message.parameters[i].key.size + work.message.parameters[i].text.size
+cdef size_t work_held(const Request *work, bint compares) noexcept nogil:
+    cdef const InferMessage *message = &work.message
+    return (sizeof(Request) + work.tensor_capacity * (sizeof(InputData) + sizeof(OutputData))
+            + message.parameter_capacity * sizeof(Parameter)
+            + needed(work, compares) + OVERHEAD)
+
+
+cdef void move(Block *own, size_t *at, Block **block, const unsigned char **data, size_t size) noexcept nogil:
+    # a tensor into the block
     if size:
-        own = block_take(size)
-        if own == NULL:
-            return False
-    for i in range(work.message.parameter_count):
-        p = &work.message.parameters[i]
-        move_text(&p.key, own, &at)
-        move_text(&p.text, own, &at)
-    block_give(work.block)
-    work.block = own
-    work.id.size = 0
-    return True
+        memcpy(own.data + at[0], data[0], size)
+    data[0] = own.data + at[0]
+    at[0] += padded(size)
+    block_give(block[0])
+    block[0] = block_share(own)
+
+
+cdef void move_texts(Block *own, size_t *at, Parameter *parameters, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        move_text(&parameters[i].key, own, at)
+        move_text(&parameters[i].text, own, at)
+    at[0] = padded(at[0])
 
 
 cdef inline void move_text(Str *text, Block *to, size_t *at) noexcept nogil:
@@ -96,3 +80,43 @@ cdef inline void move_text(Str *text, Block *to, size_t *at) noexcept nogil:
         memcpy(to.data + at[0], text.data, text.size)
         text.data = <const char *>(to.data + at[0])
         at[0] += text.size
+
+
+cdef void move_response_parameters(Response *response, Block *own, size_t *at) noexcept nogil:
+    cdef Parameter *moved = <Parameter *>(own.data + at[0])
+    if response.parameter_count == 0:
+        return
+    memcpy(moved, response.parameters, response.parameter_count * sizeof(Parameter))
+    at[0] += padded(response.parameter_count * sizeof(Parameter))
+    move_texts(own, at, moved, response.parameter_count)
+    response.parameters = moved
+    block_give(response.parameter_block)
+    response.parameter_block = block_share(own)
+
+
+cdef bint work_compact(Request *work, bint compares) noexcept nogil:
+    cdef Block *own = host_take_apart(needed(work, compares))
+    cdef InputData *input
+    cdef OutputData *output
+    cdef size_t at = 0
+    cdef uint32_t i
+    if own == NULL:
+        return False
+    move_texts(own, &at, work.message.parameters, work.message.parameter_count)
+    for i in range(work.signature.input_count):
+        input = &work.inputs[i]
+        if is_kept(input, compares):
+            move(own, &at, &input.block, &input.data, input.size)
+        else:
+            block_give(input.block)
+            input.block = NULL
+            input.data = NULL
+    for i in range(work.signature.output_count):
+        output = &work.response.outputs[i]
+        if output.block != NULL:
+            move(own, &at, &output.block, &output.data, output.size)
+    move_response_parameters(&work.response, own, &at)
+    block_give(work.block)
+    work.block = own
+    work.id.size = 0
+    return True

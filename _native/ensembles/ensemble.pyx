@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from _native.atomic cimport load32, store32
 from _native.ensembles.frame cimport Run
 from _native.ensembles.plan cimport plan_build, plan_clear
-from _native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_start
+from _native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_reconsider, run_start
 from _native.request.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
@@ -24,7 +24,8 @@ from _native.request.lane cimport (
     lane_new,
     stricter,
 )
-from _native.request.request cimport REQUEST_TAKEN, Request, request_fail
+from _native.request.life cimport request_move
+from _native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail
 from _native.scheduling.calling cimport BatchScheduler
 from _native.scheduling.dispatcher cimport Consumer, Line
 from _native.scheduling.levels cimport level_init, time_allowed
@@ -36,7 +37,6 @@ from _native.text cimport format_text
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Ensemble *ensemble = <Ensemble *>lane
     cdef Run *run
-    cdef int64_t timeout
     if load32(&ensemble.closed):
         return LANE_CLOSED
     if lane.max_queue and ensemble.requests >= lane.max_queue:
@@ -49,11 +49,10 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     if run == NULL:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         return LANE_REFUSED
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_NEW, REQUEST_TAKEN)
     request.run = run
-    timeout = time_allowed(&ensemble.policy, request)
-    if timeout:
-        request.expires_ns = request.queued_ns + timeout
+    if not request.shared:
+        limit(lane, request)
     ensemble.requests += 1
     run_start(run)
     return PUSHED
@@ -84,6 +83,22 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
+cdef void limit(Lane *lane, Request *request) noexcept nogil:
+    cdef int64_t allowed = time_allowed(&(<Ensemble *>lane).policy, request)
+    if allowed:
+        request.expires_ns = request.terms.executable_ns + allowed
+
+
+cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
+    # its steps have the same terms, those that begin later, too
+    cdef Run *run = <Run *>request.run
+    if run == NULL:
+        return False
+    request.terms = terms[0]
+    run_reconsider(run)
+    return True
+
+
 cdef Line *line(Lane *lane, const Consumer *consumer) noexcept nogil:
     return NULL
 
@@ -104,7 +119,7 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
 
 
 cdef BatchScheduler ENSEMBLE = BatchScheduler(
-    Scheduler(push, wake, remove, expire, close, pending, ensemble_free), line)
+    Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, ensemble_free), line)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:

@@ -48,7 +48,16 @@ from _native.protobuf.codec cimport Str
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from _native.request.lane cimport Lane
-from _native.request.request cimport InputData, Request, Response, request_fail, response_free, response_new
+from _native.request.life cimport request_reconsider
+from _native.request.request cimport (
+    InputData,
+    Request,
+    Response,
+    Terms,
+    request_fail,
+    response_free,
+    response_new,
+)
 from _native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
 from _native.service.model_waits cimport ModelWait, model_waits_add, model_waits_for, model_waits_remove
 from _native.service.submission cimport Submission, submit_request
@@ -522,6 +531,21 @@ cdef void finish(Run *run) noexcept nogil:
     else:
         bridge_return(ensemble.submission.bridge, &request.response, &request.response)
     begin_waiting(ensemble)
+
+
+cdef void run_reconsider(Run *run) noexcept nogil:
+    cdef Frame *frame = run.last
+    cdef StepCall *call
+    cdef Terms terms
+    cdef uint32_t i
+    while frame != NULL:
+        for i in range(run.needs.plan.scopes[frame.scope].step_count):
+            call = &frame.calls[i]
+            if call.state == CALL_RUNNING:
+                terms = run.request.terms
+                terms.executable_ns = call.request.terms.executable_ns
+                request_reconsider(call.request, &terms)
+        frame = frame.previous
 
 
 cdef void run_end(Run *run) noexcept nogil:

@@ -30,6 +30,8 @@ cdef struct NativeBatch:
     int64_t taken_ns
     int64_t input_end_ns
     int64_t output_start_ns
+    int64_t end_ns
+    uint32_t handed_back     # requests that are to be executed again, of a batch that has not failed
 
 # A native executor. It gathers inputs (_native.execution.gather) or reads those of the requests, and sets every wanted
 # output (_native.execution.scatter) for the batch or request by request, or calls batch_fail. Called without the GIL on

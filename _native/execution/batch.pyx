@@ -10,7 +10,7 @@ from libc.string cimport memset
 from _native.atomic cimport add_own, fetch_add32
 from _native.clock cimport now_ns
 from _native.execution.gather cimport batch_give_inputs
-from _native.request.accounting cimport account_failed, execution_add
+from _native.request.accounting cimport account_failed, account_repeated, execution_add
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.lane cimport Lane
 from _native.request.record cimport Record, record_taken
@@ -115,7 +115,7 @@ cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept
     # Whether the request waited too long. One of a sequence ends by the loop alone, with those that depend on it.
     if request.sequenced.sequence != NULL:
         return False
-    if 0 < request.deadline_ns <= batch.taken_ns:
+    if 0 < request.terms.deadline_ns <= batch.taken_ns:
         return True
     return 0 < request.expires_ns <= batch.taken_ns and not request.yields
 
@@ -135,7 +135,7 @@ cdef bint reserve(NativeBatch *batch) noexcept nogil:
 
 cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
     # The event loop was too busy to take the request out of the queue in time.
-    if 0 < request.deadline_ns <= batch.taken_ns:
+    if 0 < request.terms.deadline_ns <= batch.taken_ns:
         request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
     else:
         request_expired(request)
@@ -192,13 +192,38 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
     # return the requests that are to be executed again to their lane, unless the batch has failed
     cdef Request *request
     cdef uint32_t i
+    batch.handed_back = 0
+    if batch.lane.sequences == NULL or batch.lane.sequences.again == NULL:
+        return
+    batch.end_ns = now_ns()
     for i in range(batch.count):
         request = batch.requests[i]
         if request != NULL and request.sequenced.again:
             request.sequenced.again = False
             if not batch.failed:
                 batch.requests[i] = NULL
+                batch.handed_back += not request.is_warmup
+                add_phases(batch, request)
+                request.queued_ns = batch.end_ns
                 batch.lane.sequences.again(batch.lane, request)
+
+
+cdef void add_phases(const NativeBatch *batch, Request *request) noexcept nogil:
+    # those of this execution, which ends at batch.end_ns, to those of earlier ones
+    request.phases.queue += <uint64_t>(batch.taken_ns - request.queued_ns)
+    request.phases.input += <uint64_t>(input_end(batch) - batch.taken_ns)
+    request.phases.infer += <uint64_t>(output_start(batch) - input_end(batch))
+    request.phases.output += <uint64_t>(batch.end_ns - output_start(batch))
+
+
+# A native executor that works request by request has no phases of input and output.
+
+cdef inline int64_t input_end(const NativeBatch *batch) noexcept nogil:
+    return batch.input_end_ns if batch.input_end_ns else batch.taken_ns
+
+
+cdef inline int64_t output_start(const NativeBatch *batch) noexcept nogil:
+    return batch.output_start_ns if batch.output_start_ns else batch.end_ns
 
 
 cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
@@ -238,47 +263,61 @@ cdef void batch_finish(NativeBatch *batch) noexcept nogil:
 
 cdef void account(NativeBatch *batch) noexcept nogil:
     cdef Execution execution
+    cdef Request *request
     cdef int64_t end = now_ns()
+    cdef bint repeats = batch.lane.sequences != NULL and batch.lane.sequences.again != NULL
     cdef uint32_t i
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = end
     execution.why = batch.why
+    batch.end_ns = end
     add_own(&batch.busy_ns, end - max(batch.taken_ns, batch.busy_before_ns))
     add_own(&batch.running, -batch.running)
-    for i in range(batch.count):
-        if batch.requests[i].response.status == STATUS_OK:
-            execution_add(&execution, batch.requests[i], batch.taken_ns)
-        else:
-            account_failed(batch.requests[i], end, FAILURE_BACKEND)
-    if execution.requests and not batch.requests[0].is_warmup:
-        # a native executor that works request by request has no phases of input and output
-        if batch.input_end_ns == 0:
-            batch.input_end_ns = batch.taken_ns
-        if batch.output_start_ns == 0:
-            batch.output_start_ns = end
+    if repeats:
+        account_iteration(batch, &execution)
+    else:
+        for i in range(batch.count):
+            request = batch.requests[i]
+            if request.response.status != STATUS_OK:
+                account_failed(request, end, FAILURE_BACKEND)
+            elif not request.is_warmup:
+                execution_add(&execution, request, batch.taken_ns)
+    if execution.some:
         execution.rows = batch.rows
-        execution.input_ns = <uint64_t>(batch.input_end_ns - batch.taken_ns)
-        execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
-        execution.output_ns = <uint64_t>(end - batch.output_start_ns)
+        execution.input_ns = <uint64_t>(input_end(batch) - batch.taken_ns)
+        execution.infer_ns = <uint64_t>(output_start(batch) - input_end(batch))
+        execution.output_ns = <uint64_t>(end - output_start(batch))
         statistics_executed(&batch.lane.statistics, &execution)
         if batch.lane.learn != NULL:
             batch.lane.learn(batch.lane, batch.rows, end - batch.taken_ns)
-        tell_phases(batch, &execution)
+        if not repeats:
+            tell_phases(batch)
     if batch.recorded:
         note(batch, end)
 
 
-cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept nogil:
-    # for ensembles, which add up the phases of their steps
+cdef void account_iteration(NativeBatch *batch, Execution *execution) noexcept nogil:
+    # A request counts when it has ended, with all its executions; an execution counts in any case.
     cdef Request *request
     cdef uint32_t i
+    execution.some = batch.handed_back > 0
     for i in range(batch.count):
         request = batch.requests[i]
-        if request.is_step:
-            request.phases.queue = <uint64_t>(batch.taken_ns - request.queued_ns)
-            request.phases.input = execution.input_ns
-            request.phases.infer = execution.infer_ns
-            request.phases.output = execution.output_ns
+        if request.response.status != STATUS_OK:
+            account_failed(request, batch.end_ns, FAILURE_BACKEND)
+        elif not request.is_warmup:
+            add_phases(batch, request)
+            execution.some = True
+            execution.served_rows += request.rows
+            account_repeated(request, batch.end_ns)
+
+
+cdef void tell_phases(const NativeBatch *batch) noexcept nogil:
+    # for the requests that they answer
+    cdef uint32_t i
+    for i in range(batch.count):
+        if batch.requests[i].inner:
+            add_phases(batch, batch.requests[i])
 
 
 cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:

@@ -15,7 +15,7 @@ from _native.memory.resource cimport block_give, block_of_object, block_take
 from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport datatype_size
 from _native.request.bridge cimport BridgeHandle
-from _native.request.request cimport InputData, Response, request_free, request_new, request_reserve
+from _native.request.request cimport InputData, Response, request_free, request_new, request_reserve, terms_begin
 from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, input_find
 from _native.shape cimport elements_of
 from _native.tensors.binding cimport request_check
@@ -158,7 +158,7 @@ cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *br
         fetch_add32(&lane.in_flight, 1)
         request.bridge = bridge
         request.arrived_ns = now_ns()
-        request.queued_ns = request.arrived_ns
+        terms_begin(&request.terms, request.arrived_ns)
         request.deliver = heard
         request.sink = outcome
         outcome.pending += 1

@@ -7,6 +7,8 @@ from _native.memory.resource cimport Block
 
 # A block of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *host_take(size_t size) noexcept nogil
+# The same, never from the free blocks that are kept for reuse, and never kept: it returns to the system.
+cdef Block *host_take_apart(size_t size) noexcept nogil
 # To be called when the last reference of a block is gone.
 cdef void host_give(Block *block) noexcept nogil
 # Count `n` more live blocks that are not of host memory.

@@ -181,6 +181,14 @@ cdef Block *host_take(size_t size) noexcept nogil:
     return block
 
 
+cdef Block *host_take_apart(size_t size) noexcept nogil:
+    cdef Block *block = block_new(size, CLASS_LARGE)
+    if block != NULL:
+        block.references = 1
+        count(lists_of_thread(), 1)
+    return block
+
+
 cdef void host_give(Block *block) noexcept nogil:
     cdef int index = block.size_class
     cdef OwnLists *lists = lists_of_thread()

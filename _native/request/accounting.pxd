@@ -16,14 +16,26 @@ cdef void account_response(Request *request, const Response *response) noexcept 
 # How the request ended, for counters elsewhere.
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil
 
+# A request for which others were executed has ended at `end` with the status OK: count it. Its phases are those of one
+# of them: the last parts of its time count as the last phases, and what is left as time in the queue.
+cdef void account_answered(const Request *request, int64_t end) noexcept nogil
+# A request that was executed several times has ended: count it, with the sums of its phases.
+cdef void account_repeated(const Request *request, int64_t end) noexcept nogil
+
 # Count one successful request of a batch; execution.end_ns is set.
 cdef inline void execution_add(Execution *execution, const Request *request, int64_t taken_ns) noexcept nogil:
+    execution.some = True
+    execution.served_rows += request.rows
+    if not request.uncounted:
+        execution_count(execution, request, taken_ns)
+
+
+cdef inline void execution_count(Execution *execution, const Request *request, int64_t taken_ns) noexcept nogil:
     cdef const Bounds *bounds = &(<const Lane *>request.lane).statistics.bounds
     cdef int64_t passed = execution.end_ns - request.arrived_ns
     cdef int64_t waited = taken_ns - request.queued_ns
     cdef uint32_t index = time_index(bounds, passed)
     execution.requests += 1
-    execution.served_rows += request.rows
     execution.success_ns += <uint64_t>passed
     execution.request_times[index] += 1
     execution.longest = max(execution.longest, index)

@@ -20,6 +20,8 @@ from _native.request.statistics cimport (
     Execution,
     Failure,
     ResponseKind,
+    Phases,
+    statistics_answered,
     statistics_executed,
     statistics_failed,
     statistics_responded,
@@ -36,9 +38,29 @@ cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogi
 
 
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil:
-    if not request.is_warmup:
+    if not (request.is_warmup or request.uncounted):
         statistics_failed(&(<Lane *>request.lane).statistics, failure_of(request, otherwise), 1,
                           <uint64_t>(now - request.arrived_ns))
+
+
+cdef void account_answered(const Request *request, int64_t end) noexcept nogil:
+    cdef uint64_t passed = <uint64_t>max(<int64_t>0, end - request.arrived_ns)
+    cdef uint64_t left = passed
+    cdef Phases phases
+    if request.is_warmup or request.uncounted:
+        return
+    phases.output = min(request.phases.output, left)
+    left -= phases.output
+    phases.infer = min(request.phases.infer, left)
+    left -= phases.infer
+    phases.input = min(request.phases.input, left)
+    phases.queue = left - phases.input
+    statistics_answered(&(<Lane *>request.lane).statistics, passed, &phases)
+
+
+cdef void account_repeated(const Request *request, int64_t end) noexcept nogil:
+    if not (request.is_warmup or request.uncounted):
+        statistics_answered(&(<Lane *>request.lane).statistics, <uint64_t>(end - request.arrived_ns), &request.phases)
 
 
 cdef void account_response(Request *request, const Response *response) noexcept nogil:

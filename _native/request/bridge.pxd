@@ -45,8 +45,9 @@ cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept 
 cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # From any thread but the loop, without the GIL: stop reading the descriptor. `read` does not run after the return.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: set the request's timer. At request.deadline_ns the sink gets DEADLINE_EXCEEDED; at request.expires_ns
-# the lane's scheduler decides. False: no memory, which is impossible after timers_have_room.
+# On the loop: set the request's timer, if it has limits. At the deadline of a request that is not inner the sink gets
+# DEADLINE_EXCEEDED; at request.expires_ns the lane's scheduler decides, or what the request waits for. False: no
+# memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
 # On the loop: give the answer up for the sink. A request that is queued leaves the queue. If an instance executes the
 # request, the bridge tells that instance.

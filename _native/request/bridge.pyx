@@ -22,6 +22,7 @@ from _native.clock cimport now_ns
 from _native.memory.resource cimport block_give
 from _native.request.accounting cimport account_failed, account_response
 from _native.request.lane cimport Lane
+from _native.request.life cimport request_end
 from _native.request.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
 from _native.request.record cimport Record, record_end, record_response
 from _native.request.request cimport (
@@ -90,8 +91,10 @@ TOLD_ELSEWHERE = frozenset((STATUS_PERMISSION_DENIED, STATUS_UNAUTHENTICATED, "N
 
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
     cdef int64_t due = request.expires_ns
-    if due == 0 or 0 < request.deadline_ns < due:
-        due = request.deadline_ns
+    if not request.inner and (due == 0 or 0 < request.terms.deadline_ns < due):
+        due = request.terms.deadline_ns
+    if due == 0:
+        return True
     request.timer.fire = time_is_over
     request.timer.owner = request
     return timers_set(bridge.timers, &request.timer, due)
@@ -100,13 +103,13 @@ cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
 cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     cdef Request *request = <Request *>timer.owner
     cdef Bridge *bridge = <Bridge *>request.bridge
-    if 0 < request.deadline_ns <= now:
+    if not request.inner and 0 < request.terms.deadline_ns <= now:
         end_early(request, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         drop_if_queued(request)
     elif has_waited_enough(request):
         reject(request, now)
-    elif request.deadline_ns:
-        timers_set(bridge.timers, timer, request.deadline_ns)  # it had room before
+    elif request.terms.deadline_ns and not request.inner:
+        timers_set(bridge.timers, timer, request.terms.deadline_ns)  # it had room before
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,9 +187,7 @@ cdef void finish(Request *request) noexcept nogil:
         lane.sequences.request_done(lane, request)
     if request.order_entry != NULL:
         order_leave(request)
-    if request.admitted:
-        (<Bridge *>request.bridge).in_house -= 1
-    if not request.kept:
+    if request_end(request, &(<Bridge *>request.bridge).in_house):
         request_free(request)
     if lane != NULL:
         fetch_add32(&lane.in_flight, -1)
@@ -199,8 +200,8 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     request_abandon(request)
     if request.order_entry != NULL and leave_order(request):
         return
-    if request.leave != NULL:
-        request.leave(request)
+    if request.wait != NULL:
+        request.wait.leave(request)
         finish(request)
     elif lane != NULL and lane.scheduler.remove(lane, request):
         account_failed(request, now_ns(), FAILURE_CANCELED)
@@ -215,6 +216,8 @@ cdef void bridge_abandon(Request *request) noexcept nogil:
 cdef bint has_waited_enough(Request *request) noexcept nogil:
     # True: the request has waited too long, and belongs to the loop. False: it may wait on, or an instance has it.
     cdef Lane *lane = <Lane *>request.lane
+    if request.wait != NULL:
+        return request.wait.expire != NULL and request.wait.expire(request)
     if lane.scheduler.expire == NULL:
         return lane.scheduler.remove(lane, request)
     return lane.scheduler.expire(lane, request)

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.memory.arena cimport Arena
 from _native.request.order cimport ResponseOrder
-from _native.request.request cimport Correlation, Request
+from _native.request.request cimport Correlation, Request, Terms
 from _native.request.signature cimport Signature
 from _native.request.statistics cimport Statistics
 
@@ -30,6 +30,12 @@ cdef struct Scheduler:
     # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
     # who refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
+    # On the loop: set expires_ns and yields of a request that waits for the execution of a shared one here, by the
+    # policy that its terms choose.
+    void (*limit)(Lane *lane, Request *request) noexcept nogil
+    # On the loop: a request that was pushed has other terms from now on. False: they no longer matter, because an
+    # instance has it.
+    bint (*reconsider)(Lane *lane, Request *request, const Terms *terms) noexcept nogil
     # Refuse further requests; instances finish accepted requests and then end.
     void (*close)(Lane *lane) noexcept nogil
     # The number of waiting requests.
@@ -58,6 +64,8 @@ cdef struct Lane:
     Statistics statistics
     int32_t in_flight        # atomic: requests that refer to this lane: queued, executed or on their way back
     uint32_t max_queue       # requests that may wait; 0: any number
+    uint32_t level_count     # priorities: 1, the highest, to this one; 0: it has none itself
+    uint32_t default_level   # of requests with another priority
     bint coalesces           # execute identical requests in flight once
     bint caches              # keep responses for identical requests
     bint fetches_late        # inputs on a device stay there until an instance has taken their request

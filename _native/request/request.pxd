@@ -7,6 +7,7 @@ from _native.memory.shm cimport Placement, Region
 from _native.protobuf.codec cimport InferMessage, Parameter, Str
 from _native.protobuf.datatype cimport Datatype
 from _native.request.signature cimport MAX_RANK, Signature
+from _native.request.statistics cimport Phases
 from _native.timers cimport Timer
 
 cdef struct InputData:
@@ -56,13 +57,26 @@ cdef struct Correlation:
     uint64_t number
     uint64_t owner           # of the sequence; 0: unknown callers, who share their sequences
 
-cdef struct Asker:
-    # the sender of a request, as far as the front door knows
+cdef struct Origin:
+    # Whose call a request serves, as far as the front door knows. Made at the door, frozen, and passed whole to every
+    # request that is made to answer it: twins, parts, steps, calls of models. Its trace and its peer are in the Record
+    # (record_inner), its forwarded headers are parameters of the message; request_inherit passes those on.
+    uint64_t caller          # id of a token, see _native.service.access; 0: none
     int64_t user             # of the process at a unix socket; -1: unknown
     uint64_t identity        # from the connection; 0: unknown
     uint64_t client          # the client with all its connections; 0: unknown
     uint64_t audience        # callers that may get the response if responses are cached or shared; 0: all
     uint64_t stream          # on which the request arrived; 0: none
+
+cdef struct Terms:
+    # What was asked about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
+    # request that serves several at once are those of all who wait (_native.caching.coalescer), and change with them.
+    int64_t asked_ns         # when the client asked
+    int64_t executable_ns    # when it could first be executed: its time in queues counts from here
+    int64_t deadline_ns      # of the client; 0: none
+    int64_t due_ns           # when it must be executed for the response to be there by the deadline; 0: no limit
+    int64_t timeout_us       # longest wait in the queue; 0: the model's default
+    uint64_t priority        # 0: the model's default
 
 cdef struct Sequenced:
     # data of sequence schedulers, zero for other requests; see _native.sequences.sequence
@@ -73,18 +87,15 @@ cdef struct Sequenced:
     int32_t end_reason       # EndReason
     bint again               # to be rescheduled when its batch is finished
 
-cdef struct Phases:
-    # the phases of an executed request, in nanoseconds; the last three are those of its whole batch
-    uint64_t queue
-    uint64_t input
-    uint64_t infer
-    uint64_t output
-
 cdef enum RequestState:
+    # see _native.request.life, which alone changes it
     REQUEST_NEW              # belongs to its maker
+    REQUEST_WAITING          # belongs to what it waits for: a model that is loaded, or the response to another request
     REQUEST_QUEUED           # belongs to its lane
-    REQUEST_WAITING          # waits for the response to another request
-    REQUEST_TAKEN            # in a batch; belongs to the instance until its final response has passed the bridge
+    REQUEST_TAKEN            # belongs to who executes it, until its final response has passed the bridge
+    REQUEST_KEPT             # has ended, and is kept with its response
+    REQUEST_ENDED            # its final response has passed the bridge
+    REQUEST_STATES
 
 # Called on the loop: nobody waits for the answer of a request any more that an instance executes. Must be quick.
 ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
@@ -93,8 +104,16 @@ ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 # Must be quick.
 ctypedef void (*stop_fn)(void *owner) noexcept nogil
 
-# On the loop: removes a waiting request from where it waits; it then belongs to the caller.
-ctypedef void (*leave_fn)(Request *request) noexcept nogil
+cdef struct Wait:
+    # The functions of the kind of thing for which a request waits. Called on the loop, while it waits.
+
+    # Remove the request from where it waits; it then belongs to the caller.
+    void (*leave)(Request *request) noexcept nogil
+    # The request has waited until request.expires_ns. True: it has left, and the caller refuses it. False: it continues
+    # to wait. NULL: there is no such time.
+    bint (*expire)(Request *request) noexcept nogil
+    # The request has other terms from now on. False: they no longer matter. NULL: they never do.
+    bint (*reconsider)(Request *request, const Terms *terms) noexcept nogil
 
 # Called on the loop for each response, in order; the last one is final. `response` is NULL if the request ends without
 # a response of an instance; see `status` and `details`. The sink copies or shares what it keeps.
@@ -118,8 +137,6 @@ cdef struct Request:
 
     # from the parameters of the message
     Str id
-    uint64_t priority        # 0: the model's default
-    int64_t timeout_us       # longest wait in the queue; 0: the model's default
     Correlation correlation
     bint sequence_start
     bint sequence_end
@@ -128,8 +145,12 @@ cdef struct Request:
     Response *held           # a response that is held until it is known to be the only one; see bridge_deliver
     bint is_step             # of an ensemble: outputs may be missing, and phases are reported
     bint is_warmup           # made by the server to warm models up: not counted as traffic
+    bint inner               # made to answer another request, which watches the deadline of both
+    bint shared              # answers several that wait, each with its own time in the queue: it has none itself
+    bint uncounted           # who waits for its response is counted instead; only that it was executed counts
 
-    Asker asker
+    Origin origin
+    Terms terms
     Placement *placements    # of its tensors in shared memory; NULL: none
     bint on_device           # an input may still be on a device: see InputData.region
 
@@ -138,32 +159,31 @@ cdef struct Request:
     RequestState state       # the lane's lock protects it
     Request *previous        # in the list where it waits
     Request *next            # in that list, or in a chain
-    int64_t arrived_ns
-    int64_t queued_ns
+    int64_t arrived_ns       # when it could first be executed here: statistics count from here
+    int64_t queued_ns        # when it came into the queue where it waits, or has waited last
     int64_t taken_ns         # 0: it is not in a batch yet
     int64_t responded_ns     # of a decoupled model: when the last response passed the bridge; 0: none has
     uint32_t responses       # the number of responses that have
-    int64_t deadline_ns      # of the client, monotonic; 0: none
     int64_t expires_ns       # end of the time in the queue, monotonic; 0: no limit
     bint yields              # at that time it goes behind others instead of being refused
     uint32_t place           # in its lane; for the scheduler
+    bint follows             # an earlier part of the same request is in the queue: limits of number do not count
     Timer timer              # of deadline and expiry
     void *order_entry        # OrderEntry of its response if responses leave in order; NULL: they do not
 
     void *record             # Record of this request; NULL: not recorded
     void (*drop_record)(Request *request) noexcept nogil
-    Phases phases
+    Phases phases            # of an inner request, and of one that is executed several times: those so far, summed
     void *run                # of the ensemble that made it; NULL: ended, or not made by an ensemble
 
     bint admitted            # counted in Bridge.in_house
-    bint kept                # another part keeps it beyond its final response, and frees it
     Abandonment abandonment
     uint64_t number          # by which the executor knows it
     void *bridge             # the Bridge through which it returns
     deliver_fn deliver
     void *sink               # NULL once the sink has left
-    leave_fn leave           # of a waiting request
-    void *awaited            # the object for which a waiting request waits; see leave
+    const Wait *wait         # of a waiting request; NULL: it does not wait
+    void *awaited            # the object for which a waiting request waits; see wait
 
 cdef struct Requests:
     # a list of them; see _native.list
@@ -175,12 +195,19 @@ cdef void request_free(Request *request) noexcept nogil
 # Make room for the tensors of a model: none present, no output wanted. False: status and details are set.
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
-# Take over from `outer` what a request made to answer it has in common with it, beside tensors: id, priority, timeout,
-# client, audience, parameters, and whether it is warm-up. The bytes stay those of `outer`. False:
-# no memory.
+# The terms of a request without limits that is asked now.
+cdef void terms_begin(Terms *terms, int64_t now) noexcept nogil
+# Limit them to this time from `now` on; an earlier deadline stays.
+cdef void terms_limit(Terms *terms, int64_t now, int64_t timeout_ns) noexcept nogil
+# The terms of a call that a model makes while it serves a request with the terms `outer`: it has the same deadline, and
+# priority and timeout of its own.
+cdef void terms_lend(Terms *terms, const Terms *outer, int64_t now) noexcept nogil
+
+# Take over from `outer` what a request made to answer it has in common with it, beside tensors: id, origin, terms,
+# parameters, and whether it is warm-up. The bytes stay those of `outer`. False: no memory.
 cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
-# Another request with the same cache key, which shares the data. It has no sink, deadline and placements, and its
-# inputs are not exclusive. NULL: no memory.
+# Another request with the same cache key, origin and terms, which shares the data. It has no sink and placements, and
+# its inputs are not exclusive. NULL: no memory.
 cdef Request *request_twin(const Request *request) noexcept nogil
 
 # Set the error with which the request ends. `details` is from malloc (format_text) and is taken over; NULL means

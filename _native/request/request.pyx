@@ -24,6 +24,9 @@ from _native.threads cimport Mutex, lock, mutex_init, unlock
 cdef enum:
     IDLE_REQUESTS = 4096     # kept for reuse with their arrays,
     IDLE_TENSORS = 16        # where those are of so many tensors at most
+    SPARE_LOG2 = 3           # of a client's time: an eighth of it is for the way to the server and back
+
+cdef int64_t FOREVER = 0x7fffffffffffffff
 
 cdef int32_t idle_lock = 0   # a spin lock
 cdef Request *idle = NULL
@@ -101,7 +104,7 @@ cdef Request *request_new() noexcept nogil:
     request.next = NULL
     request.response.request = request
     request.response.final = True
-    request.asker.user = -1
+    request.origin.user = -1
     live_add(LIVE_REQUESTS, 1)
     return request
 
@@ -271,12 +274,31 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
     return True
 
 
+cdef void terms_begin(Terms *terms, int64_t now) noexcept nogil:
+    memset(terms, 0, sizeof(Terms))
+    terms.asked_ns = now
+    terms.executable_ns = now
+
+
+cdef void terms_limit(Terms *terms, int64_t now, int64_t timeout_ns) noexcept nogil:
+    cdef int64_t deadline = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
+    if terms.deadline_ns == 0 or deadline < terms.deadline_ns:
+        terms.deadline_ns = deadline
+        terms.due_ns = deadline - ((deadline - now) >> SPARE_LOG2)
+
+
+cdef void terms_lend(Terms *terms, const Terms *outer, int64_t now) noexcept nogil:
+    terms[0] = outer[0]
+    terms.executable_ns = now
+    terms.priority = 0
+    terms.timeout_us = 0
+
+
 cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil:
     request.id = outer.id
-    request.priority = outer.priority
-    request.timeout_us = outer.timeout_us
-    request.asker.client = outer.asker.client
-    request.asker.audience = outer.asker.audience
+    request.origin = outer.origin
+    request.terms = outer.terms
+    request.inner = True
     request.is_warmup = outer.is_warmup
     return infer_message_copy_parameters(&request.message, &outer.message)
 

@@ -7,6 +7,13 @@ from _native.threads cimport Mutex
 cdef extern from *:
     int leading_zeros "__builtin_clzll"(unsigned long long value) noexcept nogil
 
+cdef struct Phases:
+    # the phases of an executed request, in nanoseconds; the last three are those of its whole batch
+    uint64_t queue
+    uint64_t input
+    uint64_t infer
+    uint64_t output
+
 cdef struct Duration:
     uint64_t count
     uint64_t ns
@@ -95,8 +102,9 @@ cdef struct Execution:
     # one executed batch
     int64_t end_ns           # when it ended
     uint32_t rows            # that were executed together
-    uint32_t requests        # number of requests that succeeded
-    uint32_t served_rows     # rows of these
+    bint some                # at least one request succeeded, or goes on
+    uint32_t requests        # number of requests that succeeded and are counted
+    uint32_t served_rows     # rows of all that succeeded
     uint64_t success_ns      # their time from arrival, summed
     uint64_t queue_ns        # their time in the queue, summed
     uint32_t request_times[TIMES]    # requests by time, see Counters.request_times
@@ -136,8 +144,11 @@ cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32
 # Count requests that failed, with their summed time from arrival; `_native.request.accounting` has a function for a
 # single one.
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil
-# Count requests that got the response to another one, with their summed time from arrival.
-cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
+# Count a request that got its response from the cache, with its time from arrival.
+cdef void statistics_shared(Statistics *statistics, uint64_t ns) noexcept nogil
+# Count a request that other requests have answered, or several executions: with its time from arrival, and the parts of
+# it that were spent in the queue and in the phases.
+cdef void statistics_answered(Statistics *statistics, uint64_t ns, const Phases *phases) noexcept nogil
 # Count a request answered from the response cache at this time.
 cdef void statistics_cache_hit(Statistics *statistics, int64_t at_ns, uint64_t lookup_ns) noexcept nogil
 # With `count` 0 only the time grows.

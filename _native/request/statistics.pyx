@@ -82,12 +82,26 @@ cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count,
     unlock(&statistics.guard)
 
 
-cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
-    # they have got their answers together: each counts with the mean of their times
+cdef inline void count_time(Duration *duration, Histogram *times, const Bounds *bounds, uint64_t ns) noexcept nogil:
+    add(duration, 1, ns)
+    times.counts[time_index(bounds, <int64_t>ns)] += 1
+
+
+cdef void statistics_shared(Statistics *statistics, uint64_t ns) noexcept nogil:
     lock(&statistics.guard)
-    add(&statistics.counters.success, count, ns)
-    if count:
-        statistics.counters.request_times.counts[time_index(&statistics.bounds, <int64_t>(ns // count))] += count
+    count_time(&statistics.counters.success, &statistics.counters.request_times, &statistics.bounds, ns)
+    unlock(&statistics.guard)
+
+
+cdef void statistics_answered(Statistics *statistics, uint64_t ns, const Phases *phases) noexcept nogil:
+    cdef Counters *counters = &statistics.counters
+    cdef const Bounds *bounds = &statistics.bounds
+    lock(&statistics.guard)
+    count_time(&counters.success, &counters.request_times, bounds, ns)
+    count_time(&counters.queue, &counters.queue_times, bounds, phases.queue)
+    count_time(&counters.compute_input, &counters.input_times, bounds, phases.input)
+    count_time(&counters.compute_infer, &counters.infer_times, bounds, phases.infer)
+    count_time(&counters.compute_output, &counters.output_times, bounds, phases.output)
     unlock(&statistics.guard)
 
 

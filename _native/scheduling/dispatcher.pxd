@@ -92,6 +92,7 @@ cdef struct Line:
     bint touched             # the line has changed since the last decision
     Line *next_touched
     bint lacking             # the line has a batch, but no idle consumer has the resources for it
+    uint64_t passed_since    # virtual time of the dispatcher when that began
     Line *previous           # among lacking lines
     Line *next
     # for the loop, which uses instances (`_native.scheduling.calling`)
@@ -110,6 +111,7 @@ cdef struct Dispatcher:
     Line *touched            # chain by Line.next_touched
     Lines lacking            # the one that has lacked them longest is first
     uint64_t virtual_time    # of the last claim that was granted
+    const Claim *overdue     # while a decision is made: others leave the resources free that this one needs
 
 cdef void dispatcher_init(Dispatcher *self, bint limited) noexcept nogil
 cdef void dispatcher_clear(Dispatcher *self) noexcept nogil

@@ -8,8 +8,9 @@ request beside an idle instance that may take it: there is no wake-up that could
 
 Resources (the rate limiter) are granted here, before a consumer is chosen: a line whose idle consumers all lack some is
 put on a list, and of all lines on it the consumer with the smallest virtual time goes first as soon as its resources
-are free. One whose resources are not free is passed over, so it never keeps those back that need others; one that needs
-much of a resource can therefore wait long while others share it. An execution adds a claim's priority to its virtual
+are free. One whose resources are not free is passed over, so that they are used. One that needs much of a resource could
+wait for ever while others share it: once they are PATIENCE of its executions ahead of it, it is *overdue*, and they
+leave it what it needs. An execution adds a claim's priority to its virtual
 time, so claims that always have work execute in inverse proportion to their priorities. Who had no work for a while
 begins at the virtual time that the others have come to, and so neither makes up for it nor waits for them.
 
@@ -24,6 +25,10 @@ from _native.list cimport list_append, list_prepend, list_remove
 from _native.request.request cimport Request
 from _native.scheduling.policy cimport NEVER, BatchPlan
 from _native.threads cimport mutex_destroy, mutex_init
+
+
+cdef enum:
+    PATIENCE = 8             # executions of its own for which a line is passed over, while its resources are not free
 
 
 cdef void dispatcher_init(Dispatcher *self, bint limited) noexcept nogil:
@@ -76,23 +81,65 @@ cdef inline uint64_t virtual_time_of(const Consumer *consumer) noexcept nogil:
     return consumer.claim.virtual_time if consumer.claim != NULL else 0
 
 
+cdef inline bint needs_same(const Claim *a, const Claim *b) noexcept nogil:
+    cdef uint32_t i, k
+    for i in range(a.need_count):
+        for k in range(b.need_count):
+            if a.needs[i].pool == b.needs[k].pool:
+                return True
+    return False
+
+
+cdef inline bint may_have(const Dispatcher *self, const Claim *claim) noexcept nogil:
+    if not is_free(claim):
+        return False
+    return self.overdue == NULL or self.overdue == claim or not needs_same(self.overdue, claim)
+
+
+cdef inline bint can_ever(const Claim *claim) noexcept nogil:
+    cdef uint32_t i
+    for i in range(claim.need_count):
+        if claim.needs[i].pool.total < claim.needs[i].count:
+            return False
+    return True
+
+
+cdef void find_overdue(Dispatcher *self) noexcept nogil:
+    # of all whose lines have been passed over for too long, the one that is furthest behind
+    cdef const Line *line = self.lacking.first
+    cdef const Consumer *consumer
+    cdef const Claim *claim
+    self.overdue = NULL
+    while line != NULL:
+        consumer = line.idle.first
+        while consumer != NULL:
+            claim = consumer.claim
+            if (claim != NULL and can_ever(claim)
+                    and line.passed_since + PATIENCE * claim.priority < self.virtual_time
+                    and (self.overdue == NULL or claim.virtual_time < self.overdue.virtual_time)):
+                self.overdue = claim
+            consumer = consumer.next
+        line = line.next
+
+
 cdef Consumer *best_of(const Line *line) noexcept nogil:
     # the idle consumer that goes first of those that can execute now; NULL: none can
     cdef Consumer *consumer = line.idle.first
     cdef Consumer *best = NULL
     while consumer != NULL:
-        if ((consumer.claim == NULL or is_free(consumer.claim))
+        if ((consumer.claim == NULL or may_have(line.dispatcher, consumer.claim))
                 and (best == NULL or virtual_time_of(consumer) < virtual_time_of(best))):
             best = consumer
         consumer = consumer.next
     return best
 
 
-cdef Consumer *best_lacking(const Dispatcher *self) noexcept nogil:
+cdef Consumer *best_lacking(Dispatcher *self) noexcept nogil:
     # the same over all lines that lack resources
     cdef const Line *line = self.lacking.first
     cdef Consumer *best = NULL
     cdef Consumer *consumer
+    find_overdue(self)
     while line != NULL:
         consumer = best_of(line)
         if consumer != NULL and (best == NULL or virtual_time_of(consumer) < virtual_time_of(best)):
@@ -107,6 +154,7 @@ cdef void enlist(Line *line) noexcept nogil:
     if line.lacking:
         return
     line.lacking = True
+    line.passed_since = line.dispatcher.virtual_time
     list_append(&line.dispatcher.lacking, line)
     while consumer != NULL:
         if consumer.claim != NULL:
@@ -299,6 +347,7 @@ cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noe
     if batch == NULL:
         return watch_or_end(line, plan.wake_ns, NULL, False, called)
     called = give(consumer, batch, plan.why, called)
+    line.passed_since = line.dispatcher.virtual_time
     line_touch(line)  # what is left may be another one
     return called
 

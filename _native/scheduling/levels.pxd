@@ -3,7 +3,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
+from _native.request.life cimport request_move
+from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, REQUEST_TAKEN, Request
 
 cdef extern from *:
     """
@@ -52,6 +53,10 @@ cdef inline uint32_t level_at(const Request *request) noexcept nogil:
     # the level of a waiting request, or of one that has waited
     return request.place // 2
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil
+# Move a request to the place that it would have at this level, had it always been there; not if the level is full. In
+# a higher one it is the last, for nobody there has waited for a shorter time at this level; in a lower one it is
+# before all that came later.
+cdef void levels_move(Levels *self, Request *request, uint32_t level) noexcept nogil
 # Put a request whose time is over behind the others of its level.
 cdef void levels_yield(Levels *self, Request *request) noexcept nogil
 
@@ -93,20 +98,25 @@ cdef inline void segment_append(Levels *self, Request *request, uint32_t segment
 cdef inline int64_t time_allowed(const Level *level, const Request *request) noexcept nogil:
     # how long the request may wait; 0: without limit
     cdef int64_t asked
-    if not level.overridable or request.timeout_us == 0:
+    if not level.overridable or request.terms.timeout_us == 0:
         return level.timeout_ns
-    asked = min(request.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    asked = min(request.terms.timeout_us, LONGEST_TIMEOUT_US) * 1000
     return min(asked, level.timeout_ns) if level.timeout_ns else asked
+
+
+cdef inline void set_limit(const Level *level, Request *request) noexcept nogil:
+    cdef int64_t allowed = time_allowed(level, request)
+    if allowed:
+        request.expires_ns = request.terms.executable_ns + allowed
+        request.yields = level.yields
 
 
 cdef inline void levels_put(Levels *self, Request *request, uint32_t level) noexcept nogil:
     # appends the request to its level; sets expires_ns and yields
-    cdef int64_t allowed = time_allowed(&self.levels[level], request)
-    if allowed:
-        request.expires_ns = request.queued_ns + allowed
-        request.yields = self.levels[level].yields
+    if not request.shared:
+        set_limit(&self.levels[level], request)
     segment_append(self, request, 2 * level)
-    request.state = REQUEST_QUEUED
+    request_move(request, REQUEST_NEW, REQUEST_QUEUED)
     self.count += 1
     self.rows += request.rows
 
@@ -118,7 +128,7 @@ cdef inline Request *levels_cut(Levels *self, uint32_t count) noexcept nogil:
     cdef Request *request = first
     cdef uint32_t _
     for _ in range(count):
-        request.state = REQUEST_TAKEN
+        request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
         self.rows -= request.rows
         self.segments[request.place].count -= 1
         last = request

@@ -11,7 +11,8 @@ must not wait for ever needs a timeout or a deadline.
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.request.request cimport REQUEST_TAKEN, Request
+from _native.request.life cimport request_move
+from _native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
 
 cdef int level_init(Level *level, object spec) except -1:
     level.max_size = spec.max_size
@@ -66,7 +67,7 @@ cdef inline void unlink(Levels *self, Request *request) noexcept nogil:
 
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil:
     unlink(self, request)
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     self.count -= 1
     self.rows -= request.rows
 
@@ -75,3 +76,39 @@ cdef void levels_yield(Levels *self, Request *request) noexcept nogil:
     cdef uint32_t segment = request.place | 1
     unlink(self, request)
     segment_append(self, request, segment)
+
+
+cdef void insert(Levels *self, Request *request, uint32_t segment) noexcept nogil:
+    # by its time among those of the segment
+    cdef uint32_t left = self.segments[segment].count
+    cdef Request *later = self.segments[segment].last if left else NULL
+    cdef Request *before = NULL
+    while left and later.queued_ns > request.queued_ns:
+        before = later
+        later = later.previous
+        left -= 1
+    if before == NULL:
+        segment_append(self, request, segment)
+        return
+    request.previous = before.previous
+    request.next = before
+    if before.previous != NULL:
+        before.previous.next = request
+    else:
+        self.first = request
+    before.previous = request
+    request.place = segment
+    self.segments[segment].count += 1
+
+
+cdef void levels_move(Levels *self, Request *request, uint32_t level) noexcept nogil:
+    cdef uint32_t now_at = level_at(request)
+    if level == now_at and request.place == 2 * level:
+        return
+    if level != now_at and level_is_full(self, level):
+        return
+    unlink(self, request)
+    if level < now_at:
+        segment_append(self, request, 2 * level)
+    else:
+        insert(self, request, 2 * level)

@@ -30,7 +30,7 @@ cdef bint count_shares(Queue *queue) noexcept nogil:
     if not shares_begin(&queue.shares):
         return False
     while request != NULL:
-        if not shares_add(&queue.shares, request.asker.client, level_at(request)):
+        if not shares_add(&queue.shares, request.origin.client, level_at(request)):
             return False
         request = request.next
     set_attention(queue)
@@ -48,7 +48,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     cdef uint64_t client
     if not count_shares(queue):
         return NULL
-    share = shares_yielding(&queue.shares, coming.asker.client, level, last, queue.levels.count, &most)
+    share = shares_yielding(&queue.shares, coming.origin.client, level, last, queue.levels.count, &most)
     if share == NULL:
         return NULL
     client = share.client
@@ -57,7 +57,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     request = levels_last(&queue.levels, last)
     while request != NULL and most and level_at(request) == last:
         previous = request.previous
-        if request.asker.client == client:
+        if request.origin.client == client:
             take_out(queue, request)
             request.next = chain
             chain = request

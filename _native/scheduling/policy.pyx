@@ -28,7 +28,6 @@ from _native.scheduling.preferred cimport preferred_set
 
 cdef enum:
     ANY_ROWS = 1
-    SPARE_LOG2 = 3           # of a client's time: an eighth of it is for the way to the server and back
 
 cdef int64_t NEVER = 0x7fffffffffffffff
 cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years
@@ -90,9 +89,7 @@ cdef inline void collect(Candidates *candidates, const Policy *policy, const Req
 
 
 cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil:
-    cdef int64_t end = NEVER
-    if request.deadline_ns:
-        end = request.deadline_ns - ((request.deadline_ns - request.queued_ns) >> SPARE_LOG2)
+    cdef int64_t end = request.terms.due_ns if request.terms.due_ns else NEVER
     if policy.adaptive and request.expires_ns and not request.yields:
         end = min(end, request.expires_ns)
     return end

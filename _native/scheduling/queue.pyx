@@ -29,7 +29,7 @@ from _native.request.lane cimport (
     lane_free,
     lane_new,
 )
-from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
+from _native.request.request cimport REQUEST_QUEUED, Request, Terms, request_alike, request_fail
 from _native.request.statistics cimport Duration
 from _native.scheduling.adaptive cimport (
     ArrivalPredictor,
@@ -57,9 +57,11 @@ from _native.scheduling.levels cimport (
     levels_clear,
     levels_cut,
     levels_init,
+    levels_move,
     levels_put,
     levels_remove,
     levels_yield,
+    set_limit,
 )
 from _native.scheduling.limiter cimport RateLimiter
 from _native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
@@ -97,7 +99,7 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
 
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # count the request, and decide anew if an instance must not wait so long for more
-    if queue.shares.table != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
+    if queue.shares.table != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
         predictor_arrival(&queue.predictor, request.queued_ns)
@@ -117,7 +119,7 @@ cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
         set_attention(queue)
         return
     while request != NULL:
-        shares_subtract(&queue.shares, request.asker.client, level_at(request))
+        shares_subtract(&queue.shares, request.origin.client, level_at(request))
         request = request.next
 
 
@@ -125,8 +127,8 @@ cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request *
     ousted[0] = NULL
     if queue.closed:
         return LANE_CLOSED
-    level[0] = level_of(&queue.levels, request.priority)
-    if is_full(queue) or level_is_full(&queue.levels, level[0]):
+    level[0] = level_of(&queue.levels, request.terms.priority)
+    if not request.follows and (is_full(queue) or level_is_full(&queue.levels, level[0])):
         ousted[0] = oust(queue, request, level[0])
         if ousted[0] == NULL:
             return LANE_FULL if is_full(queue) else LANE_REFUSED
@@ -335,6 +337,39 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
+cdef void limit(Lane *lane, Request *request) noexcept nogil:
+    cdef Queue *queue = <Queue *>lane
+    set_limit(&queue.levels.levels[level_of(&queue.levels, request.terms.priority)], request)
+    if queue.policy.adaptive and request.expires_ns and not request.yields:  # as policy_end has it
+        request.terms.due_ns = stricter_time(request.terms.due_ns, request.expires_ns)
+
+
+cdef inline int64_t stricter_time(int64_t a, int64_t b) noexcept nogil:
+    return min(a, b) if a and b else a + b
+
+
+cdef void place_anew(Queue *queue, Request *request) noexcept nogil:
+    # by its terms, which are others now
+    if queue.shares.table != NULL:
+        shares_subtract(&queue.shares, request.origin.client, level_at(request))
+    levels_move(&queue.levels, request, level_of(&queue.levels, request.terms.priority))
+    if queue.shares.table != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
+        set_attention(queue)
+    queue.enough_rows = 0
+
+
+cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
+    cdef Queue *queue = <Queue *>lane
+    cdef bint queued
+    lock(&queue.dispatcher.guard)
+    queued = request.state == REQUEST_QUEUED
+    if queued:
+        request.terms = terms[0]
+        place_anew(queue, request)
+    look_anew(queue)
+    return queued
+
+
 cdef Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
     return &(<Queue *>lane).line
 
@@ -375,11 +410,12 @@ cdef void queue_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef BatchScheduler QUEUE = BatchScheduler(Scheduler(push, wake, remove, expire, close, pending, queue_free), line_of)
+cdef BatchScheduler QUEUE = BatchScheduler(
+    Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
 # the same, until the first request has come: so those that come later take no longer
 cdef BatchScheduler FIRST = BatchScheduler(
-    Scheduler(push, wake_first, remove, expire, close, pending, queue_free), line_of)
+    Scheduler(push, wake_first, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
 
 cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except NULL:
@@ -394,6 +430,8 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
     try:
         policy_set(&queue.policy, spec)
         levels_init(&queue.levels, spec.queue)
+        queue.lane.level_count = queue.levels.level_count
+        queue.lane.default_level = queue.levels.default_level + 1
     except BaseException:
         queue_free(&queue.lane)
         raise

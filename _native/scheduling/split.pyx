@@ -10,21 +10,27 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, strlen
 
 from _native.atomic cimport fetch_add32
+from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.protobuf.datatype cimport DT_BYTES, bytes_of_elements
+from _native.request.accounting cimport account_answered, account_failed
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
-from _native.request.lane cimport Lane
+from _native.request.lane cimport Lane, lane_discard
+from _native.request.life cimport request_reconsider, request_stop_waiting, request_wait
 from _native.request.request cimport (
+    REQUEST_NEW,
     REQUEST_TAKEN,
-    REQUEST_WAITING,
     InputData,
     OutputData,
     Request,
     Response,
+    Terms,
+    Wait,
     request_fail,
     request_free,
     request_twin,
 )
+from _native.request.statistics cimport FAILURE_BACKEND, FAILURE_CANCELED, FAILURE_OTHER, Failure
 from _native.shape cimport elements_of
 from _native.status cimport STATUS_INTERNAL, STATUS_OK
 from _native.tensors.completion cimport response_complete, response_lacks
@@ -99,6 +105,7 @@ cdef bint make_parts(Split *split) noexcept nogil:
         if part == NULL:
             return False
         part.single = True
+        part.uncounted = True
         part.deliver = part_answered
         part.sink = &split.parts[i]
         split.parts[i].split = split
@@ -132,20 +139,12 @@ cdef Request *split_enter(Request *whole) noexcept nogil:
     free(taken)
     fetch_add32(&(<Lane *>whole.lane).in_flight, <int32_t>count)
     split.pending = count
-    whole.state = REQUEST_WAITING
-    whole.leave = leave
-    whole.awaited = split
+    request_wait(whole, &FOR_PARTS, split)
     return split.parts[0].request
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The end of the whole
-
-cdef void release_whole(Request *whole) noexcept nogil:
-    whole.state = REQUEST_TAKEN
-    whole.leave = NULL
-    whole.awaited = NULL
-
 
 cdef void abandon_parts(Split *split) noexcept nogil:
     cdef Request *part
@@ -157,17 +156,45 @@ cdef void abandon_parts(Split *split) noexcept nogil:
             bridge_abandon(part)
 
 
+cdef void split_refused(Request *whole, Request *first) noexcept nogil:
+    cdef Split *split = <Split *>whole.awaited
+    cdef uint32_t i
+    request_stop_waiting(whole, REQUEST_NEW)
+    request_fail(whole, first.response.status, first.response.details)
+    whole.response.reason = first.response.reason
+    first.response.details = NULL
+    for i in range(split.count):
+        lane_discard(split.parts[i].request)
+    split_free(split)
+
+
 cdef void leave(Request *whole) noexcept nogil:
     cdef Split *split = <Split *>whole.awaited
-    release_whole(whole)
+    request_stop_waiting(whole, REQUEST_TAKEN)
     abandon_parts(split)
     split_free(split)
+    account_failed(whole, now_ns(), FAILURE_CANCELED)
+
+
+cdef bint reconsider(Request *whole, const Terms *terms) noexcept nogil:
+    cdef Split *split = <Split *>whole.awaited
+    cdef bint matters = False
+    cdef uint32_t i
+    whole.terms = terms[0]
+    for i in range(split.count):
+        if split.parts[i].request != NULL and request_reconsider(split.parts[i].request, terms):
+            matters = True
+    return matters
+
+
+cdef Wait FOR_PARTS = Wait(leave, NULL, reconsider)
 
 
 cdef void part_answered(void *sink, Response *response, int status, const char *details) noexcept nogil:
     cdef Part *part = <Part *>sink
     cdef Split *split = part.split
     cdef Request *whole = split.whole
+    cdef Failure otherwise = FAILURE_OTHER if part.request.state == REQUEST_NEW else FAILURE_BACKEND
     part.request = NULL
     split.pending -= 1
     if status != STATUS_OK:
@@ -176,14 +203,18 @@ cdef void part_answered(void *sink, Response *response, int status, const char *
     elif not keep_outputs(part, response):
         request_fail(whole, STATUS_INTERNAL, NULL)
     if response != NULL:
-        whole.phases = response.request.phases  # of a step: the last part to be answered stands for all
+        whole.phases = response.request.phases  # the last part to be answered stands for all
     if whole.response.status == STATUS_OK and split.pending:
         return
-    release_whole(whole)
+    request_stop_waiting(whole, REQUEST_TAKEN)
     if whole.response.status == STATUS_OK and join_all(split):
         response_complete(&whole.response)
     abandon_parts(split)
     split_free(split)
+    if whole.response.status == STATUS_OK:
+        account_answered(whole, now_ns())
+    else:
+        account_failed(whole, now_ns(), otherwise)
     bridge_deliver(<Bridge *>whole.bridge, &whole.response)
 
 

@@ -5,7 +5,10 @@ from libc.string cimport memcmp
 
 from _native.execution.supply cimport END_CLIENT
 from _native.memory.resource cimport block_share
+from _native.request.life cimport request_move
 from _native.request.request cimport (
+    REQUEST_NEW,
+    REQUEST_QUEUED,
     REQUEST_TAKEN,
     InputData,
     Request,
@@ -80,7 +83,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     slots_unlist(slots, sequence)
     request = sequence_pop(sequence)
     slots_count(slots, sequence, -1)
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     request.sequenced.states = sequence.states
     if request.sequence_end and not request.sequenced.unasked:
         request.sequenced.end_reason = END_CLIENT
@@ -176,7 +179,7 @@ cdef Request *null_new(const Request *like) noexcept nogil:
     if request == NULL:
         return NULL
     request.sequenced.unasked = request.sequenced.null = True
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_NEW, REQUEST_TAKEN)
     if not request_reserve(request, like.signature):
         request_free(request)
         return NULL

@@ -18,7 +18,8 @@ from _native.execution.supply cimport (
 )
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name
 from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
-from _native.request.request cimport REQUEST_QUEUED, Correlation, Request, request_fail
+from _native.request.life cimport request_move
+from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, Correlation, Request, request_fail
 from _native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
 from _native.sequences.sequence cimport (
     Sequence,
@@ -150,7 +151,7 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
     if slots_eviction(slots, sequence.hash).hash == sequence.hash:
         slots_eviction(slots, sequence.hash).reason = END_NONE
     if slots.tied:
-        sequence.stream = request.asker.stream
+        sequence.stream = request.origin.stream
     slots.live += 1
     if slots.vacant_count:
         slots_place(slots, sequence)
@@ -162,7 +163,7 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
 cdef int64_t slot_deadline(const Slots *slots, const Request *request, int64_t now) noexcept nogil:
     # until when its sequence may wait for a slot; 0: as long as it takes
     cdef int64_t longest = slots.timeout_ns
-    cdef int64_t own = 1000 * min(request.timeout_us, NEVER // 4000)
+    cdef int64_t own = 1000 * min(request.terms.timeout_us, NEVER // 4000)
     if own and (longest == 0 or own < longest):
         longest = own
     return now + longest if longest else 0
@@ -202,7 +203,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
             slots_notify(slots, sequence, END_REPLACED, now)  # what waits in it still runs
     if request.sequence_start:
         sequence.rows = request.rows
-    request.state = REQUEST_QUEUED
+    request_move(request, REQUEST_NEW, REQUEST_QUEUED)
     request.queued_ns = now
     sequence_append(sequence, request)
     slots_count(slots, sequence, 1)
@@ -210,7 +211,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
         sequence.over = True
         table_remove_sequence(&slots.table, sequence)
     if sequence.slot < 0:
-        request.expires_ns = slot_deadline(slots, request, now)
+        request.expires_ns = 0 if request.shared else slot_deadline(slots, request, now)
     if at_rest:
         slots_ready(slots, sequence, now)
     elif slots.direct and sequence.slot >= 0:

@@ -27,7 +27,7 @@ from _native.request.lane cimport (
     lane_new,
     stricter,
 )
-from _native.request.request cimport Correlation, InputData, Request, request_fail
+from _native.request.request cimport Correlation, InputData, Request, Terms, request_fail
 from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.request.statistics cimport FAILURE_OTHER
 from _native.scheduling.calling cimport BatchScheduler, lines_look
@@ -43,7 +43,7 @@ from _native.scheduling.dispatcher cimport (
 from _native.scheduling.limiter cimport RateLimiter
 from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
 from _native.sequences.batch cimport slots_cut, slots_plan
-from _native.sequences.entry cimport slots_push
+from _native.sequences.entry cimport slot_deadline, slots_push
 from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
 from _native.sequences.slots cimport (
     EVICTIONS,
@@ -57,6 +57,7 @@ from _native.sequences.slots cimport (
     slots_evict,
     slots_expire,
     slots_leave,
+    slots_reconsider,
     slots_remember,
     slots_remove,
     slots_request_done,
@@ -167,6 +168,19 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     slots_expire(&self.slots, request, now_ns())
     leave(self)
     return False
+
+
+cdef void limit(Lane *lane, Request *request) noexcept nogil:
+    request.expires_ns = slot_deadline(&(<Sequencer *>lane).slots, request, request.terms.executable_ns)
+
+
+cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef bint waits
+    lock(&self.dispatcher.guard)
+    waits = slots_reconsider(&self.slots, request, terms)
+    leave(self)
+    return waits
 
 
 cdef Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
@@ -336,7 +350,7 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
 
 
 cdef BatchScheduler SEQUENCER = BatchScheduler(
-    Scheduler(push, wake, remove, expire, close, pending, sequencer_free), line_of)
+    Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, sequencer_free), line_of)
 cdef SequenceHooks HOOKS = SequenceHooks(request_done, NULL, has_sequence, end_sequence)
 cdef SequenceHooks ITERATIVE = SequenceHooks(request_done, again, NULL, NULL)
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.execution.supply cimport EndReason
 from _native.request.lane cimport Lane
-from _native.request.request cimport Correlation, Request
+from _native.request.request cimport Correlation, Request, Terms
 from _native.scheduling.policy cimport Policy
 from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 
@@ -109,6 +109,8 @@ cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexce
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
 # Nobody waits for the request any more: fail those behind it, and end the sequence. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil
+# A request has other terms. False: it does not wait for a slot.
+cdef bint slots_reconsider(Slots *slots, Request *request, const Terms *terms) noexcept nogil
 # The request's time to wait is over: fail its whole sequence, if that has no slot.
 cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil
 # End sequences that have been idle too long. Returns when to call again; NEVER if no sequence is live.

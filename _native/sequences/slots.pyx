@@ -38,16 +38,20 @@ from _native.execution.supply cimport (
 from _native.memory.resource cimport block_give, block_take
 from _native.protobuf.datatype cimport DT_BYTES, datatype_size
 from _native.request.lane cimport lane_discard
+from _native.request.life cimport request_move
 from _native.request.record cimport Record
 from _native.request.request cimport (
+    REQUEST_NEW,
     REQUEST_QUEUED,
     REQUEST_TAKEN,
     Correlation,
     InputData,
     Request,
+    Terms,
     request_fail,
     request_new,
     request_reserve,
+    terms_begin,
 )
 from _native.request.signature cimport Signature, TensorSignature
 from _native.scheduling.policy cimport policy_end
@@ -256,7 +260,7 @@ cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept 
 cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
     # fail a request that will not be executed; takes over `details`
     request.sequenced.sequence = NULL
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     request_fail(request, status, details)
     request.response.reason = reason
     request.next = slots.fallen
@@ -343,7 +347,8 @@ cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int
     request.correlation = sequence.correlation
     request.sequence_end = True
     request.sequenced.end_reason = reason
-    request.state = REQUEST_QUEUED
+    request_move(request, REQUEST_NEW, REQUEST_QUEUED)
+    terms_begin(&request.terms, now)
     request.arrived_ns = request.queued_ns = now
     good = request_reserve(request, signature)
     for i in range(signature.input_count if good else 0):
@@ -384,8 +389,7 @@ cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogi
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     request.sequence_start = False
-    request.state = REQUEST_QUEUED
-    request.queued_ns = now
+    request_move(request, REQUEST_TAKEN, REQUEST_QUEUED)
     sequence.running = NULL
     slot_set.running -= 1
     sequence_prepend(sequence, request)
@@ -405,9 +409,21 @@ cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nog
     slots_count(slots, sequence, -1)
     sequence_cut(sequence, request)
     request.sequenced.sequence = NULL
-    request.state = REQUEST_TAKEN
+    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     cut_short(slots, sequence, END_CANCELLED, now)
     return True
+
+
+cdef bint slots_reconsider(Slots *slots, Request *request, const Terms *terms) noexcept nogil:
+    cdef Sequence *sequence
+    if request.state != REQUEST_QUEUED:
+        return False
+    sequence = <Sequence *>request.sequenced.sequence
+    request.terms = terms[0]
+    if sequence.slot < 0:
+        return True
+    slots_set_of(slots, sequence).stirred = True
+    return False  # it waits for no slot any more, and so its time is not limited
 
 
 cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil:

@@ -13,7 +13,6 @@ from libc.string cimport memcpy, memset
 
 from _native.caching.cache_key cimport key_parts
 from _native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
-from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_of_object, block_take
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_STRING, PARAMETER_UINT64, Parameter, Str
 from _native.protobuf.codec cimport ParameterKind
@@ -75,8 +74,6 @@ cdef class Lookup:
         if not self.pending:
             return
         request = coalescer_missing(self.memo)
-        request.bridge = self.submission.bridge
-        request.queued_ns = now_ns()
         submit_work(self.submission, request)
         submission_wake(self.submission)
 

@@ -96,9 +96,9 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.single = True
     request.deliver = deliver_stream
     request.sink = stream
-    request.asker.user = stream.conn.user
-    request.asker.identity = stream.conn.identity
-    request.asker.client = <uint64_t>stream.conn.client
+    request.origin.user = stream.conn.user
+    request.origin.identity = stream.conn.identity
+    request.origin.client = <uint64_t>stream.conn.client
     stream.call = request
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)
@@ -150,7 +150,7 @@ cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nog
         access_note(access, <const Stream *>request.sink, request.response.details)
         return
     with gil:
-        note_ticket(<Authorizer>access.authorizer, <Ticket>request.sink, request.response.details, request.asker.user)
+        note_ticket(<Authorizer>access.authorizer, <Ticket>request.sink, request.response.details, request.origin.user)
 
 
 cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, int64_t user):
@@ -438,10 +438,10 @@ cdef class InferService:
                 request_free(request)
             raise MemoryError("no memory for the request")
         ticket = ticket_new(request, deliver, stream, peer)
-        request.asker.user = user
-        request.asker.identity = identity
-        request.asker.client = client
-        request.asker.stream = stream_number
+        request.origin.user = user
+        request.origin.identity = identity
+        request.origin.client = client
+        request.origin.stream = stream_number
         traceparent_read(&context, said, len(said))
         context.baggage = baggage
         context.baggage_size = len(baggage)

@@ -76,7 +76,7 @@ cdef void submit_call(Submission *submission, Request *request, Block *block, co
 # On the loop: queue a request that the server itself has made. Its lane (table_find), its sink and, if it has one, its
 # deadline are set, and its tensors are checked (request_check). It comes back over the bridge.
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
-# On the loop: queue a request that a coalescer has held back; its bridge and its queued_ns are set.
+# On the loop: queue a request that a coalescer has held back; its bridge is set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
 # On the loop: submit the requests that wait for this model (NULL: for any model) anew; they do not wait again. With a
 # status other than OK they are refused with that status. Steps of ensembles that wait go on, or fail, too.

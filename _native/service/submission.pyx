@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp
 
 from _native.atomic cimport add_own, load32
-from _native.caching.coalescer cimport coalescer_enter
+from _native.caching.coalescer cimport coalescer_enter, coalescer_settle
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
@@ -20,11 +20,12 @@ from _native.protobuf.codec cimport (
 from _native.request.accounting cimport account_failed
 from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.request.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
+from _native.request.life cimport request_admit, request_stop_waiting, request_wait
 from _native.request.order cimport order_enter, order_leave
 from _native.request.record cimport Record, Sampling, record_begin
-from _native.request.request cimport REQUEST_NEW, REQUEST_WAITING, Request, request_fail
+from _native.request.request cimport REQUEST_NEW, Request, Wait, request_fail, terms_begin, terms_limit
 from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.split cimport split_enter
+from _native.scheduling.split cimport split_enter, split_refused
 from _native.sequences.sequence cimport correlation_hash
 from _native.service.access cimport (
     ALLOWED,
@@ -64,7 +65,6 @@ cdef enum:
     TOGETHER_NS = 50_000     # from one connection's read to the next one's, if both are of one round
     WAKE_NS = 100_000        # for which a request may wait for others of the same round
 
-cdef int64_t FOREVER = 0x7fffffffffffffff
 cdef uint64_t seed = secrets.randbits(64)  # so that a client cannot choose names that collide
 
 
@@ -74,6 +74,8 @@ cdef void submission_wake(void *context) noexcept nogil:
     for i in range(self.touched_count):
         self.touched[i].scheduler.wake(self.touched[i])
     self.touched_count = 0
+    if self.coalescer.stale.first != NULL:
+        coalescer_settle(&self.coalescer)
 
 
 cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil:
@@ -199,7 +201,7 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
 
 cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
     # who asks, as far as it is known: a token, else whom the connection is of; 0: it is not
-    return request.asker.identity if caller == 0 or caller == TRUSTED else caller
+    return request.origin.identity if caller == 0 or caller == TRUSTED else caller
 
 
 cdef inline void set_apart(const Submission *self, Request *request, uint64_t caller) noexcept nogil:
@@ -208,8 +210,9 @@ cdef inline void set_apart(const Submission *self, Request *request, uint64_t ca
     if caller == CALLER_SERVER:
         return
     who = asker(request, caller)
+    request.origin.caller = caller
     request.correlation.owner = 0 if self.sequences_shared else who
-    request.asker.audience = who if self.answers_apart else 0
+    request.origin.audience = who if self.answers_apart else 0
 
 
 cdef inline void give_back(Request *request) noexcept nogil:
@@ -251,12 +254,13 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     cdef Prepared prepared
     request.bridge = self.bridge
     request.arrived_ns = now
+    if request.terms.asked_ns == 0:  # else the call of a model, which has the terms of what it serves
+        terms_begin(&request.terms, now)
     if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
         refuse_full(self, request, block, data, size)
         give_back(request)
         return
-    request.admitted = True
-    self.bridge.in_house += 1
+    request_admit(request, &self.bridge.in_house)
     set_apart(self, request, caller)
     prepared = prepare(self, request, block, data, size, forwarded, caller)
     if self.recorder != NULL and caller != CALLER_SERVER and load32(&self.recorder.on):
@@ -265,7 +269,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
         give_back(request)
         return
     if timeout_ns >= 0:
-        request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
+        terms_limit(&request.terms, now, timeout_ns)
     if prepared == MISSED:
         wait_for_model(self, request, caller)
         return
@@ -303,7 +307,7 @@ cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
 
 cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
     cdef char *reason = NULL
-    if request.deadline_ns and not timers_have_room(self.bridge.timers):
+    if request.terms.deadline_ns and not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
@@ -312,21 +316,20 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
         request_fail(request, STATUS_UNAVAILABLE if reason != NULL else STATUS_RESOURCE_EXHAUSTED, reason)
         give_back(request)
         return
-    request.state = REQUEST_WAITING
-    request.leave = stop_waiting
-    request.awaited = self
+    request_wait(request, &FOR_MODEL, self)
     request_identify(request)  # for those that come after it
     list_append(awaiting_of(self, request.message.model_name), request)
-    if request.deadline_ns:
+    if request.terms.deadline_ns:
         bridge_watch(self.bridge, request)
 
 
 cdef void stop_waiting(Request *request) noexcept nogil:
     cdef Submission *self = <Submission *>request.awaited
     list_remove(awaiting_of(self, request.message.model_name), request)
-    request.state = REQUEST_NEW
-    request.leave = NULL
-    request.awaited = NULL
+    request_stop_waiting(request, REQUEST_NEW)
+
+
+cdef Wait FOR_MODEL = Wait(stop_waiting, NULL, NULL)
 
 
 cdef bint waits_for(const Request *request, const Str *name) noexcept nogil:
@@ -366,6 +369,8 @@ cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, in
                 request_fail(request, status, format_text("%s", details))
                 give_back(request)
             elif bind(self, request, False) == READY:
+                # it has waited for its model so far, in no queue of the model
+                request.arrived_ns = request.terms.executable_ns = now_ns()
                 submit_request(self, request)
             else:
                 give_back(request)
@@ -388,21 +393,18 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     cdef Request *work
     request.bridge = self.bridge
     if request.arrived_ns == 0:
-        request.arrived_ns = now_ns()
-    request.queued_ns = request.arrived_ns
+        request.arrived_ns = request.terms.executable_ns = now_ns()
     if not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
     if (lane.coalesces or lane.caches) and not request.is_warmup and is_own(request):
         work = coalescer_enter(&self.coalescer, request)
-        if work != request and request.deadline_ns:
+        if work != request:
             bridge_watch(self.bridge, request)
         if work == NULL:
             return
         request = work
-        request.bridge = self.bridge
-        request.queued_ns = request.arrived_ns
     submit_work(self, request)
 
 
@@ -421,31 +423,44 @@ cdef void push_parts(Submission *self, Request *whole) noexcept nogil:
         request_fail(whole, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(whole)
         return
-    if whole.deadline_ns:
+    following = part.next
+    part.bridge = self.bridge
+    if not enter(self, part):  # the queue decides once, before any part is executed
+        split_refused(whole, part)
+        account_failed(whole, now_ns(), FAILURE_OTHER)
+        give_back(whole)
+        return
+    if whole.terms.deadline_ns:
         bridge_watch(self.bridge, whole)
-    while part != NULL:
+    while following != NULL:
+        part = following
         following = part.next
         part.bridge = self.bridge
-        part.queued_ns = part.arrived_ns
+        part.follows = True
         push(self, part)
-        part = following
 
 
-cdef void push(Submission *self, Request *request) noexcept nogil:
+cdef inline void push(Submission *self, Request *request) noexcept nogil:
+    if not enter(self, request):
+        give_back(request)
+
+
+cdef inline bint enter(Submission *self, Request *request) noexcept nogil:
+    # False: the lane does not take it, and it carries the error
     cdef Lane *lane = <Lane *>request.lane
     cdef Pushed pushed
     if lane.order != NULL and not order_enter(lane.order, request):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
-        give_back(request)
-        return
+        return False
+    request.queued_ns = request.terms.executable_ns
     pushed = lane.scheduler.push(lane, request)
     if pushed != PUSHED:
         refuse(request, pushed)
-        give_back(request)
-        return
-    if request.deadline_ns or request.expires_ns:
+        return False
+    if request.terms.deadline_ns or request.expires_ns:
         bridge_watch(self.bridge, request)
     touch(self, lane)
+    return True
 
 
 cdef void refuse(Request *request, Pushed pushed) noexcept nogil:

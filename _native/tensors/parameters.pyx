@@ -74,11 +74,11 @@ cdef Fault take_parameter(Request *request, const Parameter *p) noexcept nogil:
     elif is_text(p.key, "priority"):
         if p.kind != PARAMETER_UINT64 and (p.kind != PARAMETER_INT64 or p.integer < 0):
             return NEEDS_NATURAL
-        request.priority = <uint64_t>p.integer
+        request.terms.priority = <uint64_t>p.integer
     elif is_text(p.key, "timeout"):
         if p.kind != PARAMETER_INT64:
             return NEEDS_INT64
-        request.timeout_us = max(p.integer, 0)
+        request.terms.timeout_us = max(p.integer, 0)
     elif starts_with(p.key, "triton_"):
         if not is_text(p.key, "triton_enable_empty_final_response"):
             return RESERVED

@@ -135,7 +135,7 @@ cdef inline int64_t scope_of(const Request *request, const RegionAccess *access)
         return SCOPE_NONE
     if access.shared:
         return SCOPE_SHARED
-    return request.asker.user if request.asker.user >= 0 else <int64_t>SCOPE_NONE
+    return request.origin.user if request.origin.user >= 0 else <int64_t>SCOPE_NONE
 
 
 cdef Placement *take_placement(Request *request, const RegionAccess *access, Str tensor, uint32_t first,

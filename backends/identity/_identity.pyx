@@ -286,7 +286,6 @@ cdef void answer_in_parts(Request *request, Window *window) noexcept nogil:
 
 cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     cdef Execution execution
-    cdef bint is_warmup = batch.requests[0].is_warmup
     cdef Request *request
     cdef Window *window
     cdef uint32_t i
@@ -296,7 +295,8 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     for i in range(batch.count):
         request = batch_detach(batch, i)
         execution.end_ns = now_ns()
-        execution_add(&execution, request, batch.taken_ns)
+        if not request.is_warmup:
+            execution_add(&execution, request, batch.taken_ns)
         window = window_new()
         if window != NULL:
             answer_in_parts(request, window)
@@ -305,7 +305,7 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
     execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
-    if not is_warmup:
+    if execution.some:
         statistics_executed(&batch.lane.statistics, &execution)
 
 

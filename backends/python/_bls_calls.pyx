@@ -17,7 +17,15 @@ from _native.memory.resource cimport Block, block_give
 from _native.request.bridge cimport PostedCallback, bridge_abandon
 from _native.request.lane cimport Lane
 from _native.request.record cimport record_inner
-from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, Request, Response, request_free, request_new
+from _native.request.request cimport (
+    REQUEST_NEW,
+    REQUEST_QUEUED,
+    Request,
+    Response,
+    request_free,
+    request_new,
+    terms_lend,
+)
 from _native.request.signature cimport Signature
 from _native.service.submission cimport CALLER_SERVER, Submission, submit_message
 from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
@@ -196,9 +204,8 @@ cdef inline Channel *loading_behind(const BlsCall *call, const Request *served) 
 
 
 cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
-    # The call takes over deadline, trace and caller of the request that it serves; False: nobody waits for that one.
+    # The call takes over origin, deadline and trace of the request that it serves; False: nobody waits for that one.
     cdef Slot *slot
-    cdef int64_t left
     cdef bint waits = True
     if call.parent == 0:
         note_loading(call, call.channel)  # it may be `initialize` that calls
@@ -209,11 +216,8 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
         waits = not load32(&slot.request.abandonment.happened)
         note_loading(call, loading_behind(call, slot.request))
         record_inner(request, slot.request)
-        request.asker.client = slot.request.asker.client
-        request.asker.audience = slot.request.asker.audience
-        if slot.request.deadline_ns:
-            left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
-            call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)
+        request.origin = slot.request.origin
+        terms_lend(&request.terms, &slot.request.terms, now_ns())
     unlock(&call.channel.guard)
     return waits
 
@@ -285,7 +289,7 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     request.single = not call.decoupled
     request.deliver = deliver
     request.sink = call
-    request.asker.user = -1
+    request.origin.user = -1  # regions of a client are not the model's to use
     call.request = request
     submission.asked_by = call.loading.model if call.loading != NULL else NULL
     channel_share(channel)

@@ -116,7 +116,7 @@ cdef inline bint is_traced(const Request *request) noexcept nogil:
 
 cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nogil:
     return (request.id.size > 0 or wanted != <uint32_t>ALL_OUTPUTS or request.correlation.given
-            or is_traced(request) or request.priority != 0 or request.timeout_us != 0
+            or is_traced(request) or request.terms.priority != 0 or request.terms.timeout_us != 0
             or request.message.parameter_count > 0)
 
 
@@ -274,8 +274,8 @@ cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) n
     cdef uint8_t *at = <uint8_t *>(out + 1)
     cdef uint16_t index
     memset(out, 0, sizeof(ExtraRecord))
-    out.timeout_us = <uint64_t>request.timeout_us
-    out.priority = request.priority
+    out.timeout_us = <uint64_t>request.terms.timeout_us
+    out.priority = request.terms.priority
     out.outputs = wanted
     if wanted != <uint32_t>ALL_OUTPUTS:
         for index in range(request.signature.output_count + request.signature.kept_count):

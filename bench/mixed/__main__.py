@@ -11,6 +11,7 @@ failing requests, sequences, shared memory, an operator who reloads models in us
     lost, crossed   0   every request ends in one outcome, every answer is its own
     memory              does not grow after the first third of the run
     polite p99          at most 10 ms, and none of its calls fails
+    books               of each model: every answered request has its times, and they are all of its time, within 2 %
     live            0   every native object is gone when the server has stopped, with status 0
 
 With --instrumented the server is one of a sanitizer's build (`tools/sanitize.sh`): what takes long or much memory there
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -36,11 +38,14 @@ import grpc
 from bench.mixed import clients, hostile, repository
 from bench.processes import ServerProcess, free_port
 from bench.soak import LIVE_LINE, MemoryWatch, growth
+from server.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
 
 MIB = 1 << 20
 GROWTH_LIMIT = 48 * MIB
 P99_LIMIT_MS = 10.0
+UNTOLD = 0.02  # of the time of answered requests, between their phases
+HIT_NS = 20_000  # of a response from the cache: from its arrival to its lookup, and from there to its end
 GENEROSITY = 15
 """Steps of niceness by which the load stands back behind the server and the polite client: it stands for clients on
 other machines, and would take whole cores."""
@@ -105,6 +110,31 @@ def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tu
     return dict(world.tallies), measured, memory
 
 
+def wrong_books(address: str) -> list[str]:
+    """Which models' statistics do not add up, when nobody asks any more."""
+    with grpc.insecure_channel(address, options=clients.OPTIONS) as channel:
+        call = channel.unary_unary(
+            clients.SERVICE + "ModelStatistics",
+            request_serializer=pb.ModelStatisticsRequest.SerializeToString,
+            response_deserializer=pb.ModelStatisticsResponse.FromString,
+        )
+        found = []
+        for model in call(pb.ModelStatisticsRequest(), timeout=clients.PATIENCE).model_stats:
+            found += [f"the books of {model.name}: {text}" for text in unbalanced(model.inference_stats)]
+        return found
+
+
+def unbalanced(stats: pb.InferStatistics) -> Iterator[str]:
+    """In sentences. What one step of an ensemble takes beside another is in its times twice, so they may be more."""
+    phases = [getattr(stats, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")]
+    for name, phase in zip(("queue", "input", "infer", "output"), phases, strict=True):
+        if phase.count + stats.cache_hit.count != stats.success.count:
+            yield f"{stats.success.count} answered, {phase.count} with a time of {name}, {stats.cache_hit.count} hits"
+    passed, told = stats.success.ns, sum(phase.ns for phase in phases) + stats.cache_hit.ns
+    if passed - told > UNTOLD * passed + HIT_NS * stats.cache_hit.count:
+        yield f"{told / 1e6:.3f} of {passed / 1e6:.3f} ms are told"
+
+
 def faults(tallies: dict, polite: dict, grown: int | None, arguments: argparse.Namespace) -> list[str]:
     """What does not hold, in sentences."""
     found = []
@@ -129,6 +159,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[str]:
     server, unix = start(write_models(folder / "models"), folder, arguments.option or [], patience)
     try:
         tallies, polite, memory = drive(server, unix, arguments)
+        wrong = wrong_books(server.address)
     finally:
         status = server.stop(patience)
         log = (folder / "log").read_text(errors="replace")
@@ -141,7 +172,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[str]:
     rss = [size // MIB for _, size in memory.samples]
     print(f"memory in MiB: {rss[:: max(1, len(rss) // 30)]}")
     print(f"growth: {'too short a run' if grown is None else f'{grown / MIB:.1f} MiB'}", flush=True)
-    wrong = faults(tallies, polite, grown, arguments)
+    wrong += faults(tallies, polite, grown, arguments)
     if status != 0:
         wrong.append(f"the server ended with {status}:\n{server.log_end(40)}")
     live = LIVE_LINE.search(log)

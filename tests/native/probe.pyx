@@ -6,12 +6,21 @@ from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32
 from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
-from _native.request.request cimport REQUEST_TAKEN, Request, request_free, request_new, request_reserve
+from _native.request.request cimport (
+    REQUEST_TAKEN,
+    Request,
+    request_free,
+    request_new,
+    request_reserve,
+    terms_begin,
+    terms_limit,
+)
 from _native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
     CONSUMER_CALLED,
     CONSUMER_IDLE,
     GIVEN_END,
+    Claim,
     Consumer,
     ResourcePool,
     claim_give,
@@ -107,11 +116,13 @@ cdef class QueueProbe:
         request.inputs[0].shape[0] = rows
         request.inputs[0].shape[1] = width
         request.rows = rows
+        terms_begin(&request.terms, now)
         request.arrived_ns = request.queued_ns = now
-        request.priority = priority
-        request.timeout_us = timeout_us
-        request.deadline_ns = deadline
-        request.asker.client = client
+        request.terms.priority = priority
+        request.terms.timeout_us = timeout_us
+        if deadline:
+            terms_limit(&request.terms, now, deadline - now)
+        request.origin.client = client
         pushed = queue_put(self.handle.queue(), request, &level, &ousted)
         self.ousted = self.forget_all(ousted)
         if pushed == LANE_REFUSED:
@@ -320,6 +331,15 @@ cdef class DispatcherProbe:
         return [consumer for consumer in range(self.count) if self.consumers[consumer].state == CONSUMER_IDLE]
 
     @property
+    def overdue(self) -> int | None:
+        """The consumer for which others leave resources free, as it was decided last."""
+        cdef const Claim *claim = self.queue_of(0).dispatcher.overdue if self.queues else NULL
+        for consumer in range(self.count):
+            if claim != NULL and self.consumers[consumer].claim == claim:
+                return consumer
+        return None
+
+    @property
     def watched(self) -> dict[int, int]:
         """Of each queue for which a consumer watches the clock: until when."""
         return {
@@ -389,14 +409,16 @@ cdef class SlotsProbe:
         cdef Request *request = request_new()
         cdef Pushed pushed
         request_reserve(request, &self.handle.lane.signature)
-        request.priority = number
+        terms_begin(&request.terms, now)
+        request.terms.priority = number
         request.correlation.given = sequence != 0
         request.correlation.number = sequence
         request.sequence_start = start
         request.sequence_end = end
         request.rows = rows
-        request.timeout_us = timeout_us
-        request.deadline_ns = deadline
+        request.terms.timeout_us = timeout_us
+        if deadline:
+            terms_limit(&request.terms, now, deadline - now)
         request.arrived_ns = request.queued_ns = now
         pushed = slots_push(self.slots, request, now)
         if pushed == PUSHED:
@@ -426,7 +448,7 @@ cdef class SlotsProbe:
                 request_free(request)
             else:
                 self.notices += request.sequenced.unasked
-                number = -self.notices if request.sequenced.unasked else <int64_t>request.priority
+                number = -self.notices if request.sequenced.unasked else <int64_t>request.terms.priority
                 rows.append((number, request.correlation.number, request.sequenced.end_reason))
                 self.taken[number] = <uintptr_t>request
                 self.waiting.pop(number, None)
@@ -469,8 +491,8 @@ cdef class SlotsProbe:
         self.slots.fallen = NULL
         while request != NULL:
             following = request.next
-            out.append((request.priority, request.response.status))
-            self.waiting.pop(request.priority, None)
+            out.append((request.terms.priority, request.response.status))
+            self.waiting.pop(request.terms.priority, None)
             request_free(request)
             request = following
         return sorted(out)

@@ -195,6 +195,11 @@ class Dispatchers(RuleBasedStateMachine):
             assert not set(idle) & (self.retired | self.ended)
             count, wake = model.plan(self.now)
             able = [consumer for consumer in idle if Need(self.needs[consumer]).fits(free)]
+            overdue = self.probe.overdue
+            if overdue is not None:
+                assert not Need(self.needs[overdue]).fits(free), "it is overdue, and its resources are free"
+                kept = [bool(count) for count in self.needs[overdue]]
+                able = [consumer for consumer in able if not any(map(min, kept, self.needs[consumer]))]
             assert not (count and able), "a request waits beside an instance that may take it"
             if idle and model.waiting and not count:
                 assert self.probe.watched.get(line, wake + 1) <= wake, "nobody looks when the delay is over"
@@ -299,6 +304,16 @@ def test_nobody_starves(priorities, total):
         at = [place for place, who in enumerate(served) if who == consumer]
         longest = sum(priority / other + 2 for other in priorities)
         assert max(b - a for a, b in itertools.pairwise(at)) <= longest
+
+
+def test_a_need_for_all_of_a_resource_is_met_while_others_share_it():
+    """Two that need half of it each, and always have work, are never idle at the same time by themselves."""
+    queues, dispatcher, _ = limited([(1, 1), (1, 1), (2, 1)], total=2)
+    served = executions(dispatcher, queues, 400)
+    at = [place for place, who in enumerate(served) if who == 2]
+    assert at
+    assert max(b - a for a, b in itertools.pairwise([0, *at, 400])) <= 40
+    assert served.count(2) >= 10
 
 
 def test_who_had_no_work_does_not_make_up_for_it():

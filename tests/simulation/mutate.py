@@ -60,8 +60,8 @@ FAULTS = (
     fault(
         "those who have shared an execution are not counted",
         "caching/coalescer",
-        "            statistics_shared(&lane.statistics, followers - 1, ns)\n",
-        "            statistics_shared(&lane.statistics, followers - 2, ns)\n",
+        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n",
+        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n            account_answered(request, now)\n",
     ),
     fault(
         "an answer that is kept never becomes too old",
@@ -84,7 +84,7 @@ FAULTS = (
     fault(
         "the priority of a request is not read",
         "scheduling/queue",
-        "    level[0] = level_of(&queue.levels, request.priority)\n",
+        "    level[0] = level_of(&queue.levels, request.terms.priority)\n",
         "    level[0] = level_of(&queue.levels, 0)\n",
     ),
     fault(
@@ -211,7 +211,7 @@ FAULTS = (
     fault(
         "the timer of a deadline is not set",
         "service/submission",
-        "    if request.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
+        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
         "    touch",
     ),
     fault(
@@ -260,8 +260,9 @@ FAULTS = (
     fault(
         "a request that has left the house is counted in it",
         "request/bridge",
-        "    if request.admitted:\n        (<Bridge *>request.bridge).in_house -= 1\n",
-        "    if request.admitted and request.deadline_ns == 0:\n        (<Bridge *>request.bridge).in_house -= 1\n",
+        "    if request_end(request, &(<Bridge *>request.bridge).in_house):\n",
+        "    if request.terms.deadline_ns:\n        request.admitted = False\n"
+        "    if request_end(request, &(<Bridge *>request.bridge).in_house):\n",
     ),
     # resources
     fault(
@@ -324,8 +325,8 @@ FAULTS = (
     fault(
         "a request that is taken out still counts",
         "scheduling/levels",
-        "    request.state = REQUEST_TAKEN\n    self.count -= 1\n",
-        "    request.state = REQUEST_TAKEN\n",
+        "    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)\n    self.count -= 1\n",
+        "    request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)\n",
     ),
     fault(
         "the last of a level is not the last any more",
@@ -490,8 +491,8 @@ FAULTS = (
     fault(
         "a request that has waited for its model is forgotten",
         "service/submission",
-        "            elif bind(self, request, False) == READY:\n                submit_request(self, request)\n",
-        "            elif bind(self, request, False) == READY:\n                pass\n",
+        "                submit_request(self, request)\n            else:\n",
+        "                pass\n            else:\n",
     ),
     fault(
         "only the first of those who wait for a model is told that it is there",
@@ -503,8 +504,8 @@ FAULTS = (
     fault(
         "callers who are kept apart share answers",
         "service/submission",
-        "    request.asker.audience = who if self.answers_apart else 0\n",
-        "    request.asker.audience = 0\n",
+        "    request.origin.audience = who if self.answers_apart else 0\n",
+        "    request.origin.audience = 0\n",
     ),
     fault(
         "a token that allows some models allows all",

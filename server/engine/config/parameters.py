@@ -134,8 +134,8 @@ PARAMETERS = (
         "coalesce_requests",
         False,
         "execute identical requests that are in flight at the same time only once. Requests are identical if version, "
-        "inputs, requested outputs and parameters are the same. Each keeps its own deadline; the execution is "
-        "cancelled when all of them are cancelled",
+        "inputs, requested outputs and parameters are the same. Each keeps its own deadline and time in the queue; the "
+        "execution has the best of their priorities, and is cancelled when all of them are",
     ),
     ModelParameter(
         "decoupled_model_infer",
@@ -146,7 +146,7 @@ PARAMETERS = (
         "split_requests",
         False,
         "split a request with more rows than `max_batch_size` into several, at most 4096, for different batches and "
-        "instances. Statistics count the parts",
+        "instances. It is one request in the queue and in statistics",
     ),
     ModelParameter(
         "pad",

@@ -14,6 +14,7 @@ from backends.api import SequenceSpec, StateSpec
 from server.engine.config.datatypes import NAME_OF, SIZE_OF
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import of_server
+from server.engine.config.preferred import named_sizes
 from server.engine.config.supplied import END_REASON
 from server.engine.pbtxt.files import read_bytes
 from server.engine.pbtxt.source import FieldPath, Source
@@ -240,7 +241,7 @@ def sequence_spec(config: pb.ModelConfig, model_dir: Path, source: Source) -> Se
         max_queue_delay_us=strategy.max_queue_delay_microseconds,
         min_slot_utilization=batching.direct.minimum_slot_utilization,
         max_candidates=batching.oldest.max_candidate_sequences,
-        preferred_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
+        preferred_sizes=named_sizes(batching.oldest.preferred_batch_size, config.max_batch_size),
         states=tuple(
             _state_spec(state, model_dir, source.at(*ROOT, "state", index, "initial_state"))
             for index, state in enumerate(batching.state)

@@ -19,6 +19,7 @@ from backends.api import (
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.parameters import of_backend, of_server
+from server.engine.config.preferred import named_sizes
 from server.engine.config.queueing import queue_spec
 from server.engine.config.sequences import broken_sequence_rules, sequence_spec
 from server.engine.config.supplied import kept_outputs, supplied_inputs
@@ -123,12 +124,9 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
     if not config.HasField("dynamic_batching") or config.max_batch_size < 1:
         return None
     batching = config.dynamic_batching
-    # A batch waits for the largest size anyway: as a preferred size, which Triton's default has, it adds nothing.
-    sizes = sorted(set(batching.preferred_batch_size) - {config.max_batch_size})
-    if sizes and config.max_batch_size in batching.preferred_batch_size:
-        sizes.append(config.max_batch_size)
     adaptive = of_server(config)["adaptive_queue_delay"]
-    return BatchingSpec(tuple(sizes), batching.max_queue_delay_microseconds, adaptive=adaptive)
+    sizes = named_sizes(batching.preferred_batch_size, config.max_batch_size)
+    return BatchingSpec(sizes, batching.max_queue_delay_microseconds, adaptive=adaptive)
 
 
 def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:

@@ -1,0 +1,76 @@
+# The life of a request: the only place that changes its state, and what belongs to it.
+
+from libc.stdint cimport uint32_t
+
+from _native.request.request cimport (
+    REQUEST_ENDED,
+    REQUEST_KEPT,
+    REQUEST_NEW,
+    REQUEST_TAKEN,
+    REQUEST_WAITING,
+    Request,
+    RequestState,
+    Terms,
+    Wait,
+)
+
+cdef extern from *:
+    """
+    #ifdef NDEBUG
+    #define INFERD_MOVES_CHECKED 0
+    #else
+    #define INFERD_MOVES_CHECKED 1
+    #endif
+    """
+    const bint MOVES_CHECKED "INFERD_MOVES_CHECKED"      # in debug and sanitizer builds
+
+# End the process unless the request is in the state `before`, and may go to `after`.
+cdef void check_move(const Request *request, RequestState before, RequestState after) noexcept nogil
+
+
+# From the owner that the state `before` says: the request belongs to the owner of the state `after` from now on.
+cdef inline void request_move(Request *request, RequestState before, RequestState after) noexcept nogil:
+    if MOVES_CHECKED:
+        check_move(request, before, after)
+    request.state = after
+
+
+# On the loop: a new request waits for an object of this kind.
+cdef inline void request_wait(Request *request, const Wait *wait, void *awaited) noexcept nogil:
+    request_move(request, REQUEST_NEW, REQUEST_WAITING)
+    request.wait = wait
+    request.awaited = awaited
+
+
+# On the loop: it waits no longer.
+cdef inline void request_stop_waiting(Request *request, RequestState after) noexcept nogil:
+    request_move(request, REQUEST_WAITING, after)
+    request.wait = NULL
+    request.awaited = NULL
+
+
+# On the loop: count a new request as one that is in the house.
+cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept nogil:
+    request.admitted = True
+    in_house[0] += 1
+
+
+# On the loop: its maker keeps a request with its response beyond its end, and frees it.
+cdef inline void request_keep(Request *request) noexcept nogil:
+    request_move(request, REQUEST_TAKEN, REQUEST_KEPT)
+
+
+# On the loop: the final response of a request has passed the bridge, or nobody wants one. False: its maker keeps it.
+cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogil:
+    if request.admitted:
+        request.admitted = False
+        in_house[0] -= 1
+    if request.state == REQUEST_KEPT:
+        return False
+    request_move(request, request.state, REQUEST_ENDED)
+    return True
+
+
+# On the loop: a request whose final response has not come has other terms from now on. Only for one that its maker has
+# submitted. False: they no longer matter, because an instance has it.
+cdef bint request_reconsider(Request *request, const Terms *terms) noexcept nogil
