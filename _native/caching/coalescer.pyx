@@ -199,6 +199,7 @@ cdef void set_terms(Memo *memo, const Terms *terms) noexcept nogil:
 cdef void join(Memo *memo, Request *request) noexcept nogil:
     request_wait(request, &FOR_RESPONSE, memo)
     request.place = IN_TIME
+    request.queued_ns = request.terms.executable_ns
     list_append(&memo.waiting, request)
     memo.count += 1
 
@@ -219,7 +220,6 @@ cdef void detach(Memo *memo, Request *request) noexcept nogil:
     list_remove(&memo.waiting, request)
     memo.count -= 1
     memo.late -= request.place == LATE
-    request.expires_ns = 0
     request_stop_waiting(request, REQUEST_TAKEN)
 
 

@@ -7,12 +7,20 @@ entries take, whatever sizes they had before.
 """
 
 from libc.stdint cimport uint32_t
+from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
 from _native.caching.cache_key cimport KEY_SMALL
 from _native.memory.host cimport host_take_apart
 from _native.memory.resource cimport Block, block_give, block_share
-from _native.protobuf.codec cimport InferMessage, Parameter, Str
+from _native.protobuf.codec cimport (
+    InferMessage,
+    Parameter,
+    Str,
+    infer_message_copy_parameters,
+    infer_message_free,
+    infer_message_init,
+)
 from _native.request.request cimport InputData, OutputData, Request, Response
 
 cdef enum:
@@ -51,9 +59,9 @@ cdef size_t needed(const Request *work, bint compares) noexcept nogil:
 
 
 cdef size_t work_held(const Request *work, bint compares) noexcept nogil:
-    cdef const InferMessage *message = &work.message
-    return (sizeof(Request) + work.tensor_capacity * (sizeof(InputData) + sizeof(OutputData))
-            + message.parameter_capacity * sizeof(Parameter)
+    cdef uint32_t tensors = max(work.signature.input_count, work.signature.output_count)
+    return (sizeof(Request) + tensors * (sizeof(InputData) + sizeof(OutputData))
+            + work.message.parameter_count * sizeof(Parameter)
             + needed(work, compares) + OVERHEAD)
 
 
@@ -94,13 +102,36 @@ cdef void move_response_parameters(Response *response, Block *own, size_t *at) n
     response.parameter_block = block_share(own)
 
 
+cdef bint shrink_arrays(Request *work) noexcept nogil:
+    # They have grown with the requests that had this memory before. False: no memory; they are still good.
+    cdef uint32_t wanted = max(work.signature.input_count, work.signature.output_count)
+    cdef InferMessage message
+    cdef void *smaller
+    infer_message_init(&message)
+    if not infer_message_copy_parameters(&message, &work.message):
+        infer_message_free(&message)
+        return False
+    infer_message_free(&work.message)
+    work.message = message
+    if wanted < work.tensor_capacity:
+        work.tensor_capacity = wanted
+        smaller = realloc(work.inputs, max(wanted, <uint32_t>1) * sizeof(InputData))
+        if smaller != NULL:
+            work.inputs = <InputData *>smaller
+        smaller = realloc(work.response.outputs, max(wanted, <uint32_t>1) * sizeof(OutputData))
+        if smaller != NULL:
+            work.response.outputs = <OutputData *>smaller
+    return True
+
+
 cdef bint work_compact(Request *work, bint compares) noexcept nogil:
     cdef Block *own = host_take_apart(needed(work, compares))
     cdef InputData *input
     cdef OutputData *output
     cdef size_t at = 0
     cdef uint32_t i
-    if own == NULL:
+    if own == NULL or not shrink_arrays(work):
+        block_give(own)
         return False
     move_texts(own, &at, work.message.parameters, work.message.parameter_count)
     for i in range(work.signature.input_count):

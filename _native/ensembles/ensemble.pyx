@@ -77,7 +77,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Request timeout expired: ensemble '%s' version %s has had it for %lld us, as long as it may",
             lane.signature.name.data, lane.signature.version_text.data,
-            <long long>(request.expires_ns - request.queued_ns) // 1000))
+            <long long>(request.expires_ns - request.terms.executable_ns) // 1000))
         request.response.reason = "QUEUE_TIMEOUT"
         run_end(run)
     return False

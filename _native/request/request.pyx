@@ -155,7 +155,7 @@ cdef void request_fail(Request *request, int status, char *details) noexcept nog
 cdef void request_expired(Request *request) noexcept nogil:
     request_fail(request, STATUS_UNAVAILABLE, format_text(
         "Request timeout expired: waited %lld us in the queue of model '%s' version %s, as long as it may",
-        <long long>(request.expires_ns - request.queued_ns) // 1000, request.signature.name.data,
+        <long long>(request.expires_ns - request.terms.executable_ns) // 1000, request.signature.name.data,
         request.signature.version_text.data))
     request.response.reason = "QUEUE_TIMEOUT"
 

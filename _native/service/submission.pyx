@@ -424,6 +424,7 @@ cdef void push_parts(Submission *self, Request *whole) noexcept nogil:
         give_back(whole)
         return
     following = part.next
+    whole.queued_ns = whole.terms.executable_ns
     part.bridge = self.bridge
     if not enter(self, part):  # the queue decides once, before any part is executed
         split_refused(whole, part)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from _native.memory.resource import host as host_memory
 from bench import steps
 from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from tests.engine.cached import CACHED, Cached
@@ -39,6 +40,21 @@ async def test_answers_have_the_id_of_their_own_request(tmp_path):
         for name in ("a", "b"):
             answer = await infer(cached.engine, request(x=row(1), request_id=name))
             assert answer.response.id == name
+
+
+async def test_entries_of_other_sizes_leave_no_memory_behind(tmp_path):
+    """The size bounds what the cache takes as memory: what leaves it does not stay among the free blocks."""
+    limit = 4 << 20
+    held = []
+    for number, cache in enumerate((None, LocalCache(limit))):  # the first has what the requests themselves leave
+        async with Cached(tmp_path / str(number), cache) as cached:
+            for width in range(2000, 62000, 3000):
+                for first in range(20):
+                    await cached.ask(*range(first, first + width))
+            held.append(host_memory().usage()["held"])
+            if cache is not None:
+                assert cached.counts("evictions")[0] > 100
+    assert held[1] - held[0] <= limit + (1 << 20)
 
 
 async def test_the_least_recently_used_leaves_when_the_cache_is_full(tmp_path):

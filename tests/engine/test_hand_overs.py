@@ -4,7 +4,6 @@ A request is resumed after a load, joined to an identical one, looked up in a ca
 or executed again and again.
 """
 
-import asyncio
 import logging
 
 import numpy as np
@@ -142,13 +141,13 @@ async def test_identical_requests_have_the_best_of_their_priorities(tmp_path, st
         pending.append(Pending(engine, asked(3, priority=3)))
         if not stays:
             best.ticket.cancel()
-            await asyncio.sleep(0)
-        gate.go(4)
+        pending.append(Pending(engine, asked(5)))
+        gate.go(5)
         for each in pending:
             assert (await each.answer()).status == OK
         if stays:
             await best.answer()
-        assert order == ([-1, 3, 2, 4] if stays else [-1, 2, 3, 4])
+        assert order == ([-1, 3, 2, 4, 5] if stays else [-1, 2, 3, 4, 5])
 
 
 # -- deadlines --------------------------------------------------------------------------------------------------------

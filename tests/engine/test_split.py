@@ -118,18 +118,6 @@ async def test_large_requests_are_refused_unless_asked_for(tmp_path):
         assert (await infer(engine, request(x=rows(9)))).status == Status.INVALID_ARGUMENT
 
 
-async def test_a_full_queue_refuses_the_whole(tmp_path):
-    gate = Gate(double)
-    policy = "dynamic_batching { default_queue_policy { max_queue_size: 3 } }"
-    async with serving(tmp_path, gate, m=SPLITTING.replace("dynamic_batching { }", policy)) as engine:
-        pending = Pending(engine, request(x=rows(80)))
-        answer = await pending.answer()
-        assert answer.status == Status.UNAVAILABLE
-        assert "Exceeds maximum queue size" in answer.text
-        assert engine.model("m").lane.pending == 0
-        gate.go()
-
-
 async def test_random_sizes_get_their_own_rows(tmp_path):
     rng = random.Random(11)
     async with serving(tmp_path, double, m=SPLITTING.replace("count: 1", "count: 2")) as engine:

@@ -98,6 +98,7 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
     cdef uint32_t i
     cdef Level *level
     found = [0] * (2 * levels.level_count)
+    splits = queue.lane.signature.splits  # the further parts of a request go in with the first, however many they are
     held: dict[tuple[int, int], int] = {}
     while request != NULL:
         if request.previous != previous:
@@ -106,12 +107,16 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
             return f"a request in a queue is in state {<int>request.state}"
         if request.place >= 2 * levels.level_count or (previous != NULL and request.place < previous.place):
             return f"a request at place {request.place} is behind others of later places"
-        if level_at(request) != level_of(levels, request.terms.priority):
+        # One that serves several may have found its level full. Its place is that of the best of them, who may have come
+        # later.
+        if level_at(request) != level_of(levels, request.terms.priority) and not request.shared:
             return f"a request of priority {request.terms.priority} waits at level {level_at(request) + 1}"
         in_time = request.place % 2 == 0
-        if in_time and previous != NULL and previous.place == request.place and previous.queued_ns > request.queued_ns:
+        if (in_time and previous != NULL and previous.place == request.place and previous.queued_ns > request.queued_ns
+                and not (previous.shared or request.shared)):
             return f"a request of {request.queued_ns} ns waits behind one of {previous.queued_ns} ns"
-        if not in_time and (request.expires_ns == 0 or request.expires_ns > now or not request.yields):
+        if not in_time and not request.shared and (
+                request.expires_ns == 0 or request.expires_ns > now or not request.yields):
             return f"a request waits behind those in time, and may wait until {request.expires_ns} ns"
         if at_rest and in_time and request.expires_ns and now > request.expires_ns + grain:
             return f"a request waits, and might do so until {(now - request.expires_ns) // 1000} us ago"
@@ -136,9 +141,9 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
             return f"segment {i} of a queue counts {levels.segments[i].count} requests, and has {found[i]}"
     for i in range(levels.level_count):
         level = &levels.levels[i]
-        if level.max_size and found[2 * i] + found[2 * i + 1] > level.max_size:
+        if level.max_size and found[2 * i] + found[2 * i + 1] > level.max_size and not splits:
             return f"{found[2 * i] + found[2 * i + 1]} requests of priority {i + 1} wait, and {level.max_size} may"
-    if queue.lane.max_queue and count > queue.lane.max_queue:
+    if queue.lane.max_queue and count > queue.lane.max_queue and not splits:
         return f"{count} requests wait, and {queue.lane.max_queue} may"
     if <int64_t>queue.lane.in_flight < <int64_t>count:
         return f"{queue.lane.in_flight} requests are counted on a lane where {count} wait"

@@ -95,7 +95,6 @@ class Books:
             Violation: a model has counted others than its clients have asked it.
         """
         shared = {name for other in kinds for name in STEPS[other] if name != other}
-        shared |= {name for name in kinds if KINDS[name].splits}  # whose statistics count the parts
         if any(KINDS[name].asks for name in kinds):
             return  # what workers ask is not counted here
         for name, account in sorted(self._accounts.items()):
