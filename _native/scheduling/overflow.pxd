@@ -17,7 +17,7 @@ cdef inline void set_attention(Queue *queue) noexcept nogil:
 
 # Remove a request that waits.
 cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
-    if queue.shares.table != NULL:
+    if queue.shares.buckets != NULL:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
     levels_remove(&queue.levels, request)
     queue.enough_rows = 0

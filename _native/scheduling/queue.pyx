@@ -99,7 +99,7 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
 
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # count the request, and decide anew if an instance must not wait so long for more
-    if queue.shares.table != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
+    if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
         predictor_arrival(&queue.predictor, request.queued_ns)
@@ -350,10 +350,10 @@ cdef inline int64_t stricter_time(int64_t a, int64_t b) noexcept nogil:
 
 cdef void place_anew(Queue *queue, Request *request) noexcept nogil:
     # by its terms, which are others now
-    if queue.shares.table != NULL:
+    if queue.shares.buckets != NULL:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
     levels_move(&queue.levels, request, level_of(&queue.levels, request.terms.priority))
-    if queue.shares.table != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
+    if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
         set_attention(queue)
     queue.enough_rows = 0
 
