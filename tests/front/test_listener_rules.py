@@ -305,8 +305,8 @@ def test_connections_and_bytes_of_one_client(repository):
             assert refusal(second.ServerLive, LIVE)[0] is grpc.StatusCode.UNAVAILABLE
         code, details = refusal(first.ModelInfer, request("simple", floats(*range(4000))))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert details.startswith("client 127.0.0.1 has 1")
-        assert details.endswith(" bytes in flight, which is more than its limit of 10000")
+        assert details.startswith("client 127.0.0.1 announces a message of 16")
+        assert details.endswith(" bytes, which is more than its limit of 10000")
         assert first.ModelInfer(request("simple", floats(1))).model_name == "simple"
 
 
