@@ -38,6 +38,7 @@ NO_SLOT = re.compile(r"^Exceeds maximum queue size: all slots of model '([^']*)'
 HELD = re.compile(r"the requests and answers that the server held had more bytes than its limit of (\d+)")
 # what says that there was no memory; of a failed batch only the log, which there is not, says why
 NO_MEMORY = re.compile(r"^$|out of memory|no memory|MemoryError|a batch of \d+ requests failed")
+ANNOUNCED = re.compile(r"announces a message of (\d+) bytes; all clients together may have (\d+)$")
 EXPIRED = re.compile(r"^Request timeout expired: waited (\d+) us in the queue of model '([^']*)'")
 EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' version \d+ has had it for (\d+) us")
 
@@ -155,6 +156,8 @@ class Bounds:
         """Whether an error says rightly that the server holds more than it may."""
         found = HELD.search(text)
         limit = self.simulation.held_limit
+        if announced := ANNOUNCED.search(text):
+            return int(announced[1]) > limit == int(announced[2]) > 0
         return found is not None and int(found[1]) == limit > 0
 
     def explains(self, call: Call | Refused, text: str) -> bool:

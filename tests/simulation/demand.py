@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from server.engine.loading.lifecycle import UNLOADED
-from tests.simulation.operator import BROKEN, LACKS_STEP, RETRY, UNREACHABLE
+from tests.simulation.operator import BROKEN, LACKS_STEP, NO_ROOM, RETRY, UNREACHABLE
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 SHARE = 0.15  # of simulations that load models so
-NO_ROOM = "--model-memory-budget lacks"
 
 
 class Demand:

@@ -111,7 +111,8 @@ FAULTS = (
         "those who have shared an execution are not counted",
         "caching/coalescer",
         "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n",
-        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n            account_answered(request, now)\n",
+        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n"
+        "            account_answered(request, now)\n",
     ),
     fault(
         "an answer that is kept never becomes too old",
@@ -261,7 +262,8 @@ FAULTS = (
     fault(
         "the timer of a deadline is not set",
         "service/submission",
-        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
+        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n"
+        "    touch",
         "    touch",
     ),
     fault(
@@ -629,8 +631,8 @@ FAULTS = (
     fault(
         "the pool tells nobody of messages that it has finished",
         "transport/workers",
-        "    cdef bint alone = thread_pool.finished == NULL\n",
-        "    cdef bint alone = thread_pool.finished != NULL\n",
+        "        alone = finish(thread_pool, job)\n",
+        "        finish(thread_pool, job)\n",
     ),
     fault(
         "a message that the pool has inflated is taken for the compressed one",

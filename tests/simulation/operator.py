@@ -56,6 +56,7 @@ RETRY = 6000 * MS  # in which an error is told again, and what its requests take
 MODELS = Path("/models")
 UNREACHABLE = "the repository cannot be reached now"
 BROKEN = "the model's file is broken today"
+NO_ROOM = "--model-memory-budget lacks"
 LACKS_STEP = "which has no loaded version: see its own error"  # of an ensemble, one of whose models has not loaded
 
 
@@ -559,6 +560,7 @@ class Operator:
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
             lacks_step = LACKS_STEP in text and (self._is_moody or bool(self._unloaded_ns))
             known = UNLOADED in text or UNREACHABLE in text or BROKEN in text
+            known = known or (NO_ROOM in text and self.control.budget > 0)
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
 
