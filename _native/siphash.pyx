@@ -1,4 +1,4 @@
-"""SipHash-2-4 (https://www.aumasson.jp/siphash/): a keyed hash; who does not know the key cannot choose what collides."""
+"""SipHash-2-4 (https://www.aumasson.jp/siphash/): without the key nobody can choose what collides."""
 
 from libc.stdint cimport uint8_t, uint64_t
 

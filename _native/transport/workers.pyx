@@ -1,8 +1,8 @@
 """The thread pool: threads that compress and inflate large messages, which would block the event loop too long.
 
 Jobs run without the GIL, a slice at a time, by the turns of their clients. Finished ones wait in a list, and an eventfd
-signals the loop, which calls their `done`. The threads have a higher nice value than the rest of the process: when cores
-are scarce, the loop and instances go first.
+signals the loop, which calls their `done`. The threads have a higher nice value than the rest of the process: when
+cores are scarce, the loop and instances go first.
 """
 
 from libc.stdint cimport uint64_t
