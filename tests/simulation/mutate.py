@@ -71,7 +71,7 @@ FAULTS = (
     ),
     fault(
         "the client with least makes room",
-        "scheduling/shares",
+        "shares",
         "(found == NULL or share.count > found.count)",
         "(found == NULL or share.count < found.count)",
     ),
@@ -84,8 +84,8 @@ FAULTS = (
     fault(
         "a short wait that a request asks for is not kept to",
         "tensors/parameters",
-        "        request.timeout_us = max(p.integer, 0)\n",
-        "        request.timeout_us = 0\n",
+        "        request.terms.timeout_us = max(p.integer, 0)\n",
+        "        request.terms.timeout_us = 0\n",
     ),
     Fault(
         "a missing response of a decoupled model is the fault of its inputs",
@@ -111,7 +111,8 @@ FAULTS = (
         "those who have shared an execution are not counted",
         "caching/coalescer",
         "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n",
-        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n            account_answered(request, now)\n",
+        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n"
+        "            account_answered(request, now)\n",
     ),
     fault(
         "an answer that is kept never becomes too old",
@@ -261,7 +262,8 @@ FAULTS = (
     fault(
         "the timer of a deadline is not set",
         "service/submission",
-        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
+        "    if request.terms.deadline_ns or request.expires_ns:\n"
+        "        bridge_watch(self.bridge, request)\n    touch",
         "    touch",
     ),
     fault(
@@ -629,8 +631,8 @@ FAULTS = (
     fault(
         "the pool tells nobody of messages that it has finished",
         "transport/workers",
-        "    alone = thread_pool.finished.first == NULL\n",
-        "    alone = thread_pool.finished.first != NULL\n",
+        "    cdef bint alone = thread_pool.finished == NULL\n",
+        "    cdef bint alone = thread_pool.finished != NULL\n",
     ),
     fault(
         "a message that the pool has inflated is taken for the compressed one",
