@@ -41,6 +41,22 @@ class Proof:
 PROOFS: tuple[Proof, ...] = (
     Proof(
         "_native/caching/cache_key.pyx",
+        "key_digest",
+        "XXH3_128bits_update(&state, &head, sizeof(head))\n"
+        "            XXH3_128bits_update(&state, input.shape, input.rank * sizeof(int64_t))",
+        "XXH3_128bits_update(&state, input.shape, input.rank * sizeof(int64_t))\n"
+        "            XXH3_128bits_update(&state, &head, sizeof(head))",
+        "The digest stays in the process, and `key_same` compares shapes and sizes exactly beside it.",
+    ),
+    Proof(
+        "_native/scheduling/queue.pyx",
+        "grow",
+        "if not queue.policy.batching or queue.levels.count == 0:",
+        "if queue.levels.count == 0:",
+        "Without batching the plan below is of one request, which is no more than the batch has: NULL as well.",
+    ),
+    Proof(
+        "_native/caching/cache_key.pyx",
         "key_same",
         "return has_parameters(a, b) and has_parameters(b, a)",
         "return has_parameters(a, b)",
@@ -52,6 +68,13 @@ PROOFS: tuple[Proof, ...] = (
         "self.source = <SlabSource *>calloc(1, sizeof(SlabSource))",
         "self.source = <SlabSource *>calloc(2, sizeof(SlabSource))",
         "More memory than is used.",
+    ),
+    Proof(
+        "_native/file_contents.pyx",
+        "read_opened",
+        "if error or size[0] < capacity or size[0] > limit:",
+        "if size[0] < capacity or size[0] > limit:",
+        "With an error, `read_upto` has read less than it was asked for, so that less than the capacity is read.",
     ),
     Proof(
         "_native/file_contents.pyx",

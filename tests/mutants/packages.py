@@ -58,6 +58,7 @@ TESTS = {
         "front/test_access",
         "front/test_rights",
         "front/test_forwarding",
+        "engine/test_demand",
         "rpc/*",
         "conformance/test_infer",
         "conformance/test_stream",
