@@ -61,7 +61,8 @@ FAULTS = (
         "those who have shared an execution are not counted",
         "caching/coalescer",
         "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n",
-        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n            account_answered(request, now)\n",
+        "        if request.response.status == STATUS_OK:\n            account_answered(request, now)\n"
+        "            account_answered(request, now)\n",
     ),
     fault(
         "an answer that is kept never becomes too old",
@@ -211,7 +212,8 @@ FAULTS = (
     fault(
         "the timer of a deadline is not set",
         "service/submission",
-        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
+        "    if request.terms.deadline_ns or request.expires_ns:\n"
+        "        bridge_watch(self.bridge, request)\n    touch",
         "    touch",
     ),
     fault(
