@@ -34,10 +34,10 @@ def read_metrics(version: Version) -> None:
         raise Violation(f"{version.prefix}: {success} requests were good, and not as many took time: {found}")
     rows, batches = value_of(found["inferences"]), value_of(found["executions"])
     told = found["batch_histogram"]
-    # in a batch are rows, too, whose requests have failed, or that nobody has asked
-    agrees = value_of(told, "_count") == batches and rows <= value_of(told, "_sum")
-    # a request that is executed again and again counts once
-    agrees = agrees and (batches <= rows or kind.repeats)
+    # In a batch are rows, too, whose requests have failed, or that nobody has asked. A request that is executed again
+    # and again counts once, when it has ended.
+    repeats = kind.sequence is not None and kind.sequence.iterative
+    agrees = value_of(told, "_count") == batches and (repeats or batches <= rows) and rows <= value_of(told, "_sum")
     # there may be no memory to count a batch of a new size
     if not (agrees or version.backend.executions.is_faulty):
         raise Violation(f"{version.prefix}: {rows} rows in {batches} batches: {told}")

@@ -262,8 +262,8 @@ FAULTS = (
     fault(
         "the timer of a deadline is not set",
         "service/submission",
-        "    if request.terms.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n"
-        "    touch",
+        "    if request.terms.deadline_ns or request.expires_ns:\n"
+        "        bridge_watch(self.bridge, request)\n    touch",
         "    touch",
     ),
     fault(

@@ -133,9 +133,9 @@ class Oracle:
         ):  # it may be parked, for its client has much to read
             return
         self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not call.yields)
-        # the time in a queue does not begin before the model is loaded
-        waits_for_load = self.simulation.demand.on
-        if call.timeout_us and not (call.yields or kind.sequence or kind.steps or waits_for_load):
+        # the time in the queue of a request that has caused its model to be loaded begins when the model is there
+        is_there = not self.simulation.demand.on or kind.name in self.simulation.versions
+        if call.timeout_us and is_there and not (call.yields or kind.sequence or kind.steps):
             self._gone(call, now + call.timeout_us * 1000)
 
     def _gone(self, call: Call, ns: int) -> None:
