@@ -10,8 +10,9 @@ Resources (the rate limiter) are granted here, before a consumer is chosen: a li
 put on a list, and of all lines on it the consumer with the smallest virtual time goes first as soon as its resources
 are free. One whose resources are not free is passed over, so that they are used. One that needs much of a resource
 could wait for ever while others share it: once they are PATIENCE of its executions ahead of it, it is *overdue*, and
-they leave it what it needs. An execution adds a claim's priority to its virtual time, so claims that always have work execute in inverse proportion to their priorities. Who had no work for a while
-begins at the virtual time that the others have come to, and so neither makes up for it nor waits for them.
+they leave it what it needs. An execution adds a claim's priority to its virtual time, so claims that always have work
+execute in inverse proportion to their priorities. Who had no work for a while begins at the virtual time that the
+others have come to, and so neither makes up for it nor waits for them.
 
 A line in which requests wait for more of them to come has to be looked at when that is no longer worth while: one idle
 consumer watches the clock for it (`Line.watcher`), or the loop does.

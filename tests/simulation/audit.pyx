@@ -107,9 +107,8 @@ cdef str _audit_queue(Queue *queue, int64_t now, int64_t grain, bint at_rest):
             return f"a request in a queue is in state {<int>request.state}"
         if request.place >= 2 * levels.level_count or (previous != NULL and request.place < previous.place):
             return f"a request at place {request.place} is behind others of later places"
-      # One that serves several may have found its level full. Its place is that of the best of them, who may have come
-      
-        # later.
+        # One that serves several may have found its level full. Its place is that of the best of them, and that one may
+        # have come later.
         if level_at(request) != level_of(levels, request.terms.priority) and not request.shared:
             return f"a request of priority {request.terms.priority} waits at level {level_at(request) + 1}"
         in_time = request.place % 2 == 0
