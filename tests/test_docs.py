@@ -33,12 +33,24 @@ PROGRAM = re.compile(r"python -m ((?:bench|tests|server|examples)[\w.]*)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]*[a-z0-9])(?![\w-])")
 
 OTHERS_OPTIONS = {
-    "draw",
     *("index-url", "protocol", "http2-prior-knowledge", "list-methods", "data-binary"),  # pip, buf, curl
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
-    *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
+    *(
+        "target",
+        "quick",
+        "only",
+        "server",
+        "help",
+        "seconds",
+        "rounds",
+        "gather",
+        "door",
+        "policy",
+        "queue",
+        "draw",
+    ),  # ours
     "rate",
 }
 """Options in the pages that are not the server's."""
