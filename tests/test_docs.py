@@ -37,20 +37,8 @@ OTHERS_OPTIONS = {
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
-    *(
-        "target",
-        "quick",
-        "only",
-        "server",
-        "help",
-        "seconds",
-        "rounds",
-        "gather",
-        "door",
-        "policy",
-        "queue",
-        "draw",
-    ),  # ours
+    *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
+    *("draw", "again"),  # of tests.mutants
     "rate",
 }
 """Options in the pages that are not the server's."""
