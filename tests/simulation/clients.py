@@ -349,7 +349,7 @@ class Client:
         return Random(f"{self.simulation.outcome.seed} client {self.number} action {action}")
 
     def _do_something(self) -> None:
-        if self.simulation.scale.crashes and self.left == 1:
+        if self.simulation.scale.crashes:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.random.random() < self.simulation.talks:
             is_long = self.random.random() < LONG_TALKS

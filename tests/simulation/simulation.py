@@ -82,7 +82,7 @@ class Scale:
         crowd: calls of crowds, beside those of the clients; see `crowd`.
         lines: connections of a crowd, at most.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
-        crashes: the process crashes before the last call of a client.
+        crashes: the process crashes before the first call of a client.
         lies: a crowd takes a right answer for a wrong one.
     """
 
