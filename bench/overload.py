@@ -68,6 +68,8 @@ class Probe:
     address: str
     latencies: dict[int, list[float]] = field(default_factory=dict)
 
+    request: bytes = REQUEST
+
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="probe")
@@ -78,7 +80,7 @@ class Probe:
             while not self._stop.wait(0.002):
                 code, start = OK, time.perf_counter()
                 try:
-                    call(REQUEST)
+                    call(self.request)
                 except grpc.RpcError as error:
                     code = error.code().value[0]  # type: ignore[attr-defined]
                 self.latencies.setdefault(code, []).append((time.perf_counter() - start) * 1e3)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench import inferd, python_models, system
+from bench.peers import models
 from bench.peers.base import Peer
 from bench.processes import ServerProcess
 from bench.repository import BENCH, write
@@ -38,5 +39,32 @@ class InferdPython(Inferd):
 
 
 class InferdGrpcio(Inferd):
+    name: ClassVar[str] = "inferd (grpcio door)"
+    door: ClassVar[str] = "grpcio"
+
+
+class InferdShared(Inferd):
+    """With the models that other servers read, too, in C and in Python, on TCP and on a unix socket."""
+
+    @property
+    def unix(self) -> str:
+        return f"unix:{self.folder}/socket"
+
+    def launch(self) -> ServerProcess:
+        return inferd.start(
+            models.write_own(self.folder / "models"),
+            self.folder / "log",
+            door=self.door,
+            options=(
+                f"--backend-directory={models.backends()}",
+                "--model-control-mode=explicit",
+                "--load-model=*",
+                "--grpc-address=127.0.0.1",
+                f"--grpc-address={self.unix}",
+            ),
+        )
+
+
+class InferdSharedGrpcio(InferdShared):
     name: ClassVar[str] = "inferd (grpcio door)"
     door: ClassVar[str] = "grpcio"

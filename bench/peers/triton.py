@@ -1,6 +1,7 @@
-"""Triton Inference Server 24.10 from the wheel of PyTriton, with models of its Python backend.
+"""Triton Inference Server 24.10 from the wheel of PyTriton.
 
-The wheel carries the server's binary, its core and the Python backend, and no other backend.
+The wheel carries the server's binary, its core and the Python backend, and no other backend. `TritonShared` adds the
+backend in C of `bench.peers.models`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from bench import python_models
+from bench import messages, python_models
+from bench.peers import models
 from bench.peers.base import AbsentError, Peer
 from bench.peers.download import unpacked_wheel
 from bench.processes import ServerProcess, free_port
@@ -47,20 +49,23 @@ class Triton(Peer):
 
     def launch(self) -> ServerProcess:
         home = self.home()
-        repository = python_models.write(self.folder / "models")
+        return self.serve(home, python_models.write(self.folder / "models"), home / "backends")
+
+    def serve(self, home: Path, repository: Path, backends: Path, *options: str) -> ServerProcess:
         # The stub ignores PYTHONPATH but looks beside model.py. With numpy 2 it would hand over empty tensors.
         for part in unpacked_wheel(NUMPY_WHEEL, python=STUB_PYTHON).glob("numpy*"):
-            for model in repository.iterdir():
-                (model / "1" / part.name).symlink_to(part)
+            for program in repository.glob("*/1/model.py"):
+                program.with_name(part.name).symlink_to(part)
         port = free_port()
         command: list[str | Path] = [
             home / "bin" / "tritonserver",
             f"--model-repository={repository}",
-            f"--backend-directory={home / 'backends'}",
+            f"--backend-directory={backends}",
             "--allow-http=false",
             "--allow-metrics=false",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={port}",
+            *options,
         ]
         env = {
             "LD_LIBRARY_PATH": str(home.parent.parent / "nvidia_pytriton.libs"),
@@ -75,11 +80,32 @@ class Triton(Peer):
             raise
         return server
 
+    def probe(self) -> bytes:
+        """A request that tells whether it is ready."""
+        return self.exchange.request
+
     def _wait_ready(self, server: ServerProcess) -> None:
         give_up = time.monotonic() + START_SECONDS
         while time.monotonic() < give_up:
             with Driver(server.address) as driver:
-                if driver.run(Fixed([self.exchange.request]), requests=1).statuses.get(0):
+                if driver.run(Fixed([self.probe()]), requests=1).statuses.get(0):
                     return
             time.sleep(0.2)
         raise RuntimeError(f"Triton does not answer:\n{server.log_end()}")
+
+
+class TritonShared(Triton):
+    """With the models that other servers read, too, in C and in Python."""
+
+    def version(self) -> str:
+        return "Triton 2.51 (24.10)"
+
+    def launch(self) -> ServerProcess:
+        home = self.home()
+        options = ("--model-control-mode=explicit", "--load-model=*")
+        return self.serve(
+            home, models.write_shared(self.folder / "models"), models.backends(home / "backends"), *options
+        )
+
+    def probe(self) -> bytes:
+        return messages.identity(64, "echo").request

@@ -1,0 +1,222 @@
+"""This server beside those that people would use instead of it, in one run.
+
+    python -m bench.peers --install       the environments of servers in Python, under ~/.cache/inferd-peers
+    python -m bench.peers                 a quarter of an hour; writes bench/results/peers.json and docs/performance.md
+    python -m bench.peers --quick         one short round of everything, to see that it works; writes nothing
+    python -m bench.peers --page          docs/performance.md and its pictures from bench/results/peers.json
+
+bench/README.md has the method. Servers that are not installed are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from bench import messages, system
+from bench.peers import comparison, environments, page
+from bench.peers.base import AbsentError, Peer
+from bench.peers.comparison import INFERD_C, NATIVE, PAIRS, QUICK, RATES, TRITON_C, WAYS, Effort, Load, Round, Way
+
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Comparison:
+    """A run: the servers that are there, and what was found.
+
+    Args:
+        effort: of each row.
+        folder: for the files of servers.
+        only: keys of loads and names of parts; empty for all.
+    """
+
+    def __init__(self, effort: Effort, folder: Path, only: set[str]) -> None:
+        self._effort = effort
+        self._folder = folder
+        self._only = only
+        self.absent: list[str] = []
+        self.versions: dict[str, str] = {}
+
+    def wants(self, part: str) -> bool:
+        return not self._only or part in self._only
+
+    def start(self, stack: ExitStack, ways: Sequence[Way], bytes: int) -> dict[type[Peer], Peer]:
+        """The servers of these ways that are there, until the stack closes."""
+        found: dict[type[Peer], Peer] = {}
+        for server in dict.fromkeys(way.server for way in ways):
+            peer = self._make(server, bytes)
+            try:
+                found[server] = stack.enter_context(peer)
+                self.versions.setdefault(peer.name, peer.version())
+            except (AbsentError, RuntimeError) as error:
+                self._leave_out(f"{server.name}: {error}")
+        return found
+
+    def _make(self, server: type[Peer], bytes: int = 64) -> Peer:
+        folder = Path(tempfile.mkdtemp(prefix=f"{server.__name__}-", dir=self._folder))
+        return server(messages.identity(bytes), folder)
+
+    def _leave_out(self, text: str) -> None:
+        if text not in self.absent:
+            self.absent.append(text)
+            say(f"  LEFT OUT: {text[:600]}")
+
+    def compare(self, load: Load) -> dict[str, list[Round]]:
+        """All ways of a load, in turns."""
+        say(load.title)
+        found: dict[str, list[Round]] = {}
+        with ExitStack() as stack:
+            peers = self.start(stack, load.ways, load.bytes)
+            ways = [way for way in load.ways if way.server in peers]
+            for _ in range(self._effort.rounds):
+                for way in tuple(ways):
+                    peer = peers[way.server]
+                    try:
+                        if way.name not in found:
+                            comparison.check(peer, way, load)
+                        found.setdefault(way.name, []).append(comparison.measure(peer, way, load, self._effort.seconds))
+                    except (AbsentError, RuntimeError, ValueError, OSError) as error:
+                        ways.remove(way)
+                        self._leave_out(f"{load.title}: {way.name}: {error}")
+        for name, rounds in found.items():
+            best = page.best([asdict(each) for each in rounds])
+            say(
+                f"  {name:28} {best['cpu_us']:9.1f} µs CPU {best['rate']:10,.0f} /s  p99 {best['p99_us'] or 0:9,.0f} µs"
+            )
+        return found
+
+    def curves(self) -> dict[str, list[dict[str, Any]]]:
+        """Open loops at rising rates, for each way as long as it keeps up."""
+        say("64 bytes, open loop")
+        found: dict[str, list[dict[str, Any]]] = {}
+        ways = [way for way in WAYS if way.name != "nghttpd" and not way.unix]
+        with ExitStack() as stack:
+            peers = self.start(stack, ways, 64)
+            ways = [way for way in ways if way.server in peers]
+            for rate in RATES:
+                load = Load("open", f"{rate}/s", (), 8, 8, rate=rate)
+                for way in tuple(ways):
+                    try:
+                        rounds = [
+                            comparison.measure(peers[way.server], way, load, self._effort.seconds)
+                            for _ in range(self._effort.rounds)
+                        ]
+                    except RuntimeError as error:
+                        ways.remove(way)
+                        say(f"  {way.name} ends at {rate}/s: {str(error)[:200]}")
+                        continue
+                    middle = sorted(rounds, key=lambda each: each.p99_us or 0.0)[len(rounds) // 2]
+                    if not middle.kept_up:
+                        ways.remove(way)
+                        continue
+                    found.setdefault(way.name, []).append({"offered": rate, **asdict(middle)})
+        return found
+
+    def each(self, title: str, ways: Sequence[Way], measure: Callable[[Peer, Way], T]) -> dict[str, T]:
+        """A figure of each way, one after the other."""
+        say(title)
+        found: dict[str, T] = {}
+        with ExitStack() as stack:
+            peers = self.start(stack, ways, 64)
+            for way in ways:
+                if way.server in peers:
+                    found[way.name] = measure(peers[way.server], way)
+                    say(f"  {way.name:28} {found[way.name]}")
+        return found
+
+    def starts(self) -> dict[str, dict[str, float]]:
+        """Start to the first answer, each server alone; the quicker of two starts."""
+        say("from the start to the first answer")
+        found: dict[str, dict[str, float]] = {}
+        for way in (way for way in WAYS if way.server.speaks_grpc and way in (NATIVE, TRITON_C, *WAYS[8:])):
+            try:
+                runs = [comparison.first_answer(self._make(way.server), way) for _ in range(2)]
+            except (AbsentError, RuntimeError, ValueError) as error:
+                self._leave_out(f"{way.name}: {error}")
+                continue
+            found[way.server.name] = min(runs, key=lambda each: each["seconds"])
+            say(f"  {way.server.name:28} {found[way.server.name]}")
+        return found
+
+    def run(self) -> dict[str, Any]:
+        seconds = self._effort.seconds
+        begun = datetime.datetime.now(datetime.UTC)
+        load_before = psutil.getloadavg()
+        loads = [load for load in comparison.closed_loops() if self.wants(load.key)]
+        rows = {
+            load.key: {"title": load.title, "ways": {k: [asdict(r) for r in v] for k, v in self.compare(load).items()}}
+            for load in loads
+        }
+        pair = (INFERD_C, TRITON_C)
+        parts: dict[str, Any] = {
+            "curves": self.curves,
+            "overload": lambda: self.each("overload", pair, lambda p, w: comparison.overload(p, w, 2 * seconds)),
+            "loading": lambda: self.each(
+                "while models load", PAIRS, lambda p, w: comparison.while_loading(p, w, 2 * seconds)
+            ),
+            "starts": self.starts,
+        }
+        found = {name: part() for name, part in parts.items() if self.wants(name)}
+        return {
+            "date": begun.isoformat(timespec="minutes"),
+            "minutes": round((datetime.datetime.now(datetime.UTC) - begun).total_seconds() / 60, 1),
+            "machine": system.describe(),
+            "load_average_before": load_before,
+            "versions": self.versions | system.versions(),
+            "effort": asdict(self._effort),
+            "rows": rows,
+            **found,
+            "absent": self.absent,
+        }
+
+
+def main() -> int:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="bench.peers", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--install", action="store_true", help="install the peers in Python, then end")
+    parser.add_argument("--page", action="store_true", help="write the page from the recorded results, then end")
+    parser.add_argument("--quick", action="store_true", help="one short round of each, results not kept")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="only these, results not kept")
+    parser.add_argument("--rounds", type=int, default=Effort().rounds)
+    given = parser.parse_args()
+    if given.install:
+        failed = environments.install()
+        print("not installed: " + ", ".join(failed) if failed else "all are installed")
+        return bool(failed)
+    if given.page:
+        page.write(json.loads(page.RESULTS.read_text()))
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix="inferd-peers-"))
+    try:
+        found = Comparison(
+            QUICK if given.quick else replace(Effort(), rounds=given.rounds), folder, set(given.only)
+        ).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if given.quick or given.only:
+        print(json.dumps(found, indent=1))
+        return 0
+    page.RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    page.write(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""The rows of the comparison: what is asked, of whom, and how one round of it is measured.
+
+A *way* is a server and one of its models. All ways of a row take turns within each round.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench import messages
+from bench.overload import Probe
+from bench.peers import models
+from bench.peers.base import AbsentError, Peer
+from bench.peers.grpc_aio import GrpcAioEcho
+from bench.peers.inferd import InferdShared, InferdSharedGrpcio
+from bench.peers.nghttpd import Nghttpd
+from bench.peers.others import BentoML, HttpServer, KServe, LitServe, MLServer, Mosec, RayServe
+from bench.peers.triton import TritonShared
+from bench.works import ask
+from inferd_client.driver import INFER_PATH, Driver, Fixed
+from inferd_client.driver.report import Report
+from inferd_client.grpc import InferenceServerClient
+
+MIB = 1 << 20
+STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+OK, UNAVAILABLE = 0, 14
+SATURATED = 0.9  # of the offered rate: what answers less does not keep up
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A server and a model of it."""
+
+    name: str
+    server: type[Peer]
+    model: str = "identity"
+    unix: bool = False
+
+    def address(self, peer: Peer) -> str:
+        return peer.unix if self.unix and isinstance(peer, InferdShared) else peer.address
+
+
+NATIVE = Way("inferd, native", InferdShared)
+INFERD_C = Way("inferd, backend in C", InferdShared, "echo")
+INFERD_PYTHON = Way("inferd, model.py", InferdShared, "python")
+TRITON_C = Way("Triton, backend in C", TritonShared, "echo")
+TRITON_PYTHON = Way("Triton, model.py", TritonShared, "python")
+ORIENTATION = (Way("mosec", Mosec), Way("LitServe", LitServe), Way("BentoML", BentoML))
+WAYS = (
+    Way("nghttpd", Nghttpd),
+    NATIVE,
+    Way("inferd, native, unix socket", InferdShared, unix=True),
+    Way("inferd, native, grpcio door", InferdSharedGrpcio),
+    INFERD_C,
+    TRITON_C,
+    INFERD_PYTHON,
+    TRITON_PYTHON,
+    Way("grpc.aio", GrpcAioEcho),
+    Way("MLServer", MLServer),
+    Way("KServe SDK", KServe),
+    Way("Ray Serve", RayServe),
+)
+PAIRS = (NATIVE, INFERD_C, TRITON_C, INFERD_PYTHON, TRITON_PYTHON)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a round of one way takes, and how many there are."""
+
+    seconds: float = 1.5
+    rounds: int = 3
+
+
+QUICK = Effort(0.3, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of each way."""
+
+    key: str
+    title: str
+    ways: Sequence[Way]
+    connections: int
+    in_flight: int
+    bytes: int = 64
+    rate: float = 0.0  # an open loop, of requests that come independently of each other
+    path: str = INFER_PATH
+    model: str = ""  # instead of the way's
+    answers: int = 1  # responses that a request has
+
+
+def closed_loops() -> list[Load]:
+    small = [
+        Load(
+            f"small_{level}", f"64 bytes, {level} in flight", (*WAYS, *ORIENTATION), max(1, level // 32), min(level, 32)
+        )
+        for level in (1, 8, 32, 128)
+    ]
+    return [
+        *small,
+        Load("large", "600 kB there and back, 4 connections x 4", WAYS, 4, 4, bytes=600_000),
+        Load("huge", "16 MiB there and back, 1 x 2", PAIRS, 1, 2, bytes=16 * MIB),
+        Load("busy", "2 to 3 ms of one core an execution, batches of at most 8; 32 in flight",
+             (INFERD_C, TRITON_C), 4, 8, model="busy"),
+        Load("waiting", "a model.py that waits 5 ms for each batch, as for a GPU; 128 in flight",
+             (INFERD_PYTHON, TRITON_PYTHON), 4, 32, model="waiting"),
+        Load("stream", f"streams of {models.RESPONSES:,} responses of 64 bytes from a backend in C, 4 at a time",
+             (INFERD_C, TRITON_C), 4, 1, path=STREAM_PATH, model="stream", answers=models.RESPONSES),
+    ]  # fmt: skip
+
+
+RATES = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000, 160_000, 240_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One way under one load. Times in microseconds; None where the driver does not tell."""
+
+    rate: float  # answers a second; of streams, responses
+    cpu_us: float  # of the server's processes, for each of these
+    p50_us: float | None
+    p99_us: float | None
+    kept_up: bool = True
+
+    @staticmethod
+    def of(report: Report, cpu: float, load: Load) -> Round:
+        answers = report.answered * load.answers
+        return Round(
+            answers / report.seconds,
+            cpu / answers * 1e6,
+            report.latency.p50,
+            report.latency.p99,
+            not load.rate or report.rate >= SATURATED * load.rate,
+        )
+
+
+def exchange_of(load: Load, way: Way) -> messages.Exchange:
+    return messages.identity(load.bytes, load.model or way.model)
+
+
+def check(peer: Peer, way: Way, load: Load) -> None:
+    """Compare one answer with what is expected, by grpc's own client.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if peer.speaks_grpc and load.answers == 1:
+        exchange = exchange_of(load, way)
+        messages.check_answer(ask(peer.address, exchange.request), exchange.response)
+
+
+def measure(peer: Peer, way: Way, load: Load, seconds: float) -> Round:
+    """One round.
+
+    Raises:
+        RuntimeError: an answer was wrong, or missing.
+        AbsentError: the load's driver is not there.
+    """
+    if isinstance(peer, HttpServer):
+        return measure_http(peer, load, seconds)
+    workload = Fixed([exchange_of(load, way).request])
+    with Driver(way.address(peer), connections=load.connections) as driver:
+        driver.run(workload, in_flight=load.in_flight, seconds=seconds / 4, path=load.path)
+        cpu = peer.cpu_seconds()
+        report = driver.run(
+            workload, in_flight=load.in_flight if not load.rate else 1000, seconds=seconds, rate=load.rate,
+            scattered=bool(load.rate), path=load.path,
+        )  # fmt: skip
+        cpu = peer.cpu_seconds() - cpu
+    if report.wrong or report.lost or report.reset or not report.answered:
+        raise RuntimeError(f"{way.name}: {report.samples or report}")
+    return Round.of(report, cpu, load)
+
+
+def measure_http(peer: HttpServer, load: Load, seconds: float) -> Round:
+    """One round over HTTP/1.1, a connection for each request in flight.
+
+    Raises:
+        RuntimeError: a request failed.
+        AbsentError: h2load is not installed.
+    """
+    binary = shutil.which("h2load")
+    if binary is None:
+        raise AbsentError("h2load: apt-get install nghttp2-client")
+    body = peer.folder / "body"
+    body.write_bytes(peer.body)
+    clients = load.connections * load.in_flight
+    duration = max(1, round(seconds))  # in whole seconds only
+    command = [binary, "--h1", f"-c{clients}", f"-D{duration}", "--warm-up-time=1s", "-d", str(body)]
+    command += ["-H", f"content-type: {peer.media_type}", f"http://{peer.address}{peer.path}"]
+    cpu = peer.cpu_seconds()
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    cpu = peer.cpu_seconds() - cpu
+    found = re.search(r"finished in [\d.]+\w+, ([\d.]+) req/s", text)
+    codes = re.search(r"status codes: (\d+) 2xx, (\d+) 3xx, (\d+) 4xx, (\d+) 5xx", text)
+    if found is None or codes is None or codes.group(2, 3, 4) != ("0", "0", "0"):
+        raise RuntimeError(f"{peer.name}: {text[-500:]}")
+    rate = float(found[1])
+    return Round(rate, cpu / (rate * (duration + 1)) * 1e6, None, None)  # CPU is that of the warm-up, too
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Overload
+
+
+def overload(peer: Peer, way: Way, seconds: float) -> dict[str, Any]:
+    """Goodput of `busy`, whose queue is limited, at its capacity, and at 2 and 5 times that."""
+    exchange = messages.identity(64, "busy")
+    with Driver(peer.address, connections=8) as driver:
+        driver.run(Fixed([exchange.request]), in_flight=4, seconds=seconds / 4)
+        capacity = driver.run(Fixed([exchange.request]), in_flight=4, seconds=seconds).rate
+    found: dict[str, Any] = {"capacity": capacity}
+    for factor in (2, 5):
+        with Probe(peer.address, exchange.request) as probe, Driver(peer.address, connections=8) as driver:
+            report = driver.run(
+                Fixed([exchange.request]), in_flight=1000, seconds=2 * seconds, rate=factor * capacity, scattered=True
+            )
+        refused = {str(status): calls for status, calls in report.statuses.items() if status != OK}
+        found[str(factor)] = {
+            "goodput": report.statuses.get(OK, 0) / report.seconds,
+            "refused": refused,
+            "lost": report.lost + report.reset,
+            "accepted_p99_ms": probe.p99(OK),
+        }
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# While models load
+
+
+def while_loading(peer: Peer, way: Way, seconds: float) -> dict[str, dict[str, float]]:
+    """Times of 500 small requests a second, calm and while another client loads and unloads a model.py without pause."""
+    exchange = exchange_of(Load("", "", (), 1, 1), way)
+    found: dict[str, dict[str, float]] = {}
+    for state in ("calm", "loading"):
+        stop = threading.Event()
+        loads = 0
+
+        def operate(stop: threading.Event = stop) -> None:
+            nonlocal loads
+            with InferenceServerClient(peer.address) as client:
+                while not stop.is_set():
+                    client.unload_model("waiting")
+                    client.load_model("waiting")
+                    loads += 1
+
+        operator = threading.Thread(target=operate)
+        if state == "loading":
+            operator.start()
+        with Driver(peer.address) as driver:
+            report = driver.run(
+                Fixed([exchange.request]), in_flight=1000, seconds=2 * seconds, rate=500, scattered=True
+            )
+        stop.set()
+        if state == "loading":
+            operator.join()
+        times = asdict(report.latency)
+        found[state] = {key: times[key] for key in ("p50", "p99", "p999", "max")} | {"loads": loads}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Start and memory
+
+
+def first_answer(peer: Peer, way: Way) -> dict[str, float]:
+    """Seconds from the start of the process to the first right answer, and resident MiB after it."""
+    load = Load("", "", (), 1, 1)
+    begun = time.monotonic()
+    with peer:
+        while True:
+            try:
+                check(peer, way, load)
+                break
+            except Exception:
+                if time.monotonic() - begun > 120:
+                    raise
+                time.sleep(0.02)
+        return {"seconds": time.monotonic() - begun, "mib": peer.server.rss() / MIB}
