@@ -53,6 +53,7 @@ NGHTTP2_USERS = {
     "_native.transport.eviction",
     "_native.transport.expiry",
     "_native.transport.head",
+    "_native.service.exchange",
     "_native.transport.http2",
     "_native.transport.incoming",
     "_native.transport.message_compression",

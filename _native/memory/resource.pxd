@@ -84,6 +84,7 @@ cdef enum Live:
     # kinds of native objects whose live numbers are counted here; `_native.memory.host` counts blocks
     LIVE_REQUESTS
     LIVE_STREAMS
+    LIVE_EXCHANGES
     LIVE_CONNECTIONS
     LIVE_LANES
     LIVE_ARENAS

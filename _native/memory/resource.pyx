@@ -173,6 +173,7 @@ def live_counters() -> dict[str, int]:
         "blocks": host_blocks(),
         "requests": load64(&live[<int>LIVE_REQUESTS]),
         "streams": load64(&live[<int>LIVE_STREAMS]),
+        "exchanges": load64(&live[<int>LIVE_EXCHANGES]),
         "connections": load64(&live[<int>LIVE_CONNECTIONS]),
         "lanes": load64(&live[<int>LIVE_LANES]),
         "arenas": load64(&live[<int>LIVE_ARENAS]),

@@ -8,7 +8,10 @@ from _native.request.request cimport Response
 from _native.transport.outgoing cimport Outgoing
 
 # The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
-cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil
+# `streamed`: of a ModelStreamInferResponse with it, and a parameter that says whether it is the final one.
+cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept nogil
+# The framed ModelStreamInferResponse with error_message, and the request's id in infer_response; NULL: no memory.
+cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil
 # The same as an unframed message: its size, and writing it; size 0: no memory.
 cdef size_t answer_size(const Response *response) noexcept nogil
 cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil

@@ -24,6 +24,7 @@ from _native.transport.outgoing cimport Outgoing, outgoing_add, outgoing_new, wr
 cdef enum:
     COPY_BELOW = 8192        # answers smaller than this are written as one piece
     REFERENCE_FROM = 4096    # outputs from this size on are sent by reference
+    PREFIX = 5               # bytes in front of a gRPC message
     FEW_OUTPUTS = 16
     FEW_PARAMETERS = 8
     STREAM_ERROR_MESSAGE = 1 << 3 | 2     # tags of ModelStreamInferResponse
@@ -44,6 +45,14 @@ cdef struct Answer:
     Parameter few_parameters[FEW_PARAMETERS]
     Parameter *parameters
     size_t head_size
+    size_t size              # of the whole message
+
+
+cdef struct ErrorAnswer:
+    # the parts of a ModelStreamInferResponse with an error
+    ResponseHead head        # with the request's id
+    size_t head_size
+    size_t text_size
     size_t size              # of the whole message
 
 
@@ -119,13 +128,28 @@ cdef uint8_t *answer_write(const Answer *answer, const Response *response, uint8
     return at
 
 
-cdef Outgoing *answer_by_reference(const Answer *answer, const Response *response) noexcept nogil:
+cdef inline size_t wrapping_size(const Answer *answer, bint streamed) noexcept nogil:
+    # bytes in front of the response in a ModelStreamInferResponse
+    return 1 + varint_size(answer.size) if streamed else 0
+
+
+cdef uint8_t *write_front(const Answer *answer, bint streamed, uint8_t *at) noexcept nogil:
+    # what is in front of the response in a framed message
+    write_message_prefix(at, wrapping_size(answer, streamed) + answer.size)
+    at += PREFIX
+    if streamed:
+        at[0] = STREAM_INFER_RESPONSE
+        at = write_varint(at + 1, answer.size)
+    return at
+
+
+cdef Outgoing *answer_by_reference(const Answer *answer, const Response *response, bint streamed) noexcept nogil:
     # header and small outputs copied, large outputs referenced where the model left them
     cdef Outgoing *message
     cdef const OutputData *out
     cdef uint8_t *start
     cdef uint8_t *at
-    cdef size_t room = 5 + answer.head_size
+    cdef size_t room = PREFIX + wrapping_size(answer, streamed) + answer.head_size
     cdef uint32_t i
     for i in range(output_count(response)):
         out = &response.outputs[i]
@@ -135,8 +159,7 @@ cdef Outgoing *answer_by_reference(const Answer *answer, const Response *respons
     if message == NULL:
         return NULL
     start = message.room
-    write_message_prefix(start, answer.size)
-    at = response_head_write(&answer.head, start + 5)
+    at = response_head_write(&answer.head, write_front(answer, streamed, start))
     for i in range(output_count(response)):
         out = &response.outputs[i]
         if not out.wanted:
@@ -155,23 +178,55 @@ cdef Outgoing *answer_by_reference(const Answer *answer, const Response *respons
     return message
 
 
-cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil:
+cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept nogil:
     cdef Answer answer
     cdef Outgoing *message
-    if not answer_measure(&answer, response, False):
+    cdef size_t size
+    if not answer_measure(&answer, response, streamed):
         return NULL
-    if answer.size >> 32:  # the length of a gRPC message has four bytes
+    size = PREFIX + wrapping_size(&answer, streamed) + answer.size
+    if (size - PREFIX) >> 32:  # the length of a gRPC message has four bytes
         message = NULL
     elif answer.size >= COPY_BELOW:
-        message = answer_by_reference(&answer, response)
+        message = answer_by_reference(&answer, response, streamed)
     else:
-        message = outgoing_new(1, 5 + answer.size)
+        message = outgoing_new(1, size)
         if message != NULL:
-            write_message_prefix(message.room, answer.size)
-            answer_write(&answer, response, message.room + 5)
-            outgoing_add(message, message.home, message.room, 5 + answer.size)
+            answer_write(&answer, response, write_front(&answer, streamed, message.room))
+            outgoing_add(message, message.home, message.room, size)
     answer_done(&answer)
     return message
+
+
+cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil:
+    cdef ErrorAnswer answer
+    cdef Outgoing *message
+    error_measure(&answer, details, id)
+    message = outgoing_new(1, PREFIX + answer.size)
+    if message == NULL:
+        return NULL
+    write_message_prefix(message.room, answer.size)
+    error_write(&answer, details, message.room + PREFIX)
+    outgoing_add(message, message.home, message.room, PREFIX + answer.size)
+    return message
+
+
+cdef void error_measure(ErrorAnswer *answer, const char *details, Str id) noexcept nogil:
+    memset(&answer.head, 0, sizeof(ResponseHead))
+    answer.head.id = id
+    answer.head_size = response_head_size(&answer.head)
+    answer.text_size = strlen(details)
+    answer.size = (2 + varint_size(answer.text_size) + answer.text_size + varint_size(answer.head_size)
+                   + answer.head_size)
+
+
+cdef void error_write(const ErrorAnswer *answer, const char *details, uint8_t *at) noexcept nogil:
+    at[0] = STREAM_ERROR_MESSAGE
+    at = write_varint(at + 1, answer.text_size)
+    memcpy(at, details, answer.text_size)
+    at += answer.text_size
+    at[0] = STREAM_INFER_RESPONSE
+    response_head_write(&answer.head, write_varint(at + 1, answer.head_size))
 
 
 cdef size_t answer_size(const Response *response) noexcept nogil:
@@ -219,21 +274,9 @@ cdef bytes answer_streamed(const Response *response):
 
 
 cdef bytes answer_stream_error(const char *details, Str id):
-    cdef ResponseHead head
-    cdef size_t text_size = strlen(details)
-    cdef size_t head_size
+    cdef ErrorAnswer answer
     cdef bytes out
-    cdef uint8_t *at
-    memset(&head, 0, sizeof(ResponseHead))
-    head.id = id
-    head_size = response_head_size(&head)
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(
-        2 + varint_size(text_size) + text_size + varint_size(head_size) + head_size))
-    at = <uint8_t *>PyBytes_AS_STRING(out)
-    at[0] = STREAM_ERROR_MESSAGE
-    at = write_varint(at + 1, text_size)
-    memcpy(at, details, text_size)
-    at += text_size
-    at[0] = STREAM_INFER_RESPONSE
-    response_head_write(&head, write_varint(at + 1, head_size))
+    error_measure(&answer, details, id)
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>answer.size)
+    error_write(&answer, details, <uint8_t *>PyBytes_AS_STRING(out))
     return out

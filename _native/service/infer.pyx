@@ -1,7 +1,7 @@
 """ModelInfer: from the front doors to a submission, and from a response to the call that waits for it.
 
-The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects. All other
-requests enter by `InferService.submit`, and get responses by a `Ticket` (`_native.service.ticket`).
+The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects; its streams
+are in `_native.service.exchange`. All other requests enter by `InferService.submit`, and get responses by a `Ticket` (`_native.service.ticket`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -26,6 +26,7 @@ from _native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, a
 from _native.service.answer cimport answer_outgoing
 from _native.service.answer_store cimport StoreBase, store_install
 from _native.service.authorizer cimport Authorizer, access_deny, access_note
+from _native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport (
     Submission,
@@ -42,13 +43,13 @@ from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport TimersHandle
 from _native.traceparent cimport TraceContext, traceparent_read
-from _native.transport.call cimport CallOwner
+from _native.transport.call cimport call_peer
 from _native.transport.endpoint cimport Endpoint
 from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set
 from _native.transport.nghttp2 cimport nghttp2_nv
 from _native.transport.outgoing cimport Outgoing
 from _native.transport.stream cimport Stream, stream_end, stream_fail, stream_reply
-from _native.transport.unary cimport Unary
+from _native.transport.unary cimport UNARY, Unary
 
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -103,14 +104,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)
     if request.record != NULL:
-        note_peer(<Record *>request.record, stream)
-
-
-cdef void note_peer(Record *record, Stream *stream) noexcept nogil:
-    with gil:
-        peer = (<CallOwner>stream.conn.owner).peer
-        Py_INCREF(peer)
-        record.peer = <void *>peer
+        (<Record *>request.record).peer = call_peer(stream)
 
 
 cdef void deliver_stream(void *sink, Response *response, int status, const char *details) noexcept nogil:
@@ -123,7 +117,7 @@ cdef void deliver_stream(void *sink, Response *response, int status, const char 
     if status != STATUS_OK:
         fail(stream, status, details, response.reason if response != NULL else NULL, report)
         return
-    message = answer_outgoing(response)
+    message = answer_outgoing(response, False)
     if message == NULL:
         fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
         return
@@ -149,6 +143,9 @@ cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nog
     if request.deliver == deliver_stream:
         access_note(access, <const Stream *>request.sink, request.response.details)
         return
+    if request.deliver == exchange_deliver:
+        access_note(access, exchange_stream(request.sink), request.response.details)
+        return
     with gil:
         note_ticket(<Authorizer>access.authorizer, <Ticket>request.sink, request.response.details, request.origin.user)
 
@@ -156,6 +153,16 @@ cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nog
 cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, int64_t user):
     authorizer.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
                     text_or_no_memory(text).decode("utf-8", "replace"), user)
+
+
+cdef void stream_over(void *context, uint64_t number) noexcept nogil:
+    with gil:
+        tell_stream_over(<InferService>context, number)
+
+
+cdef void tell_stream_over(InferService service, uint64_t number) noexcept:
+    if service.on_stream_over is not None:
+        service.on_stream_over(number)
 
 
 cdef void warmup_over(Outcome *outcome) noexcept nogil:
@@ -198,6 +205,8 @@ cdef bint ask_to_load(InferService service, Str name, bint by_model, const char 
 cdef class InferService:
     """Takes requests, and delivers their responses, on one event loop.
 
+    Set `on_stream_over` to hear the number of each native stream that is over: sequences that are tied to it end.
+
     Args:
         table: the models.
         bridge: the way back to the loop; the owner registers its descriptors.
@@ -206,6 +215,7 @@ cdef class InferService:
 
     cdef Submission submission
     cdef Door door
+    cdef ExchangeDoor exchanges
     cdef ModelTable table
     cdef BridgeHandle bridge
     cdef Authorizer authorizer
@@ -214,6 +224,8 @@ cdef class InferService:
     cdef StoreBase store
     cdef RecorderHandle recorder
     cdef object load
+    cdef bytes stopping
+    cdef public object on_stream_over
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -227,6 +239,10 @@ cdef class InferService:
         self.door.unary.run = infer_unary
         self.door.unary.cancel = stream_gone
         self.door.unary.place = place_message
+        self.exchanges.submission = &self.submission
+        self.exchanges.report = &self.door.report
+        self.exchanges.over = stream_over
+        self.exchanges.over_context = <void *>self
         bridge.bridge.after = submission_wake
         bridge.bridge.after_context = &self.submission
 
@@ -277,8 +293,8 @@ cdef class InferService:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes of the messages that native ModelInfer has received and sent."""
-        return self.door.received, self.door.sent
+        """Bytes of the messages that native ModelInfer and ModelStreamInfer have received and sent."""
+        return self.door.received + self.exchanges.received, self.door.sent + self.exchanges.sent
 
     @property
     def refusals(self) -> dict[str | int, int]:
@@ -394,12 +410,22 @@ cdef class InferService:
         return submission_awaits(&self.submission, model)
 
     def install(self, Endpoint endpoint not None) -> None:
-        """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
-        endpoint.add_native(UNARY_PATH.encode(), &self.door.unary)
+        """Serve ModelInfer and ModelStreamInfer natively on an endpoint, which must not outlive this object."""
+        endpoint.add_native(UNARY_PATH.encode(), &UNARY, &self.door.unary)
+        endpoint.add_native(STREAM_PATH.encode(), &EXCHANGE, &self.exchanges)
         endpoint.host.after_read = submission_after_read
         endpoint.host.end_round = submission_wake
         endpoint.host.round_context = &self.submission
         endpoint.host.traced = True
+
+    def drain(self, text: str) -> None:
+        """The server stops: native streams end when the requests that have come are answered.
+
+        Args:
+            text: with which streams end whose clients would have sent more.
+        """
+        self.stopping = text.encode()
+        exchanges_drain(&self.exchanges, self.stopping)
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
                uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0, uint64_t client=0,

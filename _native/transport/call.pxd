@@ -7,6 +7,10 @@ from _native.transport.stream cimport Service, Stream
 cdef Service PYTHON          # of all paths that are not a native method's
 
 
+# The peer of a native call, for its Record; a new reference to the text.
+cdef void *call_peer(const Stream *stream) noexcept nogil
+
+
 cdef class CallOwner:
     # what calls and the endpoint need of a connection; Conn.owner is one
     cdef readonly object peer    # the other end, for handlers and logs

@@ -60,6 +60,13 @@ cdef class CallOwner:
         return 0
 
 
+cdef void *call_peer(const Stream *stream) noexcept nogil:
+    with gil:
+        peer = (<CallOwner>stream.conn.owner).peer
+        Py_INCREF(peer)
+        return <void *>peer
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The service of methods that Python handles
 

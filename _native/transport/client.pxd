@@ -8,6 +8,8 @@ cdef struct Client:
     const char *name         # for messages: "10.0.0.7", "user 1000", "certificate CN=robot"
     uint32_t calls           # open RPCs
     uint32_t max_calls       # 0: any number
+    uint32_t streams         # of these, the streams
+    uint32_t max_streams     # 0: any number
     Account account          # of requests that are not answered, and of responses that are not sent
     double debt              # of all its calls together; for eviction, which computes it
 
@@ -17,5 +19,4 @@ cdef class ClientUse:
     cdef bytes text          # the name
     cdef readonly str name
     cdef public int connections  # for its owner
-    cdef public int streams      # open calls that are streams; for its owner
     cdef object __weakref__

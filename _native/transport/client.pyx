@@ -9,14 +9,16 @@ cdef class ClientUse:
     Args:
         name: who it is, for texts.
         max_calls: open RPCs; further ones are refused. 0 for any number.
+        max_streams: of these, streams.
         max_bytes: of its requests that are not answered yet and of answers that it has not read; 0 for any number.
     """
 
-    def __init__(self, name: str, *, max_calls: int = 0, max_bytes: int = 0):
+    def __init__(self, name: str, *, max_calls: int = 0, max_streams: int = 0, max_bytes: int = 0):
         self.name = name
         self.text = name.encode("utf-8", "replace").replace(b"\0", b" ")
         self.client.name = self.text
         self.client.max_calls = max_calls
+        self.client.max_streams = max_streams
         self.client.account.limit = max_bytes
 
     @property
@@ -28,6 +30,15 @@ cdef class ClientUse:
     def calls(self) -> int:
         """Open RPCs."""
         return self.client.calls
+
+    @property
+    def streams(self) -> int:
+        """Open RPCs that are streams. Whoever serves one in Python counts it here."""
+        return self.client.streams
+
+    @streams.setter
+    def streams(self, count: int) -> None:
+        self.client.streams = count
 
     @property
     def bytes_held(self) -> int:

@@ -3,8 +3,7 @@
 from libc.stdint cimport uint8_t
 
 from _native.timers cimport TimersHandle
-from _native.transport.stream cimport Host, Interceptor
-from _native.transport.unary cimport Unary
+from _native.transport.stream cimport Host, Interceptor, Service
 from _native.transport.workers cimport Workers
 
 cdef enum:
@@ -19,8 +18,8 @@ cdef class Endpoint:
     cdef object dirty_hook       # called when flush_dirty must be called
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()
-    # `unary` must outlive the endpoint
-    cdef int add_native(self, bytes path, Unary *unary) except -1
+    # Serve calls of this path so. `context` must outlive the endpoint.
+    cdef int add_native(self, bytes path, const Service *service, void *context) except -1
 
 
 cdef class InterceptorHandle:

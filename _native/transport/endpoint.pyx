@@ -23,9 +23,8 @@ from _native.transport.ledger cimport (
     account_agrees,
     account_exceeded,
 )
-from _native.transport.stream cimport MAX_NATIVES, STATUSES, CallCounts, Conn, Method, end_round, host_look
+from _native.transport.stream cimport MAX_NATIVES, STATUSES, CallCounts, Conn, Method, Service, end_round, host_look
 from _native.transport.trim cimport host_note
-from _native.transport.unary cimport UNARY, Unary
 from _native.transport.workers cimport Workers, thread_pool_drain
 
 # Events of a connection itself, beside those of its calls in CallOwner.events.
@@ -123,7 +122,7 @@ cdef class Endpoint:
         """Calls that clients or the server have reset."""
         return self.host.resets
 
-    cdef int add_native(self, bytes path, Unary *unary) except -1:
+    cdef int add_native(self, bytes path, const Service *service, void *context) except -1:
         cdef Method *method = &self.host.natives[self.host.native_count]
         if self.host.native_count == MAX_NATIVES:
             raise ValueError(f"at most {MAX_NATIVES} native methods")
@@ -132,8 +131,8 @@ cdef class Endpoint:
             raise MemoryError
         memcpy(method.path, <const char *>path, len(path) + 1)
         method.path_size = len(path)
-        method.service = &UNARY
-        method.context = unary
+        method.service = service
+        method.context = context
         self.host.native_count += 1
         return 0
 

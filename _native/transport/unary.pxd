@@ -22,3 +22,10 @@ cdef Service UNARY
 
 # Run those parked calls of this connection that may run now.
 cdef void calls_resume(Conn *conn) noexcept nogil
+
+# What native calls have in common, streams too: which headers they need; rights and forwarded headers, when the
+# headers are complete (False: the call has ended); and the next message: a reference to its block and its bytes, with
+# stream.forwarded behind them (NULL: no memory).
+cdef bint call_wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil
+cdef bint call_admit(Stream *stream) noexcept nogil
+cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noexcept nogil

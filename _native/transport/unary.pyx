@@ -32,7 +32,7 @@ cdef enum:
     UNSENT_LIMIT = 4 << 20   # bytes of answers that wait for a connection, while which its further calls are parked
 
 
-cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
+cdef bint call_wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
     cdef const Interceptor *interceptor = stream.conn.interceptor
     cdef const Forwarding *forwarding = &stream.conn.host.forwarding
     if interceptor.wants != NULL and interceptor.wants(interceptor.context, name, size):
@@ -40,14 +40,17 @@ cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil
     return forwarding.wants != NULL and forwarding.wants(forwarding.context, name, size)
 
 
-cdef void begin(Stream *stream) noexcept nogil:
+cdef bint call_admit(Stream *stream) noexcept nogil:
     cdef const Interceptor *interceptor = stream.conn.interceptor
     cdef const Forwarding *forwarding = &stream.conn.host.forwarding
     stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
     if interceptor.admits != NULL and not interceptor.admits(interceptor.context, stream):
-        return
-    if forwarding.attach != NULL and stream.field_count:
-        forwarding.attach(forwarding.context, stream)
+        return False
+    return forwarding.attach == NULL or stream.field_count == 0 or forwarding.attach(forwarding.context, stream)
+
+
+cdef void begin(Stream *stream) noexcept nogil:
+    call_admit(stream)
 
 
 cdef Block *place(Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
@@ -72,27 +75,37 @@ cdef void half_closed(Stream *stream) noexcept nogil:
 
 cdef void run(Stream *stream) noexcept nogil:
     cdef const Unary *unary = <const Unary *>stream.method.context
-    cdef Incoming *message = <Incoming *>stream.incoming.first
-    cdef Block *block = message.block
-    cdef const uint8_t *data = message.data
-    cdef size_t size = message.size
+    cdef const uint8_t *data
+    cdef size_t size
+    cdef Block *block
     cdef int64_t left = stream_time_left(stream)
     if left == 0:
         stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         stream_drop_request(stream)
         return
+    block = message_take(stream, &data, &size)
+    if block == NULL:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+        stream_drop_request(stream)
+        return
+    unary.run(unary.context, stream, block, data, size, left)
+
+
+cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noexcept nogil:
+    cdef Incoming *message = <Incoming *>stream.incoming.first
+    cdef Block *block = message.block
+    data[0] = message.data
+    size[0] = message.size
     if stream.forwarded_size:
         block = with_forwarded(stream, message)
         if block == NULL:
-            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
-            stream_drop_request(stream)
-            return
-        data = block.data + (message.data - message.block.data if block == message.block else 0)
+            return NULL
+        data[0] = block.data + (message.data - message.block.data if block == message.block else 0)
         if block != message.block:
             block_give(message.block)
-    message.block = NULL  # it goes on to who answers, and its charge stays with the stream
+    message.block = NULL  # it goes to who answers; a call with one message keeps its charge
     stream_drop_message(stream)
-    unary.run(unary.context, stream, block, data, size, left)
+    return block
 
 
 cdef Block *with_forwarded(const Stream *stream, const Incoming *message) noexcept nogil:
@@ -124,7 +137,7 @@ cdef void calls_resume(Conn *conn) noexcept nogil:
 
 UNARY.single = True
 UNARY.reset_cost = COST_FRAME
-UNARY.wants = wants
+UNARY.wants = call_wants
 UNARY.begin = begin
 UNARY.place = place
 UNARY.message = nothing

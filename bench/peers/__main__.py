@@ -49,27 +49,41 @@ class Comparison:
         self._effort = effort
         self._folder = folder
         self._only = only
+        self._size = 0  # bytes of the tensors that the servers expect
+        self._stack = ExitStack()
+        self._peers: dict[type[Peer], Peer] = {}
+        self._missing: set[type[Peer]] = set()
         self.absent: list[str] = []
         self.versions: dict[str, str] = {}
 
     def wants(self, part: str) -> bool:
         return not self._only or part in self._only
 
-    def start(self, stack: ExitStack, ways: Sequence[Way], bytes: int) -> dict[type[Peer], Peer]:
-        """The servers of these ways that are there, until the stack closes."""
-        found: dict[type[Peer], Peer] = {}
+    def serving(self, ways: Sequence[Way], size: int) -> list[tuple[Way, Peer]]:
+        """These ways with their servers, which serve on until others are asked for with another size of tensors.
+
+        Servers that are not there are named and left out.
+        """
+        if size != self._size:
+            self.close()
+            self._size = size
         for server in dict.fromkeys(way.server for way in ways):
-            peer = self._make(server, bytes)
+            if server in self._peers or server in self._missing:
+                continue
+            folder = Path(tempfile.mkdtemp(prefix=f"{server.__name__}-", dir=self._folder))
+            peer = server(messages.identity(size), folder)
             try:
-                found[server] = stack.enter_context(peer)
+                self._peers[server] = self._stack.enter_context(peer)
                 self.versions.setdefault(peer.name, peer.version())
             except (AbsentError, RuntimeError) as error:
+                self._missing.add(server)
                 self._leave_out(f"{server.name}: {error}")
-        return found
+        return [(way, self._peers[way.server]) for way in ways if way.server in self._peers]
 
-    def _make(self, server: type[Peer], bytes: int = 64) -> Peer:
-        folder = Path(tempfile.mkdtemp(prefix=f"{server.__name__}-", dir=self._folder))
-        return server(messages.identity(bytes), folder)
+    def close(self) -> None:
+        """Stop the servers."""
+        self._stack.close()
+        self._peers.clear()
 
     def _leave_out(self, text: str) -> None:
         if text not in self.absent:
@@ -77,22 +91,14 @@ class Comparison:
             say(f"  LEFT OUT: {text[:600]}")
 
     def compare(self, load: Load) -> dict[str, list[Round]]:
-        """All ways of a load, in turns."""
+        """All ways of a load, in turns; after them, one by one, those that would disturb the others."""
         say(load.title)
         found: dict[str, list[Round]] = {}
-        with ExitStack() as stack:
-            peers = self.start(stack, load.ways, load.bytes)
-            ways = [way for way in load.ways if way.server in peers]
-            for _ in range(self._effort.rounds):
-                for way in tuple(ways):
-                    peer = peers[way.server]
-                    try:
-                        if way.name not in found:
-                            comparison.check(peer, way, load)
-                        found.setdefault(way.name, []).append(comparison.measure(peer, way, load, self._effort.seconds))
-                    except (AbsentError, RuntimeError, ValueError, OSError) as error:
-                        ways.remove(way)
-                        self._leave_out(f"{load.title}: {way.name}: {error}")
+        self._measure(load, [way for way in load.ways if way.server.rests], found)
+        for way in load.ways:
+            if not way.server.rests:
+                self._measure(load, [way], found)
+                self.close()
         for name, rounds in found.items():
             best = page.best([asdict(each) for each in rounds])
             say(
@@ -100,52 +106,61 @@ class Comparison:
             )
         return found
 
+    def _measure(self, load: Load, ways: Sequence[Way], found: dict[str, list[Round]]) -> None:
+        serving = self.serving(ways, load.size)
+        for _ in range(self._effort.rounds):
+            for way, peer in tuple(serving):
+                try:
+                    if way.name not in found:
+                        comparison.check(peer, way, load)
+                    found.setdefault(way.name, []).append(comparison.measure(peer, way, load, self._effort.seconds))
+                except (AbsentError, RuntimeError, ValueError, OSError) as error:
+                    serving.remove((way, peer))
+                    self._leave_out(f"{load.title}: {way.name}: {error}")
+
     def curves(self) -> dict[str, list[dict[str, Any]]]:
         """Open loops at rising rates, for each way as long as it keeps up."""
         say("64 bytes, open loop")
         found: dict[str, list[dict[str, Any]]] = {}
-        ways = [way for way in WAYS if way.name != "nghttpd" and not way.unix]
-        with ExitStack() as stack:
-            peers = self.start(stack, ways, 64)
-            ways = [way for way in ways if way.server in peers]
-            for rate in RATES:
-                load = Load("open", f"{rate}/s", (), 8, 8, rate=rate)
-                for way in tuple(ways):
-                    try:
-                        rounds = [
-                            comparison.measure(peers[way.server], way, load, self._effort.seconds)
-                            for _ in range(self._effort.rounds)
-                        ]
-                    except RuntimeError as error:
-                        ways.remove(way)
-                        say(f"  {way.name} ends at {rate}/s: {str(error)[:200]}")
-                        continue
-                    middle = sorted(rounds, key=lambda each: each.p99_us or 0.0)[len(rounds) // 2]
-                    if not middle.kept_up:
-                        ways.remove(way)
-                        continue
+        ways = [way for way in WAYS if way.server.speaks_grpc and way.server.rests and not way.unix]
+        serving = self.serving(ways, 64)
+        for rate in RATES:
+            load = Load("open", f"{rate}/s", (), 8, 8, rate=rate)
+            for way, peer in tuple(serving):
+                try:
+                    rounds = [
+                        comparison.measure(peer, way, load, self._effort.seconds) for _ in range(self._effort.rounds)
+                    ]
+                except RuntimeError as error:
+                    serving.remove((way, peer))
+                    say(f"  {way.name} ends at {rate}/s: {str(error)[:200]}")
+                    continue
+                middle = sorted(rounds, key=lambda each: each.p99_us or 0.0)[len(rounds) // 2]
+                if middle.kept_up:
                     found.setdefault(way.name, []).append({"offered": rate, **asdict(middle)})
+                else:
+                    serving.remove((way, peer))
         return found
 
     def each(self, title: str, ways: Sequence[Way], measure: Callable[[Peer, Way], T]) -> dict[str, T]:
         """A figure of each way, one after the other."""
         say(title)
         found: dict[str, T] = {}
-        with ExitStack() as stack:
-            peers = self.start(stack, ways, 64)
-            for way in ways:
-                if way.server in peers:
-                    found[way.name] = measure(peers[way.server], way)
-                    say(f"  {way.name:28} {found[way.name]}")
+        for way, peer in self.serving(ways, 64):
+            found[way.name] = measure(peer, way)
+            say(f"  {way.name:28} {found[way.name]}")
         return found
 
     def starts(self) -> dict[str, dict[str, float]]:
         """Start to the first answer, each server alone; the quicker of two starts."""
         say("from the start to the first answer")
         found: dict[str, dict[str, float]] = {}
-        for way in (way for way in WAYS if way.server.speaks_grpc and way in (NATIVE, TRITON_C, *WAYS[8:])):
+        self.close()
+        for way in (NATIVE, TRITON_C, *(way for way in WAYS if way.server not in (NATIVE.server, TRITON_C.server))):
+            if not way.server.speaks_grpc:
+                continue
             try:
-                runs = [comparison.first_answer(self._make(way.server), way) for _ in range(2)]
+                runs = [comparison.first_answer(way, self._folder) for _ in range(2)]
             except (AbsentError, RuntimeError, ValueError) as error:
                 self._leave_out(f"{way.name}: {error}")
                 continue
@@ -165,7 +180,7 @@ class Comparison:
         pair = (INFERD_C, TRITON_C)
         parts: dict[str, Any] = {
             "curves": self.curves,
-            "overload": lambda: self.each("overload", pair, lambda p, w: comparison.overload(p, w, 2 * seconds)),
+            "overload": lambda: self.each("overload", pair, lambda p, _: comparison.overload(p, 2 * seconds)),
             "loading": lambda: self.each(
                 "while models load", PAIRS, lambda p, w: comparison.while_loading(p, w, 2 * seconds)
             ),
@@ -204,11 +219,12 @@ def main() -> int:
         page.write(json.loads(page.RESULTS.read_text()))
         return 0
     folder = Path(tempfile.mkdtemp(prefix="inferd-peers-"))
+    effort = QUICK if given.quick else replace(Effort(), rounds=given.rounds)
+    run = Comparison(effort, folder, set(given.only))
     try:
-        found = Comparison(
-            QUICK if given.quick else replace(Effort(), rounds=given.rounds), folder, set(given.only)
-        ).run()
+        found = run.run()
     finally:
+        run.close()
         shutil.rmtree(folder, ignore_errors=True)
     if given.quick or given.only:
         print(json.dumps(found, indent=1))

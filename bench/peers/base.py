@@ -29,6 +29,7 @@ class Peer(abc.ABC):
 
     name: ClassVar[str]
     speaks_grpc: ClassVar[bool] = True
+    rests: ClassVar[bool] = True  # it takes nothing of the processors while nobody asks it
 
     def __init__(self, exchange: Exchange, folder: Path) -> None:
         self.exchange = exchange

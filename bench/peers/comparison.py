@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bench import messages
@@ -90,7 +92,7 @@ class Load:
     ways: Sequence[Way]
     connections: int
     in_flight: int
-    bytes: int = 64
+    size: int = 64  # bytes of the tensor
     rate: float = 0.0  # an open loop, of requests that come independently of each other
     path: str = INFER_PATH
     model: str = ""  # instead of the way's
@@ -106,8 +108,8 @@ def closed_loops() -> list[Load]:
     ]
     return [
         *small,
-        Load("large", "600 kB there and back, 4 connections x 4", WAYS, 4, 4, bytes=600_000),
-        Load("huge", "16 MiB there and back, 1 x 2", PAIRS, 1, 2, bytes=16 * MIB),
+        Load("large", "600 kB there and back, 4 connections x 4", WAYS, 4, 4, size=600_000),
+        Load("huge", "16 MiB there and back, 1 x 2", PAIRS, 1, 2, size=16 * MIB),
         Load("busy", "2 to 3 ms of one core an execution, batches of at most 8; 32 in flight",
              (INFERD_C, TRITON_C), 4, 8, model="busy"),
         Load("waiting", "a model.py that waits 5 ms for each batch, as for a GPU; 128 in flight",
@@ -143,7 +145,7 @@ class Round:
 
 
 def exchange_of(load: Load, way: Way) -> messages.Exchange:
-    return messages.identity(load.bytes, load.model or way.model)
+    return messages.identity(load.size, load.model or way.model)
 
 
 def check(peer: Peer, way: Way, load: Load) -> None:
@@ -211,7 +213,7 @@ def measure_http(peer: HttpServer, load: Load, seconds: float) -> Round:
 # Overload
 
 
-def overload(peer: Peer, way: Way, seconds: float) -> dict[str, Any]:
+def overload(peer: Peer, seconds: float) -> dict[str, Any]:
     """Goodput of `busy`, whose queue is limited, at its capacity, and at 2 and 5 times that."""
     exchange = messages.identity(64, "busy")
     with Driver(peer.address, connections=8) as driver:
@@ -238,7 +240,7 @@ def overload(peer: Peer, way: Way, seconds: float) -> dict[str, Any]:
 
 
 def while_loading(peer: Peer, way: Way, seconds: float) -> dict[str, dict[str, float]]:
-    """Times of 500 small requests a second, calm and while another client loads and unloads a model.py without pause."""
+    """Times of 500 small requests a second, calm and while an operator loads and unloads a model.py without pause."""
     exchange = exchange_of(Load("", "", (), 1, 1), way)
     found: dict[str, dict[str, float]] = {}
     for state in ("calm", "loading"):
@@ -272,9 +274,10 @@ def while_loading(peer: Peer, way: Way, seconds: float) -> dict[str, dict[str, f
 # Start and memory
 
 
-def first_answer(peer: Peer, way: Way) -> dict[str, float]:
+def first_answer(way: Way, folder: Path) -> dict[str, float]:
     """Seconds from the start of the process to the first right answer, and resident MiB after it."""
     load = Load("", "", (), 1, 1)
+    peer = way.server(messages.identity(64), Path(tempfile.mkdtemp(dir=folder)))
     begun = time.monotonic()
     with peer:
         while True:

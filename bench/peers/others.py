@@ -63,6 +63,7 @@ class KServe(OtherServer):
 class RayServe(OtherServer):
     name: ClassVar[str] = "Ray Serve"
     environment: ClassVar[str] = "ray"
+    rests: ClassVar[bool] = False
 
     def launch(self) -> ServerProcess:
         port = free_port()
@@ -110,6 +111,7 @@ class LitServe(HttpServer):
 
 class BentoML(HttpServer):
     name: ClassVar[str] = "BentoML"
+    numbers: ClassVar[str] = "numbers"
     environment: ClassVar[str] = "bentoml"
 
     def launch(self) -> ServerProcess:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.comparison import INFERD_C, INFERD_PYTHON, NATIVE, TRITON_C, TRITON_PYTHON
+from bench.peers.comparison import INFERD_C, INFERD_PYTHON, TRITON_C, TRITON_PYTHON
 from server.tools.plot import COLOURS
 
 BENCH = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ def best(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def _best_of(row: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -102,6 +102,7 @@ class Engine:
         self.measures = Measures()  # of models' own
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
         self.infer = InferService(self._models.table, self._deliveries.bridge, max_inflight=max_inflight)
+        self.infer.on_stream_over = self.stream_ended
         if isinstance(cache, LocalCache):
             self.infer.keep_answers(cache.size, ttl=cache.ttl, entry=cache.entry, compare=cache.compare)
         self._store = RedisStore(cache, self._models.identity) if isinstance(cache, RedisCache) else None

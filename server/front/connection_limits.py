@@ -92,7 +92,12 @@ class ConnectionLimits:
         key = (peer.identity, name)  # two certificates may show the same name and belong to two owners
         use = self._clients.get(key)
         if use is None:
-            use = ClientUse(name, max_calls=self.per_client.calls, max_bytes=self.per_client.bytes_in_flight)
+            use = ClientUse(
+                name,
+                max_calls=self.per_client.calls,
+                max_streams=self.per_client.streams,
+                max_bytes=self.per_client.bytes_in_flight,
+            )
             self._clients[key] = use
         return use
 

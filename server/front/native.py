@@ -120,6 +120,7 @@ class NativeDoor:
         max_connections: int = 0,
         clients: ClientLimits = NO_LIMITS,
     ) -> None:
+        self._infer = infer
         self._access = access
         self._level = COMPRESSION_LEVELS[compression_level]
         self._has_own_timers = infer is None
@@ -282,6 +283,9 @@ class NativeDoor:
             protocol.announce_shutdown()
         await self._clients_told(min(end, loop.time() + TELLING))
         self._draining = True
+        if self._infer is not None:
+            self._infer.drain(STOPPING)
+            self.flush()
         for context in tuple(self._contexts):
             context.drain()
         await self._part(end)

@@ -6,5 +6,5 @@ import bentoml
 @bentoml.service(workers=1)
 class Echo:
     @bentoml.api
-    async def predict(self, input: list[float]) -> list[float]:
-        return input
+    async def predict(self, numbers: list[float]) -> list[float]:
+        return numbers

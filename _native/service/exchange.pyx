@@ -1,0 +1,556 @@
+"""ModelStreamInfer on the native front door, without Python: requests in, responses out.
+
+Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
+number; they leave as they come, and a parameter says which one is the last.
+
+At most WINDOW requests are open. A request is closed when its last response was passed to the transport, which takes it
+only as fast as the client reads. So a client that sends without reading stops the server from reading. A decoupled model
+may have a limited number of undelivered responses for one request: each is acknowledged when the transport has taken it,
+so a client that does not read stops the model, too. It may keep what has been answered, within its limits, but not the
+instance: when others wait for that and it does not read for some seconds, its stream ends, and the model is told that
+nobody wants its responses.
+
+`server.rpc.exchange` is the same for the grpcio front door.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset
+
+from _native.atomic cimport add_own
+from _native.chain cimport Chain, Link, chain_pop, chain_push
+from _native.list cimport list_append, list_remove
+from _native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
+from _native.protobuf.codec cimport Str
+from _native.request.bridge cimport Bridge, bridge_abandon, bridge_post
+from _native.request.callback cimport PostedCallback
+from _native.request.lane cimport Lane
+from _native.request.record cimport Record
+from _native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
+from _native.service.answer cimport answer_error_outgoing, answer_outgoing
+from _native.service.submission cimport Submission, submission_wake, submit_call
+from _native.status cimport (
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+)
+from _native.text cimport format_text, text_or_no_memory
+from _native.timers cimport Timer, timers_clear, timers_set
+from _native.transport.call cimport call_peer
+from _native.transport.client cimport Client
+from _native.transport.errorinfo cimport LoadReport, final_trailers, stream_refuse
+from _native.transport.expiry cimport stream_watch
+from _native.transport.headers cimport header_value
+from _native.transport.ledger cimport CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
+from _native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.transport.outgoing cimport Outgoing, outgoing_free
+from _native.transport.stream cimport (
+    RECEIVED_ALL,
+    WRITABLE_BELOW,
+    Stream,
+    end_round,
+    stream_drop_request,
+    stream_end,
+    stream_ended,
+    stream_fail,
+    stream_inflates,
+    stream_send,
+    stream_time_left,
+    stream_unsent,
+)
+from _native.transport.unary cimport call_admit, call_wants, message_take
+
+cdef enum:
+    WINDOW = 128             # open requests of a stream: enough to fill a large batch from one
+    # Memory that the structures take, beside messages.
+    STREAM_MEMORY = 1 << 10
+    REQUEST_MEMORY = 4 << 10
+    RESPONSE_MEMORY = 256
+    RATE = 64 << 10          # bytes that pay for a second in which an instance was kept from others
+    PATIENCE = 3             # such seconds that a client may owe
+
+cdef int64_t LOOK_NS = 1000000000
+cdef const char *CLOSE_ON_ERROR = "triton_grpc_error"  # metadata: with "true" the first error ends the stream
+
+
+cdef struct Opened:
+    # one request of a stream, until its last response is passed to the transport
+    Opened *previous
+    Opened *next
+    Exchange *exchange
+    Request *request         # NULL: its final response has come
+    bint decoupled
+    uint32_t pending         # responses that have come and are not sent
+    Chain responses          # Sending, those of a model that is not decoupled
+    size_t size              # bytes that it is charged for
+
+cdef struct OpenedList:
+    Opened *first
+    Opened *last
+
+cdef struct Sending:
+    # a response that waits for its turn
+    Link link
+    Opened *opened
+    Outgoing *message        # NULL: there was no memory for it
+    Block *ack
+    size_t size
+    int status               # of the request
+    char *details            # of an error that ends the stream
+    const char *reason
+
+cdef struct Exchange:
+    PostedCallback over      # the first member
+    Exchange *previous       # in ExchangeDoor.exchanges
+    Exchange *next
+    ExchangeDoor *door
+    Stream *stream           # NULL: it is over
+    uint64_t number
+    OpenedList in_order      # requests to models that give one response each, the oldest first
+    OpenedList decoupled
+    Chain ready              # Sending, responses of decoupled models
+    uint32_t open            # requests in both lists
+    bint taking              # a message is being taken
+    bint errors_end          # an error ends the stream
+    bint blocked             # the transport has taken a response and lets nothing follow yet
+    Block *ack               # of that response
+    Timer timer              # set while requests to decoupled models are open
+    size_t written           # bytes since the last look
+    double debt              # seconds for which others have waited because the client does not read
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The call
+
+cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
+    return is_close_on_error(name, size) or call_wants(stream, name, size)
+
+
+cdef inline bint is_close_on_error(const uint8_t *name, size_t size) noexcept nogil:
+    return size == 17 and memcmp(name, CLOSE_ON_ERROR, 17) == 0
+
+
+cdef inline uint8_t lower(uint8_t letter) noexcept nogil:
+    return letter + 32 if c"A" <= letter <= c"Z" else letter
+
+
+cdef bint ends_on_error(const Stream *stream) noexcept nogil:
+    # what the last header of that name says
+    cdef nghttp2_vec name, value
+    cdef bint found = False
+    cdef uint32_t i
+    for i in range(stream.field_count):
+        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
+        if not is_close_on_error(name.base, name.len):
+            continue
+        value = header_value(stream.fields[i].value)
+        found = (value.len == 1 and value.base[0] == c"1") or (
+            value.len == 4 and lower(value.base[0]) == c"t" and lower(value.base[1]) == c"r"
+            and lower(value.base[2]) == c"u" and lower(value.base[3]) == c"e")
+    return found
+
+
+cdef void begin(Stream *stream) noexcept nogil:
+    cdef ExchangeDoor *door = <ExchangeDoor *>stream.method.context
+    cdef Client *client = stream.conn.client
+    cdef Exchange *self
+    if not call_admit(stream):
+        return
+    if client != NULL and client.max_streams and client.streams >= client.max_streams:
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+            "client %s has %u streams in flight, its limit is %u", client.name, client.streams, client.max_streams))
+        return
+    self = <Exchange *>calloc(1, sizeof(Exchange))
+    if self == NULL:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+        return
+    live_add(LIVE_EXCHANGES, 1)
+    door.streams += 1
+    self.door = door
+    self.stream = stream
+    self.number = door.streams
+    self.errors_end = ends_on_error(stream)
+    self.over.run = tell_over
+    list_append(&door.exchanges, self)
+    if client != NULL:
+        client.streams += 1
+    stream.call = self
+    charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, CALL_MEMORY + STREAM_MEMORY)
+    stream_watch(stream)
+
+
+cdef inline void hold(Exchange *self, size_t size) noexcept nogil:
+    # so many bytes more; the transport lets go of all when the call has its status
+    cdef Stream *stream = self.stream
+    if stream.executed.account != NULL:
+        charge_resize(&stream.executed, stream.executed.bytes + size)
+
+
+cdef inline void let_go(Exchange *self, size_t size) noexcept nogil:
+    cdef Stream *stream = self.stream
+    if stream.executed.account != NULL:
+        charge_resize(&stream.executed, stream.executed.bytes - size)
+
+
+cdef void leave(Exchange *self) noexcept nogil:
+    # The stream has its status, or nobody waits for one: nothing of it stays in the engine.
+    cdef Stream *stream = self.stream
+    self.stream = NULL
+    stream.call = NULL
+    if stream.conn.client != NULL:
+        stream.conn.client.streams -= 1
+    list_remove(&self.door.exchanges, self)
+    if self.timer.slot:
+        timers_clear(stream.conn.host.timers, &self.timer)
+    block_give(self.ack)
+    drop_responses(&self.ready)
+    drop_requests(&self.in_order)
+    drop_requests(&self.decoupled)
+    bridge_post(self.door.submission.bridge, &self.over)
+
+
+cdef void drop_responses(Chain *responses) noexcept nogil:
+    while responses.first != NULL:
+        sending_free(<Sending *>chain_pop(responses))
+
+
+cdef void drop_requests(OpenedList *requests) noexcept nogil:
+    cdef Opened *opened
+    while requests.first != NULL:
+        opened = requests.first
+        list_remove(requests, opened)
+        drop_responses(&opened.responses)
+        if opened.request != NULL:
+            bridge_abandon(opened.request)
+        free(opened)
+
+
+cdef void tell_over(PostedCallback *callback) noexcept nogil:
+    cdef Exchange *self = <Exchange *>callback
+    if self.door.over != NULL:
+        self.door.over(self.door.over_context, self.number)
+    free(self)
+    live_add(LIVE_EXCHANGES, -1)
+
+
+cdef void fail(Exchange *self, int status, const char *details, const char *reason) noexcept nogil:
+    cdef Stream *stream = self.stream
+    cdef size_t count
+    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, self.door.report, &count)
+    leave(self)
+    stream_end(stream, status, details, trailers, count)
+    stream_drop_request(stream)
+
+
+cdef inline bint is_read(const Stream *stream) noexcept nogil:
+    # the client's half-close has come, and all that it sent has been taken
+    return (stream.receiver.state == RECEIVED_ALL and not stream_inflates(stream)
+            and stream.incoming.first == NULL)
+
+
+cdef void settle(Exchange *self) noexcept nogil:
+    # end the stream if nothing is left to be answered
+    cdef Stream *stream = self.stream
+    if self.open or stream_ended(stream):
+        return
+    if is_read(stream):
+        fail(self, STATUS_OK, "", NULL)
+    elif self.door.stopping != NULL and not stream_inflates(stream) and stream.incoming.first == NULL:
+        fail(self, STATUS_UNAVAILABLE, self.door.stopping, NULL)
+
+
+cdef void half_closed(Stream *stream) noexcept nogil:
+    settle(<Exchange *>stream.call)
+
+
+cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
+    leave(<Exchange *>stream.call)
+
+
+cdef void late(Stream *stream) noexcept nogil:
+    fail(<Exchange *>stream.call, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded", NULL)
+
+
+cdef void exchanges_drain(ExchangeDoor *door, const char *text) noexcept nogil:
+    cdef Exchange *self = door.exchanges.first
+    cdef Exchange *following
+    door.stopping = text
+    while self != NULL:
+        following = self.next
+        settle(self)
+        self = following
+
+
+cdef const Stream *exchange_stream(const void *sink) noexcept nogil:
+    return (<const Opened *>sink).exchange.stream
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+cdef void message_came(Stream *stream) noexcept nogil:
+    if stream.call != NULL:
+        take_more(<Exchange *>stream.call)
+
+
+cdef void take_more(Exchange *self) noexcept nogil:
+    # taking one lets the transport inflate, and announce, the next one
+    cdef Stream *stream = self.stream
+    if self.taking:
+        return
+    self.taking = True
+    while (self.stream != NULL and self.open < WINDOW and stream.incoming.first != NULL
+           and not stream_ended(stream)):
+        take(self)
+    self.taking = False
+
+
+cdef void take(Exchange *self) noexcept nogil:
+    cdef Stream *stream = self.stream
+    cdef Request *request = NULL
+    cdef Opened *opened = NULL
+    cdef const uint8_t *data
+    cdef size_t size
+    cdef Block *block
+    cdef int64_t left = stream_time_left(stream)
+    if left == 0:
+        late(stream)
+        return
+    self.open += 1  # before the message leaves: with the last one the transport tells of the half-close
+    opened = <Opened *>calloc(1, sizeof(Opened))
+    request = request_new() if opened != NULL else NULL
+    block = message_take(stream, &data, &size) if request != NULL else NULL
+    if block == NULL or stream_ended(stream):
+        block_give(block)
+        free(opened)
+        if request != NULL:
+            request_free(request)
+        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the request", NULL)
+        return
+    self.door.received += size
+    opened.exchange = self
+    opened.request = request
+    opened.size = size + REQUEST_MEMORY
+    hold(self, opened.size)
+    request.deliver = exchange_deliver
+    request.sink = opened
+    request.origin.user = stream.conn.user
+    request.origin.identity = stream.conn.identity
+    request.origin.client = <uint64_t>stream.conn.client
+    request.origin.stream = self.number
+    submit_call(self.door.submission, request, block, data, size, stream.forwarded_size, left, stream.caller,
+                &stream.context)
+    if request.record != NULL:
+        (<Record *>request.record).peer = call_peer(stream)
+    opened.decoupled = request.signature != NULL and request.signature.decoupled
+    if not opened.decoupled:
+        list_append(&self.in_order, opened)
+        return
+    list_append(&self.decoupled, opened)
+    if self.timer.slot == 0:
+        look_later(self)
+
+
+cdef void close(Exchange *self, Opened *opened) noexcept nogil:
+    # its last response has been passed on
+    list_remove(&self.decoupled if opened.decoupled else &self.in_order, opened)
+    let_go(self, opened.size)
+    self.open -= 1
+    free(opened)
+    take_more(self)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses
+
+cdef inline void sending_free(Sending *sending) noexcept nogil:
+    if sending.message != NULL:
+        outgoing_free(sending.message)
+    block_give(sending.ack)
+    free(sending.details)
+    free(sending)
+
+
+cdef void exchange_deliver(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef Opened *opened = <Opened *>sink
+    cdef Exchange *self = opened.exchange
+    cdef Sending *sending = NULL
+    cdef bint silent = status == STATUS_OK and response.empty and not response.request.empty_final
+    if stream_ended(self.stream):  # by the transport
+        if response == NULL or response.final:
+            opened.request = NULL
+        leave(self)
+        return
+    if not silent:
+        sending = sending_new(self, opened, response, status, details)
+    if response == NULL or response.final:
+        opened.request = NULL
+    if not silent and sending == NULL:
+        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the response", NULL)
+        return
+    if sending != NULL:
+        opened.pending += 1
+        hold(self, sending.size + RESPONSE_MEMORY)
+        chain_push(&self.ready if opened.decoupled else &opened.responses, sending)
+    elif opened.decoupled and opened.request == NULL and opened.pending == 0:
+        close(self, opened)
+    send_ready(self)
+
+
+cdef Sending *sending_new(Exchange *self, Opened *opened, Response *response, int status,
+                          const char *details) noexcept nogil:
+    # NULL: no memory
+    cdef Sending *sending = <Sending *>calloc(1, sizeof(Sending))
+    if sending == NULL:
+        return NULL
+    sending.opened = opened
+    sending.status = status
+    sending.reason = response.reason if response != NULL else NULL
+    if status == STATUS_OK:
+        sending.message = answer_outgoing(response, True)
+    elif self.errors_end:
+        sending.details = format_text("%s", details)
+        return sending
+    else:
+        sending.message = answer_error_outgoing(details, opened.request.id)
+    if sending.message == NULL:
+        free(sending)
+        return NULL
+    sending.size = sending.message.left
+    if status == STATUS_OK:
+        add_own(&(<Lane *>response.request.lane).sent, <int64_t>sending.size)
+    if response != NULL and response.ack != NULL:
+        sending.ack = block_share(response.ack)
+    return sending
+
+
+cdef Sending *next_response(Exchange *self) noexcept nogil:
+    # whose turn it is; NULL: nobody's
+    cdef Opened *opened
+    if self.ready.first != NULL:
+        return <Sending *>chain_pop(&self.ready)
+    while self.stream != NULL and self.in_order.first != NULL:
+        opened = self.in_order.first
+        if opened.responses.first != NULL:
+            return <Sending *>chain_pop(&opened.responses)
+        if opened.request != NULL:
+            return NULL
+        close(self, opened)
+    return NULL
+
+
+cdef void send_ready(Exchange *self) noexcept nogil:
+    # pass on what may go now
+    cdef Sending *sending
+    while self.stream != NULL and not self.blocked and not stream_ended(self.stream):
+        sending = next_response(self)
+        if sending == NULL:
+            break
+        send(self, sending)
+    if self.stream != NULL:
+        settle(self)
+
+
+cdef void send(Exchange *self, Sending *sending) noexcept nogil:
+    cdef Stream *stream = self.stream
+    cdef Opened *opened = sending.opened
+    opened.pending -= 1
+    let_go(self, sending.size + RESPONSE_MEMORY)
+    if sending.message == NULL:
+        fail(self, sending.status, text_or_no_memory(sending.details), sending.reason)
+        sending_free(sending)
+        return
+    self.door.sent += sending.size
+    self.written += sending.size
+    stream_send(stream, sending.message, True)
+    sending.message = NULL
+    if stream_unsent(stream) >= WRITABLE_BELOW:
+        self.blocked = True
+        self.ack = sending.ack
+        sending.ack = NULL
+    sending_free(sending)
+    if opened.request == NULL and opened.pending == 0:
+        close(self, opened)
+
+
+cdef void writable(Stream *stream) noexcept nogil:
+    cdef Exchange *self = <Exchange *>stream.call
+    if self == NULL or not self.blocked:
+        return
+    self.blocked = False
+    block_give(self.ack)
+    self.ack = NULL
+    send_ready(self)
+    end_round(stream.conn.host)  # requests may have been taken
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A client that keeps instances from others by not reading
+
+cdef void look_later(Exchange *self) noexcept nogil:
+    self.timer.fire = look
+    self.timer.owner = self
+    if not timers_set(self.stream.conn.host.timers, &self.timer, self.stream.conn.host.now_ns + LOOK_NS):
+        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the call", NULL)
+
+
+cdef bint keeps_others_waiting(const Exchange *self) noexcept nogil:
+    # an instance that has a request of this stream has more that wait for it than this stream's own
+    cdef const Opened *running = self.decoupled.first
+    cdef const Opened *other
+    cdef Lane *lane
+    cdef uint32_t own
+    while running != NULL:
+        if running.request != NULL and running.request.state != REQUEST_QUEUED and running.request.lane != NULL:
+            lane = <Lane *>running.request.lane
+            own = 0
+            other = self.decoupled.first
+            while other != NULL:
+                own += (other.request != NULL and other.request.state == REQUEST_QUEUED
+                        and <Lane *>other.request.lane == lane)
+                other = other.next
+            if lane.scheduler != NULL and lane.scheduler.pending(lane) > own:
+                return True
+        running = running.next
+    return False
+
+
+cdef bint is_unfinished(const Exchange *self) noexcept nogil:
+    cdef const Opened *opened = self.decoupled.first
+    while opened != NULL:
+        if opened.request != NULL:
+            return True
+        opened = opened.next
+    return False
+
+
+cdef void look(Timer *timer, int64_t now) noexcept nogil:
+    cdef Exchange *self = <Exchange *>timer.owner
+    cdef char *text
+    self.stream.conn.host.now_ns = now
+    self.debt = max(0.0, self.debt - <double>self.written / RATE)
+    self.written = 0
+    if not is_unfinished(self):
+        self.debt = 0
+        return
+    if self.blocked and keeps_others_waiting(self):
+        self.debt += 1
+    if self.debt < PATIENCE:
+        look_later(self)
+        return
+    text = format_text(
+        "the client has not read its responses for %.0f s while other requests wait for the instance that makes them; "
+        "read faster, or ask for less at a time", self.debt)
+    fail(self, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text), "LIMIT_EXCEEDED")
+    free(text)
+
+
+EXCHANGE.single = False
+EXCHANGE.wants = wants
+EXCHANGE.begin = begin
+EXCHANGE.message = message_came
+EXCHANGE.half_closed = half_closed
+EXCHANGE.writable = writable
+EXCHANGE.late = late
+EXCHANGE.closed = closed

@@ -1,0 +1,75 @@
+"""What a larger machine would serve, and which part of it is full first: a model of parts that were measured.
+
+    python -m bench.projection                 from bench/results/peers.json
+    python -m bench.projection --cores 64 --network-gbit 400
+
+One thread is the server's front: it receives, decodes, submits, encodes and sends. The rest of a request's CPU is that
+of instances and workers, which have the other cores. Each figure below is a line to change. Nothing here has been
+measured on such a machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+
+from bench.peers.page import RESULTS, best
+
+FRONT_SHARE = 0.6  # of a native request's CPU that the front thread takes: perf, 64 bytes, 32 in flight
+FRONT_THREADS = 1
+NETWORK_GBIT = 100
+NETWORK_USABLE = 0.9  # of that, after the heads of packets
+MEMORY_GBYTE = 150  # a second, of one socket
+COPIES = 3  # of each byte of a tensor: in by the kernel, out by the kernel, and once between
+GPUS = 8
+GPU_GBYTE = 50  # a second to or from each, PCIe 5 x16, pinned memory
+CORES = (16, 32, 64)
+ROWS = {"small_32": 64, "large": 600_000, "huge": 16 << 20}  # rows of bench.peers and the bytes of their tensors
+WAY = "inferd, native"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    cores: int
+    network_gbit: float
+    gpus: int
+
+
+def limits(cpu_us: float, size: int, machine: Machine) -> dict[str, float]:
+    """Requests a second at which each part of the machine is full; tensors of `size` bytes there and back."""
+    per_second = {
+        "front thread": FRONT_THREADS * 1e6 / (cpu_us * FRONT_SHARE),
+        "cores": machine.cores * 1e6 / cpu_us,
+        "network": machine.network_gbit * NETWORK_USABLE / 8 * 1e9 / size,
+        "memory": MEMORY_GBYTE * 1e9 / (2 * COPIES * size),
+    }
+    if machine.gpus:
+        per_second["transfers to GPUs"] = machine.gpus * GPU_GBYTE * 1e9 / size
+    return per_second
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.projection", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--cores", type=int, nargs="+", default=CORES)
+    parser.add_argument("--network-gbit", type=float, default=NETWORK_GBIT)
+    parser.add_argument("--gpus", type=int, default=GPUS)
+    given = parser.parse_args()
+    rows = json.loads(RESULTS.read_text())["rows"]
+    print("| tensor | cores | requests/s | GB/s each way | full first | then |")
+    print("|---|---:|---:|---:|---|---|")
+    for key, size in ROWS.items():
+        cpu_us = best(rows[key]["ways"][WAY])["cpu_us"]
+        for cores in given.cores:
+            found = limits(cpu_us, size, Machine(cores, given.network_gbit, given.gpus))
+            (first, rate), (second, further), *_ = sorted(found.items(), key=lambda each: each[1])
+            print(
+                f"| {size:,} B | {cores} | {rate:,.0f} | {rate * size / 1e9:,.2f} | {first} | "
+                f"{second}, at {further:,.0f}/s |"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
