@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import shutil
 import threading
 from collections import Counter
@@ -612,6 +613,29 @@ async def test_a_request_between_two_steps_waits_for_a_step_that_a_model_unloads
         busy.go_on.set()
         assert [(await each.answer()).array()[0, 0] for each in running] == [0, 1, 2]
         assert shelf.loads == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+async def test_a_load_that_waits_for_replaced_versions_does_not_hold_up_what_they_wait_for(
+    tmp_path, budget, caplog, native_counters
+) -> None:
+    """The ensemble is crowded: its next load waits for requests, and these wait for a step that it loads, too."""
+    caplog.set_level(logging.INFO)
+    async with lazy(tmp_path, budget=budget, e=chain("a", "b")) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        pending = []
+        for number in range(2):
+            pending.append(Pending(engine, request("e", x=row(number))))
+            await until(lambda: engine.versions("e"))
+            await busy.begun.wait()
+            changed = f'{chain("a", "b")} parameters {{ key: "n" value {{ string_value: "{number}" }} }}'
+            (tmp_path / "e" / "config.pbtxt").write_text(changed)
+            await engine.load("e")
+        await engine.unload("b", asked_by="a")
+        pending.append(Pending(engine, request("e", x=row(2))))
+        await until(lambda: "'e' is loaded when one of" in caplog.text)
+        busy.go_on.set()
+        assert [(await each.answer()).array()[0, 0] for each in pending] == [0, 1, 2]
 
 
 async def test_a_request_waits_for_a_step_within_its_deadline(tmp_path, native_counters) -> None:

@@ -27,7 +27,8 @@ log = logging.getLogger("inferd.engine")
 class Loading:
     """The load of candidates that belong together, or were requested together.
 
-    A model is made anew only when few of its replaced versions are left; unless `waits`, its load fails otherwise.
+    A model is made anew only when few of its replaced versions are left. The lifecycle has waited for that; unless
+    `waits`, it has not, and the load may fail.
     Candidates that ensembles tie together form a part. All of a part is made first, and then takes over at once: no new
     request reaches a new step through an old ensemble. A request that is between two steps does.
     """
@@ -286,7 +287,8 @@ class Loading:
         self, candidate: Candidate, prepared: configuration.Prepared, version: int, endings: Endings
     ) -> None:
         try:
-            await endings.room_for(candidate.name, candidate.halt, waits=self._waits)
+            if not self._waits:
+                endings.require_room(candidate.name)
             make = partial(self._maker.make, identify=candidate.name in self._identified)
             candidate.made[version] = await self.room.work(
                 candidate.name, partial(make, prepared, candidate.folder, version, candidate.halt)
