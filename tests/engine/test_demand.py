@@ -686,6 +686,25 @@ async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_pa
         assert (await waiting.answer()).array()[0, 0] == 1
 
 
+async def test_what_is_brought_is_there_although_an_unload_comes_between(tmp_path) -> None:
+    """Guards that a handler finds the model when it goes on: it was told NOT_FOUND when an unload was quicker."""
+    async with lazy(tmp_path) as (engine, _shelf):
+
+        async def finds() -> bool:
+            await engine.bring("a")
+            return bool(engine.versions("a"))
+
+        for turns in range(12):  # of the loop, between the model's becoming ready and the unload
+            found = asyncio.create_task(finds())
+            while not engine.versions("a"):
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await engine.unload("a")
+            assert await found
+            await engine.unload("a")
+
+
 async def test_nothing_leaves_for_a_model_that_nobody_waits_for_any_more(tmp_path, native_counters) -> None:
     async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
         loop, begun = asyncio.get_running_loop(), asyncio.Event()

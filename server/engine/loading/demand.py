@@ -157,14 +157,15 @@ class Demand:
         """Answer the requests for a model that is loaded together with `asked_by`, which asks for it."""
         error: ServerError | None = None
         try:
-            failures = await self._lifecycle.load((name,), asked_by=asked_by)
-            if failure := failures.get(name):
-                error = Unavailable(failure.answer)
+            await self._joined(name, asked_by)
         except ServerError as failure:
             error = failure
         except Exception as failure:
             error = _unexpected(name, failure)
-        self._tell(name, error)
+        if error is None and not self._models.versions(name) and self._is_wanted(name):
+            self._begin(name, by_model=True)  # it was unloaded before its requests could go on
+        else:
+            self._tell(name, error)
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
@@ -186,22 +187,31 @@ class Demand:
             Unavailable: the model could not be loaded, or its load waits for the model `asked_by`.
             Exhausted: the memory budget has no room for it.
         """
-        if self._models.versions(name):
-            return
-        if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
-            failures = await self._lifecycle.load((name,), asked_by=asked_by)
-            if failure := failures.get(name):
-                raise Unavailable(failure.answer)
-            return
-        self._callers[name] += 1
-        try:
-            with self._lifecycle.waiting(name, asked_by):
-                await asyncio.shield(self._begin(name, bool(asked_by)))
-        except NotFound:
-            return
-        finally:
-            self._callers[name] -= 1
-            self._callers += Counter()  # drops those with none left
+        while not self._models.versions(name):  # once more if it was unloaded before the caller could go on
+            if self._closed:
+                raise Unavailable(STOPPING)
+            if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
+                await self._joined(name, asked_by)
+                continue
+            self._callers[name] += 1
+            try:
+                with self._lifecycle.waiting(name, asked_by):
+                    await asyncio.shield(self._begin(name, bool(asked_by)))
+            except NotFound:
+                return
+            finally:
+                self._callers[name] -= 1
+                self._callers += Counter()  # drops those with none left
+
+    async def _joined(self, name: str, asked_by: str) -> None:
+        """Wait for the load of this model together with `asked_by`.
+
+        Raises:
+            Unavailable: it has failed.
+        """
+        failures = await self._lifecycle.load((name,), asked_by=asked_by)
+        if failure := failures.get(name):
+            raise Unavailable(failure.answer)
 
     async def _answer(self, name: str) -> None:
         """Load a model while somebody waits for it, and resume the requests that do.

@@ -374,8 +374,7 @@ class Lifecycle:
                 self._endings.hurry(name)
             ending = self._withdraw(name)
         if steps:
-            wanted = frozenset(filter(allowed, steps))
-            followers = self._endings.begin(self._unload_steps(ending, wanted, allowed), name)
+            followers = self._endings.begin(self._unload_steps(ending, steps, allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
 
@@ -442,12 +441,19 @@ class Lifecycle:
         await ending
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
+        """After the end of an ensemble, unload the models of its steps that nobody has loaded by name and that no other
+        ensemble has, also none that is being loaded."""
         await ending
-        for step in sorted(steps):
+        for step in sorted(filter(allowed, steps)):
             if self._stopping:
                 return
-            if step in self._models and not self._models[step].explicit and not self._users_of(frozenset((step,))):
-                await self.unload(step, dependents=True, allowed=allowed)
+            async with self.lock(frozenset((step,))):
+                state = self._models[step] if step in self._models else None
+                if state is None or state.prepared is None or state.explicit or self._users_of(frozenset((step,))):
+                    continue
+                below = configuration.models_of(state.prepared.spec)
+                end = self._withdraw(step)
+            await self._unload_steps(end, below, allowed)
 
     async def remove(self, name: str) -> None:
         """Unload and forget a model that no repository has any more."""

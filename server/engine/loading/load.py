@@ -52,17 +52,21 @@ class Loading:
         self._maker = maker
         self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
+        self._planned = asyncio.Event()  # what the parts are is known, or there will be none
         self._part_waits: list[tuple[asyncio.Task[None], asyncio.Task[None]]] = []  # parts that wait for another part
         self._identified: frozenset[str] = frozenset()  # candidates that need fingerprints
 
     async def run(self, endings: Endings) -> None:
         """Load all candidates; `failures` has those that fail."""
-        await self._compose()
-        if self._maker.fingerprints:
-            self._identified = self._with_kept_answers()
-        for names in self._tied():
-            part = asyncio.create_task(self._run_part(names, endings))
-            self._parts.update(dict.fromkeys(names, part))
+        try:
+            await self._compose()
+            if self._maker.fingerprints:
+                self._identified = self._with_kept_answers()
+            for names in self._tied():
+                part = asyncio.create_task(self._run_part(names, endings))
+                self._parts.update(dict.fromkeys(names, part))
+        finally:
+            self._planned.set()
         await asyncio.gather(*set(self._parts.values()))
 
     def halt(self, names: Iterable[str], why: str) -> None:
@@ -73,6 +77,7 @@ class Loading:
 
     async def done(self, name: str) -> None:
         """Return when this candidate was loaded or has failed."""
+        await self._planned.wait()
         if name in self._parts:
             await asyncio.shield(self._parts[name])
 
