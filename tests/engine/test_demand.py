@@ -690,14 +690,17 @@ async def test_what_is_brought_is_there_although_an_unload_comes_between(tmp_pat
     """Guards that a handler finds the model when it goes on: it was told NOT_FOUND when an unload was quicker."""
     async with lazy(tmp_path) as (engine, _shelf):
 
+        came = asyncio.Event()
+        engine.subscribe(lambda _name, _version, ready: came.set() if ready else None)
+
         async def finds() -> bool:
             await engine.bring("a")
             return bool(engine.versions("a"))
 
         for turns in range(12):  # of the loop, between the model's becoming ready and the unload
+            came.clear()
             found = asyncio.create_task(finds())
-            while not engine.versions("a"):
-                await asyncio.sleep(0)
+            await came.wait()
             for _ in range(turns):
                 await asyncio.sleep(0)
             await engine.unload("a")

@@ -448,10 +448,10 @@ class Lifecycle:
             if self._stopping:
                 return
             async with self.lock(frozenset((step,))):
-                state = self._models[step] if step in self._models else None
-                if state is None or state.prepared is None or state.explicit or self._users_of(frozenset((step,))):
+                prepared = self._models.prepared(step)
+                if prepared is None or self._models[step].explicit or self._users_of(frozenset((step,))):
                     continue
-                below = configuration.models_of(state.prepared.spec)
+                below = configuration.models_of(prepared.spec)
                 end = self._withdraw(step)
             await self._unload_steps(end, below, allowed)
 
