@@ -435,8 +435,8 @@ cdef void proceed(Run *run) noexcept nogil:
         frame = following
     if run.active == 0:
         finish_with(run, NULL)
-        return
-    frames_end(run)
+    else:
+        frames_end(run)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
