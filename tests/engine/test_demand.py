@@ -672,7 +672,8 @@ async def test_a_step_that_is_really_gone_fails_its_request(tmp_path, native_cou
         assert "in ensemble 'f', load failed for model 'c'" in answers["f"].text
 
 
-async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_path, native_counters) -> None:
+async def test_an_unload_lets_a_load_end_for_which_requests_wait(tmp_path, native_counters) -> None:
+    """Guards that unloads, however many, do not keep requests from their model: each had its load begin anew."""
     async with lazy(tmp_path, e=chain("a", "b")) as (engine, shelf):
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
         shelf.meanwhile["a"] = lambda: loop.call_soon_threadsafe(begun.set)
@@ -682,14 +683,15 @@ async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_pa
         unloads = [asyncio.create_task(engine.unload(name)) for name in "eab"]
         await asyncio.sleep(0)
         shelf.open.set()
-        await asyncio.gather(*unloads)
         assert (await waiting.answer()).array()[0, 0] == 1
+        await asyncio.gather(*unloads)
+        assert shelf.loads == {"a": 1, "b": 1}
+        assert loaded(engine) == set()
 
 
 async def test_what_is_brought_is_there_although_an_unload_comes_between(tmp_path) -> None:
     """Guards that a handler finds the model when it goes on: it was told NOT_FOUND when an unload was quicker."""
     async with lazy(tmp_path) as (engine, _shelf):
-
         came = asyncio.Event()
         engine.subscribe(lambda _name, _version, ready: came.set() if ready else None)
 

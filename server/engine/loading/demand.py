@@ -2,8 +2,8 @@
 
 A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the model is ready;
 so does a step of an ensemble's request whose model was unloaded meanwhile. All that wait for one model share one load.
-If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. A load that
-an unload has halted begins anew if somebody still waits.
+If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. An unload
+lets a load end for which somebody waits, and then unloads the model: halted, it would only begin anew.
 
 With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the versions
 that are served, with those of the models of its steps. The models that were used least recently leave for it.
@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from _native.service.infer import InferService
@@ -267,7 +268,7 @@ class Demand:
         async with self._memory.room(name, sizes, on_demand=True, beside=beside) as begun:
             if not begun:
                 return
-            failures = await self._lifecycle.load((name,))
+            failures = await self._lifecycle.load((name,), is_wanted=partial(self._is_wanted, name))
         failure = failures.get(name)
         if failure and not failure.halted and not self._models.versions(name):  # no version is served
             raise Unavailable(failure.answer)

@@ -12,7 +12,8 @@ is over.
 Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
 concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
 ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
-but not for the rest of its warm-up. None of them waits for the end of what was replaced, because a model may reload
+but not for the rest of its warm-up; an unload does if requests wait for the load, which would only begin anew. None of
+them waits for the end of what was replaced, because a model may reload
 itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
 and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them, or fails if a
 model asked for it. While it waits it has no lock: these requests may need a model that is loaded under that lock.
@@ -68,6 +69,11 @@ def anything(_: str) -> bool:
     return True
 
 
+def by_nobody() -> bool:
+    """`is_wanted` of a load that no request waits for."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
     """The arguments of `Lifecycle.load`.
@@ -82,6 +88,7 @@ class _Request:
     explicit: bool
     asked_by: str
     allowed: Allowed
+    is_wanted: Callable[[], bool]
     halts: dict[str, Halt] = field(default_factory=dict)
 
 
@@ -163,6 +170,7 @@ class Lifecycle:
         asked_by: str = "",
         allowed: Allowed = anything,
         listed: Listed = MappingProxyType({}),
+        is_wanted: Callable[[], bool] = by_nobody,
     ) -> dict[str, Failure]:
         """Load these models, or load those anew that have changed.
 
@@ -173,6 +181,7 @@ class Lifecycle:
             asked_by: the model that waits for it; empty for nobody.
             allowed: whether who asks may load the model of a step.
             listed: models that a scan has just found; others are looked for.
+            is_wanted: tells whether requests wait for the load now: then an unload lets it end.
 
         Returns:
             The failures, by model, also of models that had to be loaded with them.
@@ -182,7 +191,7 @@ class Lifecycle:
             Denied: the caller may not load the model of an ensemble's step.
             InvalidArgument, Internal: the override's files cannot be written.
         """
-        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed)
+        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed, is_wanted)
         return await self._to_its_end(self._load(request))
 
     @contextmanager
@@ -246,7 +255,15 @@ class Lifecycle:
                         for name in wanted & set(candidates):
                             candidates[name].explicit = request.explicit
                         self._looking.discard(request)
-                        loading = Loading(self._models, self._maker, lock, candidates, room, waits=not asked_by)
+                        loading = Loading(
+                            self._models,
+                            self._maker,
+                            lock,
+                            candidates,
+                            room,
+                            waits=not asked_by,
+                            is_wanted=request.is_wanted,
+                        )
                         failures = await self._run(loading, wanted)
                         break
                     for candidate in candidates.values():
@@ -358,11 +375,12 @@ class Lifecycle:
 
     async def _unload(self, name: str, *, dependents: bool, users: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
-        if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
-            self._made_in[name].halt((name,), UNLOADED)
+        loading = self._made_in.get(name)
+        if loading is not None and loading is not self._made_in.get(asked_by) and not loading.is_wanted():
+            loading.halt((name,), UNLOADED)
         if name != asked_by:
             for request in self._looking:
-                if name in request.halts:
+                if name in request.halts and not request.is_wanted():
                     request.halts[name].set(UNLOADED)
         async with self._lock_with_users(name, users, asked_by) as found:
             if name not in self._models:

@@ -41,9 +41,11 @@ class Loading:
         candidates: dict[str, Candidate],
         room: Room,
         *,
-        waits: bool = True,
+        waits: bool,
+        is_wanted: Callable[[], bool],
     ) -> None:
         self._waits = waits
+        self.is_wanted = is_wanted  # whether requests wait for it now
         self.lock = lock
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
