@@ -37,6 +37,10 @@ class InferResult:
         self._end = end
         self._read: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the message alone, in memory that can be written to."""
+        return type(self), (bytearray(self.as_bytes()),)
+
     def _found(self) -> Any:
         if self._read is None:
             try:

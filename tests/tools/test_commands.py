@@ -632,7 +632,7 @@ class Hill:
         if setting.batch > 64:
             return Tried(setting, None, 10, "too large")
         rate = 100.0 * min(setting.batch, 64) * min(setting.instances, 3) * (1.2 if setting.delay_us == 300 else 1.0)
-        level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate)
+        level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate, mean=0.0)
         return Tried(setting, level, 10 * setting.instances)
 
 
@@ -672,6 +672,16 @@ def test_the_search_is_not_misled_by_one_measurement():
     assert lucky.setting.batch == 16
     assert search.settle(lucky).setting.batch == 64
     assert len(told) > len(search.tried)
+
+
+def test_no_throughput_is_more_than_little_allows():
+    """Guards that a figure is at most what is in flight divided by its latency, and is called noise if it were more."""
+    level = types.SimpleNamespace(inferences=100_000.0, level=32, mean=240.0)
+    setting = Setting(1, 1, 0, 0)
+    assert Tried(setting, level, 0, pace=3.0).rate == pytest.approx(32 / 240e-6)
+    assert Tried(setting, level, 0, pace=3.0).noise
+    assert Tried(setting, level, 0, pace=0.9).rate == pytest.approx(90_000)
+    assert not Tried(setting, level, 0, pace=1.3).noise
 
 
 def test_the_search_ends_when_it_may_not_try_more():
