@@ -133,7 +133,7 @@ def rates_of(wanted: Wanted, config: pb.ModelConfig, settings: Sequence[Setting]
 
 def known_rate(setting: Setting, rate: float) -> Tried:
     """A setting whose throughput is known, and nothing else."""
-    return Tried(setting, cast(Level, SimpleNamespace(inferences=rate)), 0)
+    return Tried(setting, cast(Level, SimpleNamespace(inferences=rate, mean=0.0)), 0)
 
 
 class Side:

@@ -12,9 +12,11 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
+from inferd_client._balancing import HEALTH_SECONDS, OTHERS_SECONDS, ROUND_ROBIN, Place, Places, addresses_of, known_as
 from inferd_client._calling import (
     Attempts,
     Failed,
+    Headers,
     Pieces,
     RetryOptions,
     answer_of,
@@ -282,14 +284,18 @@ class Channel:
         self._closed = True
         if sys.is_finalizing():
             return  # the threads to wait for run no more, and may hold locks; the system closes the connections
-        links, self._links = self._links, [None] * len(self._links)
-        for link in filter(None, links):
+        for link in self._taken():
             link.close()
             with self._attending:  # the link's thread may be about to start
                 owner = link.owner
             if owner is not None and owner is not threading.current_thread():
                 owner.join()
         self.later.hurry()
+
+    def _taken(self) -> list[Link]:
+        """Its links, which are its own no more."""
+        links, self._links = self._links, [None] * len(self._links)
+        return [each for each in links if each is not None]
 
     def forked(self) -> None:
         """This process is a copy: the links and the calls on them are its parent's."""
@@ -300,6 +306,140 @@ class Channel:
         self._waiting = []
         self.later = Later()
         self.anew = Later()
+
+
+class BalancedChannel(Channel):
+    """Links to all addresses of a server's name, which take calls in turn; see `_balancing`.
+
+    Calls look at the addresses: a client that makes none connects to none.
+    """
+
+    def __init__(self, target: Target, options: Options, headers: Headers, connections: int, retries: Any) -> None:
+        super().__init__(target, known_as(options, target), 0, retries)
+        self._headers = headers
+        self._connections = connections
+        self._places = Places(target, connections)
+        self._leaving: list[Link] = []
+
+    def usable(self) -> Link | None:
+        if self._places.due():
+            self._tend()
+        place = self._places.pick()
+        return place.link if place is not None else None
+
+    def link(self, ends: float | None = None, since: float | None = None) -> Link:
+        since = time.monotonic() if since is None else since
+        while True:
+            if self._closed:
+                raise error_of(1, CLOSED)
+            if (found := self.usable()) is not None:
+                return found
+            left = left_of(ends)
+            if not self._connecting.acquire(timeout=-1 if left is None else min(left, LONGEST_WAIT)):
+                if left_of(ends) == 0.0:
+                    raise too_late()
+                continue
+            try:
+                if (place := self._places.pick()) is None:
+                    self._failed.check(since)
+                    return self._any(ends)
+                return place.link  # type: ignore[no-any-return]
+            finally:
+                self._connecting.release()
+
+    def _any(self, ends: float | None) -> Link:
+        """A link to whichever address answers."""
+        began = time.monotonic()
+        error: OSError = OSError(f"{self.target.host} has no address")
+        try:
+            self._resolve()
+        except OSError as found:
+            error = found
+        for place in list(self._places.all):
+            try:
+                self._connect(place, left_of(ends))
+            except OSError as found:
+                error = found
+                place.failed()
+            if place.link is not None and place.link.usable:
+                self._failed.forget()
+                waits = time.monotonic() + OTHERS_SECONDS
+                for other in self._tend():
+                    other.join(max(waits - time.monotonic(), 0.0))
+                return place.link or self.link(ends)
+        raise self._failed.note(began, error, left_of(ends)) from None
+
+    def _tend(self) -> list[threading.Thread]:
+        """Begin what is due, without waiting for it. Returns who does it."""
+        for each in [each for each in self._leaving if not each.count]:
+            self._leaving.remove(each)
+            each.close()
+        if not any(place.link is not None for place in self._places.all):
+            return []  # a call connects, and has the error if it cannot
+        begun = [
+            threading.Thread(target=self._try, args=(place,), name="inferd-client", daemon=True)
+            for place in self._places.to_connect()
+        ]
+        if self._places.to_resolve():
+            begun.append(threading.Thread(target=self._resolve_again, name="inferd-client", daemon=True))
+        for thread in begun:
+            thread.start()
+        return begun
+
+    def _resolve(self) -> None:
+        for place in self._places.resolved(addresses_of(self.target)):
+            link = place.link
+            place.left()
+            if link is not None:
+                self._leaving.append(link)
+
+    def _resolve_again(self) -> None:
+        try:
+            with suppress(OSError):  # the known addresses remain
+                self._resolve()
+        finally:
+            self._places.resolving = False
+
+    def _try(self, place: Place) -> None:
+        try:
+            self._connect(place, None)
+        except OSError:
+            place.failed()
+        finally:
+            place.busy = False
+
+    def _connect(self, place: Place, timeout: float | None) -> None:
+        link = connect(place.target, self.options, timeout)
+        self._attend(link)
+        heard = threading.Event()
+        place.serving, place.heard = True, heard.set
+        if link.start(place.watched(self._headers)):
+            heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
+        place.connected(link, link)
+        if self._closed or place.gone:
+            place.left()
+            link.close()
+
+    def _taken(self) -> list[Link]:
+        links = [place.link for place in self._places.all if place.link is not None]
+        for place in self._places.all:
+            place.left()
+        leaving, self._leaving = self._leaving, []
+        return links + leaving
+
+    def forked(self) -> None:
+        super().forked()
+        self._places = Places(self.target, self._connections)
+        self._leaving = []
+
+
+def channel_to(
+    target: Target, options: Options, headers: Headers, connections: int, retries: RetryOptions | None, policy: str
+) -> Channel:
+    """The channel of a client with a policy of `_balancing.POLICIES`."""
+    if policy == ROUND_ROBIN and not target.path:
+        return BalancedChannel(target, options, headers, connections, retries)
+    return Channel(target, options, connections, retries)
 
 
 def _busy(link: Link | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from inferd_client._native.link import Link
@@ -28,12 +29,19 @@ class Target(NamedTuple):
         port: of TCP.
         path: of a unix socket; begins with a NUL for an abstract one.
         authority: the header :authority of requests.
+        more: further hosts and ports of the same server.
     """
 
     host: str = ""
     port: int = 0
     path: str = ""
     authority: str = ""
+    more: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def all(self) -> list[tuple[str, int]]:
+        """All hosts and ports."""
+        return [(self.host, self.port), *self.more]
 
     @property
     def text(self) -> str:
@@ -44,7 +52,7 @@ class Target(NamedTuple):
 
 
 def target_of(url: str) -> Target:
-    """The server of an address: HOST:PORT, unix:PATH, unix:///PATH, and gRPC's dns:, ipv4: and ipv6:.
+    """The server of an address: HOST:PORT, unix:PATH, unix:///PATH, and gRPC's dns:, ipv4:A:PORT,B:PORT and ipv6:.
 
     Raises:
         ValueError: the address has another form.
@@ -57,6 +65,9 @@ def target_of(url: str) -> Target:
             raise ValueError(f"{url!r}: expected unix:PATH")
         return Target(path=f"\0{path}" if kind == "unix-abstract" else path, authority="localhost")
     rest = url
+    if url.startswith(("ipv4:", "ipv6:")) and "," in url:
+        first, *others = (target_of(url[:5] + each) for each in url[5:].split(","))
+        return first._replace(more=tuple((each.host, each.port) for each in others))
     for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:", "grpc://", "grpcs://"):
         rest = rest.removeprefix(scheme)
     host, colon, port = rest.rpartition(":")
@@ -95,13 +106,25 @@ def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSL
     """A TLS context of PEM files: trusted roots (None: the system's), and this client's key and certificate chain.
 
     Raises:
-        OSError: a file cannot be read, or has the wrong content.
+        OSError: a file cannot be read, or has the wrong content; the text names it.
     """
     import ssl
 
-    context = ssl.create_default_context(cafile=root)
+    given = {"root_certificates": root, "private_key": key, "certificate_chain": chain}
+    for what, path in given.items():
+        if path is not None:
+            with Path(path).open("rb"):  # ssl's own errors do not say which file it is
+                given[what] = f"{what} {path}"
+    try:
+        context = ssl.create_default_context(cafile=root)
+    except ssl.SSLError as error:
+        raise OSError(f"{given['root_certificates']} has no certificate that can be read: {error}") from None
     if chain is not None:
-        context.load_cert_chain(chain, key)
+        try:
+            context.load_cert_chain(chain, key)
+        except ssl.SSLError as error:
+            files = " and ".join(filter(None, (given["certificate_chain"], given["private_key"])))
+            raise OSError(f"{files}: no certificate chain with its key: {error}") from None
     context.set_alpn_protocols(["h2"])
     return context
 
@@ -183,7 +206,7 @@ def opened(target: Target, options: Options, timeout: float | None) -> tuple[soc
             sock.close()
             raise
     else:
-        sock = socket.create_connection((target.host, target.port), timeout=left)
+        sock = _reached(target, ends)
     try:
         prepare(sock)
         shake = None
@@ -199,6 +222,17 @@ def opened(target: Target, options: Options, timeout: float | None) -> tuple[soc
     except BaseException:
         sock.close()
         raise
+
+
+def _reached(target: Target, ends: float) -> socket.socket:
+    """A connected socket of the first address that has a server."""
+    for last, address in enumerate(target.all, 1 - len(target.all)):
+        try:
+            return socket.create_connection(address, timeout=max(ends - time.monotonic(), 0.001))
+        except OSError:
+            if last == 0:
+                raise
+    raise AssertionError
 
 
 def take(shake: Handshake, data: bytes, target: Target) -> None:

@@ -9,9 +9,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from inferd_client._balancing import HEALTH_SECONDS, OTHERS_SECONDS, ROUND_ROBIN, Place, Places, known_as, numeric
 from inferd_client._calling import (
     Attempts,
     Failed,
+    Headers,
     Pieces,
     RetryOptions,
     answer_of,
@@ -156,15 +158,24 @@ class LoopChannel:
 
     def _leave(self) -> None:
         """Have the loop, which polls the links and so would keep them, close them; any thread may say so."""
-        if self._loop is not None and any(self._links):
+        if self._loop is not None and any(held := self._held()):
             with suppress(RuntimeError):  # it is closed, and so polls no more
-                self._loop.call_soon_threadsafe(_close, self._links)
+                self._loop.call_soon_threadsafe(_close, held)
+
+    def _held(self) -> list[Polled | None]:
+        """All its links, which it uses no more."""
+        links, self._links = self._links, [None] * len(self._links)
+        return links
+
+    def _moved(self) -> None:
+        """Its loop is another one."""
 
     def forked(self) -> None:
         """See Forking. The event loop is the parent's, too: its selector is one with the parent's."""
         self.forks += 1
         self._loop = self._connecting = None
         self._links = [None] * len(self._links)
+        self._moved()
 
     def usable(self, loop: asyncio.AbstractEventLoop) -> Polled | None:
         """A link of this loop that takes calls, if there is one."""
@@ -186,7 +197,8 @@ class LoopChannel:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._leave()
-            self._loop, self._connecting, self._links = loop, asyncio.Lock(), [None] * len(self._links)
+            self._loop, self._connecting = loop, asyncio.Lock()
+            self._moved()
         assert self._connecting is not None
         connecting = self._connecting
         since = time.monotonic() if since is None else since
@@ -196,13 +208,18 @@ class LoopChannel:
         except TimeoutError:
             raise too_late() from None
         try:
-            for i, each in enumerate(self._links):
-                if each is None or not each.link.usable:
-                    self._failed.check(since)
-                    return await self._connected(i, left_of(ends))
+            made = await self._made(ends, since)
         finally:
             connecting.release()
-        return self.usable(loop) or await self.link(ends, since)
+        return made or self.usable(loop) or await self.link(ends, since)
+
+    async def _made(self, ends: float | None, since: float) -> Polled | None:
+        """A new link, where one is missing."""
+        for i, each in enumerate(self._links):
+            if each is None or not each.link.usable:
+                self._failed.check(since)
+                return await self._connected(i, left_of(ends))
+        return None
 
     async def _connected(self, place: int, timeout: float | None) -> Polled:
         began = time.monotonic()
@@ -267,9 +284,125 @@ class LoopChannel:
     def close(self) -> None:
         """End all calls and links."""
         self._closed = True
-        links, self._links = self._links, [None] * len(self._links)
+        held = self._held()
         if self._loop is not None and not self._loop.is_closed():
-            _close(links)
+            _close(held)
+
+
+class BalancedLoopChannel(LoopChannel):
+    """As BalancedChannel, in an event loop; its tasks end with what they do."""
+
+    def __init__(self, target: Target, options: Options, headers: Headers, connections: int, retries: Any) -> None:
+        super().__init__(target, known_as(options, target), 0, retries)
+        self._headers = headers
+        self._connections = connections
+        self._places = Places(target, connections)
+        self._tasks: set[asyncio.Task[None]] = set()  # so that nobody collects them
+
+    def usable(self, loop: asyncio.AbstractEventLoop) -> Polled | None:
+        if loop is not self._loop:
+            return None
+        if self._places.due():
+            self._tend(loop)
+        place = self._places.pick()
+        return place.holder if place is not None else None
+
+    def _moved(self) -> None:
+        self._places = Places(self.target, self._connections)
+
+    async def _made(self, ends: float | None, since: float) -> Polled | None:
+        if self._places.pick() is not None:
+            return None
+        self._failed.check(since)
+        began = time.monotonic()
+        error: OSError = OSError(f"{self.target.host} has no address")
+        try:
+            async with asyncio.timeout(left_of(ends)):
+                await self._resolve()
+        except OSError as found:
+            error = found
+        for place in list(self._places.all):
+            try:
+                await self._connect(place, left_of(ends))
+            except OSError as found:
+                error = found
+                place.failed()
+            if place.link is not None and place.link.usable:
+                self._failed.forget()
+                if begun := self._tend(asyncio.get_running_loop()):
+                    await asyncio.wait(begun, timeout=OTHERS_SECONDS)
+                return place.holder  # type: ignore[no-any-return]
+        if self._closed:
+            raise error_of(1, CLOSED)
+        raise self._failed.note(began, error, left_of(ends)) from None
+
+    def _tend(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
+        """Begin what is due, without waiting for it. Returns what does it."""
+        for idle in [each for each in self._links if each is not None and not each.link.count]:
+            self._links.remove(idle)
+            idle.close()
+        if not any(place.link is not None for place in self._places.all):
+            return []  # a call connects, and has the error if it cannot
+        begun = [loop.create_task(self._try(place)) for place in self._places.to_connect()]
+        if self._places.to_resolve():
+            begun.append(loop.create_task(self._resolve_again()))
+        for task in begun:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return begun
+
+    async def _resolve(self) -> None:
+        loop = asyncio.get_running_loop()
+        found = [place for host, port in self.target.all for place in await _resolved(host, port, loop)]
+        for place in self._places.resolved(numeric(found)):
+            holder = place.holder
+            place.left()
+            if holder is not None:
+                self._links.append(holder)
+
+    async def _resolve_again(self) -> None:
+        try:
+            with suppress(OSError):  # the known addresses remain
+                await self._resolve()
+        finally:
+            self._places.resolving = False
+
+    async def _try(self, place: Place) -> None:
+        try:
+            await self._connect(place, None)
+        except OSError:
+            place.failed()
+        finally:
+            place.busy = False
+
+    async def _connect(self, place: Place, timeout: float | None) -> None:
+        link = await connect_in_loop(place.target, self.options, timeout)
+        made = Polled(link, asyncio.get_running_loop())
+        heard = asyncio.Event()
+        place.serving, place.heard = True, heard.set
+        if link.start(place.watched(self._headers), flush=False):
+            made.flush_soon()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
+        place.connected(made, link)
+        if self._closed or place.gone:
+            place.left()
+            made.close()
+
+    def _held(self) -> list[Polled | None]:
+        held = [*self._links, *(place.holder for place in self._places.all)]
+        for place in self._places.all:
+            place.holder = place.link = place.watch = None
+        return held
+
+
+def loop_channel_to(
+    target: Target, options: Options, headers: Headers, connections: int, retries: RetryOptions | None, policy: str
+) -> LoopChannel:
+    """The channel of a client with a policy of `_balancing.POLICIES`."""
+    if policy == ROUND_ROBIN and not target.path:
+        return BalancedLoopChannel(target, options, headers, connections, retries)
+    return LoopChannel(target, options, connections, retries)
 
 
 def _close(links: list[Polled | None]) -> None:
@@ -314,10 +447,8 @@ async def _connect_in_loop(target: Target, options: Options) -> Link:
 async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.socket:
     if target.path:
         places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
-    elif _is_address(target.host):
-        places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     else:
-        places = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        places = [place for host, port in target.all for place in await _resolved(host, port, loop)]
     error: OSError | None = None
     for family, kind, protocol, _, address in places:
         sock = socket.socket(family, kind, protocol)
@@ -333,6 +464,13 @@ async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.so
         else:
             return sock
     raise error or OSError(f"{target.text}: there is no such host")
+
+
+async def _resolved(host: str, port: int, loop: asyncio.AbstractEventLoop) -> list[Any]:
+    """What getaddrinfo finds; for an address without a thread."""
+    if _is_address(host):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 def _is_address(host: str) -> bool:

@@ -37,6 +37,10 @@ class InferResult:
         self._end = end
         self._read: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the message alone, in memory that can be written to."""
+        return type(self), (bytearray(self.as_bytes()),)
+
     def _found(self) -> Any:
         if self._read is None:
             try:
@@ -148,6 +152,10 @@ class InferResult:
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
+    def as_bytes(self) -> bytes:
+        """The serialised ModelInferResponse."""
+        return bytes(memoryview(self._message)[self._start : self._end or len(self._message)])
+
     def get_output(self, name: str, as_json: bool = False) -> Any:
         """The InferOutputTensor of an output, or its JSON; None: there is no such output."""
         for output in self.get_response().outputs:
@@ -160,8 +168,7 @@ class InferResult:
         if self._proto is None:
             from inferd_client.pb import grpc_service_pb2 as pb
 
-            end = self._end or len(self._message)
-            self._proto = parsed(pb.ModelInferResponse, memoryview(self._message)[self._start : end])
+            self._proto = parsed(pb.ModelInferResponse, self.as_bytes())
         return message_as_json(self._proto) if as_json else self._proto
 
 

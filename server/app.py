@@ -36,6 +36,7 @@ from server.errors import StartError
 from server.front.access import Access
 from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
+from server.front.notifying import ServiceManager
 from server.front.services import Policy, install
 from server.memory import usable_memory
 from server.observe.load import LoadMeter
@@ -57,6 +58,9 @@ SEQUENCES_SHARE = 0.75
 
 TELL_PROGRESS = 10.0
 """Seconds between lines about models that are being loaded."""
+
+MORE_TIME = f"EXTEND_TIMEOUT_USEC={int(6 * TELL_PROGRESS * 1e6)}"
+"""With each of these lines the service manager hears that the start goes on."""
 
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
@@ -91,6 +95,7 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
+    manager = ServiceManager()
     if settings.log_file:  # else SIGHUP is ignored, see cli.py
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     if settings.log_verbose:
@@ -100,7 +105,7 @@ async def _serve(settings: Settings, logs: Logs) -> None:
     try_addresses(settings, policy)
     engine = make_engine(settings)
     access = make_access(settings, engine)
-    problems = await _load(settings, engine, stop)
+    problems = await _load(settings, engine, stop, manager)
     deadline = math.inf
     recording = None
     try:
@@ -111,18 +116,20 @@ async def _serve(settings: Settings, logs: Logs) -> None:
             )
         if problems is not None:
             recording = make_recording(settings, engine)
-            deadline = await _serve_door(settings, engine, access, policy, stop, logs, recording)
+            deadline = await _serve_door(settings, engine, access, policy, stop, logs, recording, manager)
     finally:
         await _close(engine, deadline, stop, recording)
 
 
-async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:
+async def _load(settings: Settings, engine: Engine, stop: StopSignal, manager: ServiceManager) -> list[str] | None:
     """Load the models; the errors, or None if a signal stopped the server meanwhile."""
     loop = asyncio.get_running_loop()
     loading, stopped = loop.create_task(engine.start(set_aside)), loop.create_task(stop.wait())
     began = loop.time()
     while not (await asyncio.wait({loading, stopped}, timeout=TELL_PROGRESS, return_when=asyncio.FIRST_COMPLETED))[0]:
-        log.info("after %.0f s: %s", loop.time() - began, engine.progress())
+        progress = f"after {loop.time() - began:.0f} s: {engine.progress()}"
+        log.info("%s", progress)
+        manager.tell(f"STATUS={progress}", MORE_TIME)
     if not stopped.done():
         stopped.cancel()
         problems = await loading
@@ -161,6 +168,7 @@ async def _serve_door(
     stop: StopSignal,
     logs: Logs,
     recording: Recording,
+    manager: ServiceManager,
 ) -> float:
     """Serve until a signal, then let running calls finish; returns the time on the loop's clock when all must be
     over."""
@@ -185,8 +193,10 @@ async def _serve_door(
     for address in door.addresses:
         log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)
     stop.at_once(door.remove_files)
-    beside = [asyncio.create_task(each) for each in _beside(access, load)]
+    beside = [asyncio.create_task(each) for each in (*_beside(access, load), manager.keep_telling())]
+    manager.tell("READY=1", "STATUS=serving")
     await stop.wait()
+    manager.tell("STOPPING=1", "STATUS=stopping")
     stop.end_within(settings.drain_delay + settings.exit_timeout_secs + LAST_SECOND + LAST_WORK)
     health.drain()
     engine.drain()

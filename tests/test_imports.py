@@ -120,7 +120,7 @@ RULES = (
     ),
     Rule(
         "server.observe",
-        may=("_native", "backends.api", "server.engine", "server.pb", *CORE),
+        may=("_native", "backends.api", "server.engine", "server.memory", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),

@@ -49,6 +49,7 @@ from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from _native.request.lane cimport Lane
 from _native.request.life cimport request_reconsider
+from _native.request.record cimport Record
 from _native.request.request cimport (
     InputData,
     Request,
@@ -434,8 +435,8 @@ cdef void proceed(Run *run) noexcept nogil:
         frame = following
     if run.active == 0:
         finish_with(run, NULL)
-        return
-    frames_end(run)
+    else:
+        frames_end(run)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -523,6 +524,8 @@ cdef void finish(Run *run) noexcept nogil:
     # Without earlier responses, which may still be on the bridge, the final response can be delivered now.
     cdef bint at_once = run.delivering and run.needs.sends[0]
     request.run = NULL
+    if request.record != NULL:
+        (<Record *>request.record).stepped = True
     free_run(run)
     account(ensemble, request)
     ensemble.requests -= 1

@@ -39,6 +39,7 @@ cdef struct Record:
     int64_t input_end_ns
     int64_t output_start_ns
     int64_t computed_ns
+    int64_t first_ns         # of a decoupled model: when its first response was delivered; 0: there was none
     int64_t ended_ns
     const char *why          # the reason for which its batch left the queue, static text
     uint64_t batch           # number of the batch in this process; 0: none
@@ -49,6 +50,7 @@ cdef struct Record:
     int status               # STATUS_OK: see the final response
     bint cached              # answered from the response cache
     bint shared              # answered by an execution that another request caused
+    bint stepped             # executed by the steps of an ensemble
     TraceContext link        # to the span of that execution; `given`: there is one
     int64_t looked_ns        # begin of the lookup in the response cache; 0: there was none
     int64_t found_ns         # end of the lookup

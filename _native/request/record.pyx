@@ -249,6 +249,8 @@ cdef void record_response(Request *request, const Response *response) noexcept n
     if request.sink == NULL or response.empty or response.status != STATUS_OK:
         return
     record.responses += 1
+    if record.responses == 1 and request.signature != NULL and request.signature.decoupled:
+        record.first_ns = now_ns()
     for i in range(output_count(response) if request.signature != NULL else 0):
         if has_output(response, i):
             record.sent += response.outputs[i].size

@@ -31,7 +31,7 @@ cdef dict described(Record *record, int64_t offset):
         "trace_id": hexadecimal(record.context.trace, 16), "span_id": hexadecimal(record.context.span, 8),
         "parent_id": hexadecimal(record.parent, 8), "joined": record.context.given,
         "traced": record.traced, "kept": record.kept, "accessed": record.accessed,
-        "inner": record.inner, "cached": record.cached, "shared": record.shared,
+        "inner": record.inner, "cached": record.cached, "shared": record.shared, "stepped": record.stepped,
         "link": (hexadecimal(record.link.trace, 16), hexadecimal(record.link.span, 8)) if record.link.given else None,
         "rows": record.rows, "responses": record.responses, "received": record.received, "sent": record.sent,
         "batch": record.batch, "batch_rows": record.batch_rows, "batch_requests": record.batch_requests,
@@ -44,7 +44,7 @@ cdef dict described(Record *record, int64_t offset):
     for name, ns in (("arrived", record.arrived_ns), ("looked", record.looked_ns), ("found", record.found_ns),
                      ("queued", record.queued_ns), ("placed", record.placed_ns), ("taken", record.taken_ns),
                      ("input_end", record.input_end_ns), ("output_start", record.output_start_ns),
-                     ("computed", record.computed_ns), ("ended", record.ended_ns)):
+                     ("computed", record.computed_ns), ("first", record.first_ns), ("ended", record.ended_ns)):
         out[name] = ns + offset if ns else 0
     return out
 

@@ -395,19 +395,14 @@ cdef class InferService:
         """
         cdef bytes encoded = b"" if name is None else name.encode()
         cdef bytes details = text.encode()
-        cdef Str model
-        model.data = encoded
-        model.size = <uint32_t>len(encoded)
+        cdef Str model = Str(encoded, <uint32_t>len(encoded))
         submission_resume(&self.submission, NULL if name is None else &model, status, details)
         submission_wake(&self.submission)
 
     def awaits(self, name: str) -> bool:
         """Whether a request, or a step of an ensemble, waits for this model."""
         cdef bytes encoded = name.encode()
-        cdef Str model
-        model.data = encoded
-        model.size = <uint32_t>len(encoded)
-        return submission_awaits(&self.submission, model)
+        return submission_awaits(&self.submission, Str(encoded, <uint32_t>len(encoded)))
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer and ModelStreamInfer natively on an endpoint, which must not outlive this object."""

@@ -24,7 +24,7 @@ cdef struct Watch:
     int64_t taken            # of the arena, at the last look
     int64_t second_ns        # begin of the second in which `printed` is counted
     int64_t printed          # bytes of the worker's output that were read in that second
-    bint told_killed         # watch_loop has returned because the worker is being ended
+    bint told_ending         # watch_loop has returned because the worker is being ended
 
 # Serve the worker until something happens. Returns its index in the list; PLACES: the time is over. `with_work`: also
 # wait for packets of the work socket; one of them, with this head, is then in channel.packet.

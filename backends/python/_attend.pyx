@@ -20,11 +20,12 @@ from backends.python._channel cimport (
     Outlet,
     awake,
     channel_break,
-    channel_kill,
+    channel_end,
     outlet_flush,
     packet_receive,
 )
 from backends.python._grants cimport grant_asked
+from backends.python._life cimport WORKER_ENDING
 from backends.python._side cimport side_record, side_take
 from backends.python._wire cimport ALLOCATE, CALL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, Head
 
@@ -107,8 +108,8 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
                 awake(watch.channel.wake_fd)
                 if exchange32(&watch.channel.called, 0):
                     return AT_WAKE
-                if not watch.told_killed and watch_is_ending(watch):
-                    watch.told_killed = True
+                if not watch.told_ending and watch_is_ending(watch):
+                    watch.told_ending = True
                     return AT_WAKE
         if 0 <= until <= now_ns():
             return PLACES
@@ -151,7 +152,7 @@ cdef bint watch_is_ending(Watch *watch) noexcept nogil:
     # whoever executes says so, and the loop
     cdef bint out
     lock(&watch.channel.guard)
-    out = watch.channel.killed
+    out = watch.channel.state == WORKER_ENDING
     unlock(&watch.channel.guard)
     return out
 
@@ -196,7 +197,7 @@ cdef void serve(Watch *watch, pollfd *fds) noexcept nogil:
     if fds[<int>AT_SIDE].revents & POLLOUT:
         flush(watch, &watch.channel.side)
     if fds[<int>AT_CALLS].revents & POLLIN:
-        channel_kill(watch.channel)
+        channel_end(watch.channel)
     elif fds[<int>AT_CALLS].revents:
         flush(watch, &watch.channel.calls)
     if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not take_side(watch):

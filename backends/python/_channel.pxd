@@ -11,15 +11,10 @@ from _native.request.bridge cimport WatchedDescriptor
 from _native.request.request cimport Request
 from _native.threads cimport Condition, Mutex
 from _native.timers cimport Timer
+from backends.python._life cimport WorkerState
 from backends.python._loans cimport Ledger
 from backends.python._slots cimport Slots
 from backends.python._wire cimport Head
-
-cdef enum ChannelState:
-    CHANNEL_DOWN             # there is no worker yet, or the next one is being started: requests wait for it
-    CHANNEL_UP
-    CHANNEL_BROKEN           # the last starts failed: requests are refused until one succeeds
-    CHANNEL_CLOSED
 
 cdef enum:
     BLS_BUCKETS = 256
@@ -27,7 +22,7 @@ cdef enum:
 cdef struct Team:
     # the workers of one model version
     int32_t references       # atomic
-    int32_t hopeful          # atomic: workers that are up, or are being started for the first time after an end
+    int32_t hopeful          # atomic: instances that are patient
 
 cdef struct Parcel:
     # a packet that waits until the socket takes it
@@ -57,14 +52,14 @@ cdef struct Channel:
 
     Mutex guard              # protects everything up to the next heading
     Condition changed        # of `state`
-    ChannelState state
+    WorkerState state
+    bint patient             # requests wait for the next worker; else the last starts failed, or there will be none
     char *why                # how the last worker ended; NULL: none has
     int work
     Outlet side
     Outlet calls
     int pid_fd               # readable when the worker has ended
     int supervisor           # socket to the supervisor, which ends the worker when it is shut down; -1: a thread
-    bint killed              # the worker is being ended
     bint executing           # an execution is in progress: the instance's thread, or the loop, uses `work`
     bint maps_regions        # the worker can map shared memory of trusted clients; written while nothing is executed
     bint leaving             # do not wait for another worker
@@ -74,8 +69,8 @@ cdef struct Channel:
     int32_t call_count       # atomic, written with the lock: BLS calls in flight
     uint64_t call_bytes      # of their requests
     int32_t watching         # atomic: the attendant looks regularly for unused memory
-    int32_t overdue          # the worker was killed because its execution took too long
-    const char *fault        # the rule that the worker has broken and was killed for; NULL: none
+    int32_t overdue          # the worker was ended because its execution took too long
+    const char *fault        # the rule that the worker has broken and was ended for; NULL: none
     int32_t deaf             # atomic: the worker has broken a rule, and nothing more is read from it
     int32_t wishes           # atomic: changes of its calls that the loop has not processed
     int32_t called           # atomic: the Python part of the attendant is needed
@@ -106,13 +101,14 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
 cdef Channel *channel_share(Channel *channel) noexcept nogil
 cdef void channel_give(Channel *channel) noexcept nogil
 
-# On the attendant's thread: a worker was started. These descriptors are valid until channel_down.
+# On the attendant's thread: a worker was started. These descriptors are valid until channel_ended.
 cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil
 # On the attendant's thread: the worker has loaded its model. `maps_regions`: it can map shared memory of clients.
 cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil
-# On the attendant's thread: the worker is gone. Its requests get `why` (from malloc, taken over). After the return
-# nobody uses the descriptors any more, and what the worker held is given back.
-cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil
+# On the attendant's thread: the worker has ended, or could not be started; `state` is WORKER_NONE or WORKER_CLOSED.
+# Its requests get `why` (from malloc, taken over). After the return nobody uses the descriptors any more, and what the
+# worker held is given back.
+cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char *why) noexcept nogil
 
 # On the instance's thread: wait until a worker is up (True), or until none is expected soon (False).
 cdef bint channel_await(Channel *channel) noexcept nogil
@@ -141,8 +137,8 @@ cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) 
 cdef void channel_leave(Channel *channel) noexcept nogil
 # Wake the attendant.
 cdef void channel_nudge(Channel *channel) noexcept nogil
-# End the worker at once, if there is one.
-cdef void channel_kill(Channel *channel) noexcept nogil
+# Have the worker ended at once, if there is one.
+cdef void channel_end(Channel *channel) noexcept nogil
 # The same because it has broken this rule, a static text such as "sent a packet that is none". Nothing more is read
 # from it.
 cdef void channel_break(Channel *channel, const char *rule) noexcept nogil

@@ -1,7 +1,7 @@
 """The server's end of the connection to one worker.
 
 Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
-thread starts the worker, reads the side socket and buries the worker when it dies. The *loop* reads the socket of
+thread starts the worker, reads the side socket and sees to the worker's end (`_life`). The *loop* reads the socket of
 calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
 waiting for the worker, so a worker that is stopped or hangs stops nobody but the thread that waits for its batch.
 
@@ -20,6 +20,7 @@ from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
 from _native.memory.resource cimport Block, block_give
 from _native.request.accounting cimport account_detached, account_failed
 from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.life cimport MOVES_CHECKED
 from _native.request.request cimport Request, request_fail, request_unfollow
 from _native.request.statistics cimport FAILURE_BACKEND
 from _native.status cimport STATUS_OK, STATUS_UNAVAILABLE
@@ -34,6 +35,14 @@ from _native.threads cimport (
     unlock,
     wait,
     wait_until,
+)
+from backends.python._life cimport (
+    WORKER_CLOSED,
+    WORKER_ENDING,
+    WORKER_STARTING,
+    WORKER_UP,
+    WorkerState,
+    check_worker_move,
 )
 from backends.python._loans cimport (
     Kept,
@@ -112,6 +121,7 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.results.fd = -1
     channel.pid_fd = -1
     channel.supervisor = -1
+    channel.patient = True
     fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
     condition_init(&channel.changed)
@@ -154,26 +164,30 @@ cdef void channel_connect(Channel *channel, int work, int side, int calls, int p
     channel.overdue = False
     channel.fault = NULL
     store64(&channel.life, channel.life + 1)
-    channel.killed = False
     store32(&channel.deaf, 0)
+    move(channel, WORKER_STARTING, channel.patient)
     unlock(&channel.guard)
 
 
-cdef void enter(Channel *channel, ChannelState state) noexcept nogil:
+cdef void move(Channel *channel, WorkerState after, bint patient) noexcept nogil:
     # under the guard
-    fetch_add32(&channel.team.hopeful, <int>(state <= CHANNEL_UP) - <int>(channel.state <= CHANNEL_UP))
-    channel.state = state
+    if MOVES_CHECKED:
+        check_worker_move(channel.state, after)
+    fetch_add32(&channel.team.hopeful, <int>patient - <int>channel.patient)
+    channel.state = after
+    channel.patient = patient
     notify_all(&channel.changed)
 
 
 cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil:
     lock(&channel.guard)
     channel.maps_regions = maps_regions
-    enter(channel, CHANNEL_UP)
+    if channel.state == WORKER_STARTING:  # else somebody has it ended already
+        move(channel, WORKER_UP, True)
     unlock(&channel.guard)
 
 
-cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil:
+cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char *why) noexcept nogil:
     cdef uint32_t i
     cdef Slot slot
     lock(&channel.guard)
@@ -181,7 +195,7 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
     channel.why = why
     if channel.work >= 0:
         shutdown(channel.work, SHUT_RDWR)
-    enter(channel, state)
+    move(channel, state, patient)
     while channel.executing:
         wait(&channel.changed, &channel.guard)
     channel.work = -1
@@ -225,10 +239,10 @@ cdef bint channel_await(Channel *channel) noexcept nogil:
     cdef bint up
     lock(&channel.guard)
     while True:
-        up = channel.state == CHANNEL_UP
-        if up or channel.leaving or channel.state == CHANNEL_CLOSED:
+        up = channel.state == WORKER_UP
+        if up or channel.leaving or channel.state == WORKER_CLOSED:
             break
-        if channel.state == CHANNEL_DOWN:
+        if channel.patient:
             wait(&channel.changed, &channel.guard)
         elif load32(&channel.team.hopeful):
             # another instance answers, or soon will; this one must not take requests from it only to refuse them
@@ -251,24 +265,24 @@ cdef void channel_nudge(Channel *channel) noexcept nogil:
 
 
 cdef void channel_break(Channel *channel, const char *rule) noexcept nogil:
-    kill_for(channel, rule)
+    end_for(channel, rule)
 
 
 cdef void channel_exhausted(Channel *channel) noexcept nogil:
-    kill_for(channel, OUT_OF_MEMORY)
+    end_for(channel, OUT_OF_MEMORY)
 
 
-cdef void channel_kill(Channel *channel) noexcept nogil:
-    kill_for(channel, NULL)
+cdef void channel_end(Channel *channel) noexcept nogil:
+    end_for(channel, NULL)
 
 
-cdef void kill_for(Channel *channel, const char *fault) noexcept nogil:
+cdef void end_for(Channel *channel, const char *fault) noexcept nogil:
     lock(&channel.guard)
-    kill_now(channel, fault)
+    end_now(channel, fault)
     unlock(&channel.guard)
 
 
-cdef void kill_now(Channel *channel, const char *fault) noexcept nogil:
+cdef void end_now(Channel *channel, const char *fault) noexcept nogil:
     # under the guard
     if fault != NULL:
         store32(&channel.deaf, 1)
@@ -277,9 +291,9 @@ cdef void kill_now(Channel *channel, const char *fault) noexcept nogil:
     if channel.supervisor >= 0:
         shutdown(channel.supervisor, SHUT_WR)
         pidfd_continue(channel.pid_fd)
-    if channel.work >= 0:
+    if channel.state == WORKER_STARTING or channel.state == WORKER_UP:
         shutdown(channel.work, SHUT_RDWR)  # of a thread, which nothing else ends
-        channel.killed = True
+        move(channel, WORKER_ENDING, channel.patient)
         wake(channel.wake_fd)  # the attendant sees to it that it ends
 
 
@@ -359,9 +373,9 @@ cdef void outlet_send(Channel *channel, Outlet *outlet, uint64_t life, const Hea
         if outlet.waiting < MOST_WAITING and outlet.count < MOST_PARCELS:
             parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
         if outlet.waiting >= MOST_WAITING or outlet.count >= MOST_PARCELS:
-            kill_now(channel, "does not read what it is sent")
+            end_now(channel, "does not read what it is sent")
         elif parcel == NULL:
-            kill_now(channel, OUT_OF_MEMORY)  # it would wait for the packet forever
+            end_now(channel, OUT_OF_MEMORY)  # it would wait for the packet forever
         else:
             outlet.waiting += sizeof(Head) + size
             outlet.count += 1

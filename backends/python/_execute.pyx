@@ -30,15 +30,12 @@ from _native.threads cimport lock, notify_all, unlock, wait
 from _native.timers cimport Timer, timers_clear, timers_set
 from backends.python._bls cimport bls_leave
 from backends.python._channel cimport (
-    CHANNEL_BROKEN,
-    CHANNEL_DOWN,
-    CHANNEL_UP,
     MSG_DONTWAIT,
     Channel,
     channel_await,
     channel_break,
+    channel_end,
     channel_exhausted,
-    channel_kill,
     channel_nudge,
     packet_poll,
     packet_receive,
@@ -47,6 +44,7 @@ from backends.python._channel cimport (
 )
 from backends.python._done cimport done_take, slot_at_rest
 from backends.python._grants cimport grant, grant_asked, grant_outputs, grants_end
+from backends.python._life cimport WORKER_CLOSED, WORKER_ENDING, WORKER_UP
 from backends.python._loans cimport execution_begin
 from backends.python._record cimport RecordSize, record_copies, record_size, record_write
 from backends.python._slots cimport slot_give, slot_take
@@ -115,9 +113,9 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
     cdef bint begun
     cdef uint32_t i
     lock(&channel.guard)
-    while may_wait and channel.state == CHANNEL_DOWN and not channel.leaving:
+    while may_wait and channel.state != WORKER_UP and channel.patient and not channel.leaving:
         wait(&channel.changed, &channel.guard)  # for the next worker, which is being started
-    up[0] = channel.state == CHANNEL_UP
+    up[0] = channel.state == WORKER_UP
     begun = up[0] and take_slots(channel, batch)
     channel.executing = begun
     if begun:
@@ -153,12 +151,12 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
         channel_nudge(channel)  # the memory that was used may become idle
 
 
-cdef void refuse(Channel *channel, NativeBatch *batch, bint was_sent) noexcept nogil:
-    # There is no worker. was_sent: the batch may have reached the one that has ended.
+cdef void fail_without_worker(Channel *channel, NativeBatch *batch, bint was_sent) noexcept nogil:
+    # was_sent: the batch may have reached the one that has ended
     cdef uint32_t i
     cdef const char *next_worker = ""
     lock(&channel.guard)
-    if channel.state == CHANNEL_BROKEN and not was_sent:
+    if not was_sent and not channel.patient and channel.state != WORKER_CLOSED:
         next_worker = "; the worker is restarting, and this request has not reached any"
     for i in range(batch.count):
         if batch.requests[i] != NULL:
@@ -169,14 +167,14 @@ cdef void refuse(Channel *channel, NativeBatch *batch, bint was_sent) noexcept n
     unlock(&channel.guard)
 
 
-cdef void lost(Channel *channel, NativeBatch *batch) noexcept nogil:
-    # the worker is gone: wait until the attendant says why
-    channel_kill(channel)  # it may have closed its socket and live on
+cdef void fail_with_worker(Channel *channel, NativeBatch *batch) noexcept nogil:
+    # the worker that has the batch ends: wait until the attendant says why
+    channel_end(channel)  # it may have closed its socket and live on
     lock(&channel.guard)
-    while channel.state == CHANNEL_UP:
+    while channel.state == WORKER_ENDING:
         wait(&channel.changed, &channel.guard)
     unlock(&channel.guard)
-    refuse(channel, batch, True)
+    fail_without_worker(channel, batch, True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -257,14 +255,14 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef Head head
     cdef bint up
     if channel.executing:
-        lost(channel, batch)  # that is why the loop has left it to the thread
+        fail_with_worker(channel, batch)  # that is why the loop has left it to the thread
     elif not begin(channel, batch, True, &up):
         if not up:
-            refuse(channel, batch, False)
+            fail_without_worker(channel, batch, False)
         return
     elif not (send_execute(channel, batch) and await_done(channel, &head) and done_take(channel, batch, &head)):
         if not batch.failed:
-            lost(channel, batch)
+            fail_with_worker(channel, batch)
     end(channel, batch)
 
 
@@ -279,7 +277,7 @@ cdef bint may_begin(void *context) noexcept nogil:
     cdef Channel *channel = <Channel *>context
     cdef bint up
     lock(&channel.guard)
-    up = channel.state == CHANNEL_UP
+    up = channel.state == WORKER_UP
     unlock(&channel.guard)
     return up
 
@@ -338,7 +336,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     lock(&channel.guard)
     channel.overdue = True
     unlock(&channel.guard)
-    channel_kill(channel)
+    channel_end(channel)
 
 
 cdef bint read_results(WatchedDescriptor *descriptor) noexcept nogil:

@@ -13,16 +13,12 @@ from _native.threads cimport lock, unlock
 from backends.python._attend cimport AT_END, AT_WAKE, AT_WORK, Watch, watch_is_ending, watch_loop
 from backends.python._bls cimport bls_abandon, bls_close, bls_open
 from backends.python._channel cimport (
-    CHANNEL_BROKEN,
-    CHANNEL_CLOSED,
-    CHANNEL_DOWN,
     Channel,
-    ChannelState,
     Team,
     channel_connect,
-    channel_down,
+    channel_end,
+    channel_ended,
     channel_give,
-    channel_kill,
     channel_leave,
     channel_life,
     channel_new,
@@ -35,6 +31,7 @@ from backends.python._channel cimport (
 )
 from backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
 from backends.python._grants cimport granted_record, grants_end
+from backends.python._life cimport WORKER_CLOSED, WORKER_NONE
 from backends.python._wire cimport IN_ARENA, PACKET, Head
 
 
@@ -118,20 +115,20 @@ cdef class Link:
 
     @property
     def overdue(self) -> bool:
-        """The worker was killed because an execution took too long."""
+        """The worker was ended because an execution took too long."""
         lock(&self.channel.guard)
         out = self.channel.overdue != 0
         unlock(&self.channel.guard)
         return out
 
     @property
-    def killed(self) -> bool:
+    def ending(self) -> bool:
         """The worker is being ended."""
         return watch_is_ending(&self.watch)
 
     @property
     def fault(self) -> str:
-        """What the worker did that it was killed for; empty: nothing, or its execution took too long."""
+        """What the worker did that it was ended for; empty: nothing, or its execution took too long."""
         cdef const char *fault
         lock(&self.channel.guard)
         fault = self.channel.fault
@@ -146,7 +143,7 @@ cdef class Link:
 
         Args:
             listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
-                code, id, record)`, on the attendant's thread, until `down`. The latter may raise NonsenseError and
+                code, id, record)`, on the attendant's thread, until `ended`. The latter may raise NonsenseError and
                 FloodError.
             work, side, calls: the worker's sockets. All descriptors remain the caller's.
             pid_fd: tells of its end.
@@ -158,7 +155,7 @@ cdef class Link:
         self.watch.output = output
         self.watch.errors = errors
         self.watch.printed = 0
-        self.watch.told_killed = False
+        self.watch.told_ending = False
         with nogil:
             channel_connect(self.channel, work, side, calls, pid_fd, supervisor)
             bls_open(self.channel)
@@ -171,22 +168,23 @@ cdef class Link:
             results_open(self.channel)
             channel_up(self.channel, maps)
 
-    def down(self, why: str, state: str) -> None:
-        """There is no worker now; what it had is answered `why`.
+    def ended(self, why: str, *, patient: bool = False, closed: bool = False) -> None:
+        """The worker has ended, or could not be started; what it had is answered `why`.
 
         Args:
             why: for clients.
-            state: "down": the next one is being started, requests wait for it; "broken": they do not; "closed": there
-                will be none.
+            patient: requests wait for the next one.
+            closed: there will be none.
         """
         cdef bytes encoded = why.encode("utf-8", "replace")
         cdef char *text = strdup(encoded)
-        cdef ChannelState next_state = {"down": CHANNEL_DOWN, "broken": CHANNEL_BROKEN, "closed": CHANNEL_CLOSED}[state]
+        cdef bint waits = patient
+        cdef bint last = closed
         self.watch.listener = NULL
         self.listener = None  # which has this, too
         with nogil:
             bls_close(self.channel)
-            channel_down(self.channel, next_state, text)
+            channel_ended(self.channel, WORKER_CLOSED if last else WORKER_NONE, waits, text)
             results_close(self.channel)
             bls_abandon(self.channel)
 
@@ -214,9 +212,9 @@ cdef class Link:
         """Let the instance wait for no worker any more that is not up."""
         channel_leave(self.channel)
 
-    def kill(self) -> None:
-        """End the worker at once."""
-        channel_kill(self.channel)
+    def end(self) -> None:
+        """Have the worker ended at once."""
+        channel_end(self.channel)
 
     # -- packets
 

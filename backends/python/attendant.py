@@ -1,4 +1,4 @@
-"""The attendant of one instance: it starts the worker, watches it, buries it, and starts the next."""
+"""The attendant of one instance: it starts the worker, watches it, sees to its end, and starts the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError, WorkerStatus
 from backends.python._link import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, bury
+from backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, end
 from backends.python.thread import ThreadWorker
 from backends.python.worker import protocol
 
@@ -135,7 +135,7 @@ class Attendant:
         except Exception as error:  # of ours: whoever waits for the worker must hear of it
             log.exception("%s: its workers are not looked after any more", self._name)
             why = f"{type(error).__name__}: {error}"
-            self.link.down(why, "closed")
+            self.link.ended(why, closed=True)
             self._set_up(False)
             if not self._loaded.done():
                 self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
@@ -150,8 +150,8 @@ class Attendant:
             first = not self._loaded.done()
             failures = 0 if time.monotonic() - begun > LONG_LIFE else failures + 1
             delay = pause_after(failures)
-            state = "closed" if first or self._closing.is_set() else "broken" if delay else "down"
-            self.link.down(why, state)  # after this nobody uses the worker's descriptors
+            closed = first or self._closing.is_set()
+            self.link.ended(why, patient=not (closed or delay), closed=closed)  # nobody uses its descriptors any more
             self._pid = 0
             if worker is not None:
                 worker.close()
@@ -161,7 +161,7 @@ class Attendant:
                 failure.__cause__, self._refusal = self._refusal, None
                 self._loaded.set_exception(failure)
                 return
-            if state != "closed":
+            if not closed:
                 log.error("%s: %s; %s", self._name, why,
                           f"another is started in {delay:g} s" if delay else "another is started")  # fmt: skip
                 self._waits = delay > 0
@@ -202,7 +202,7 @@ class Attendant:
             self._refusal = error.with_traceback(None)
             said = f"{type(error).__name__}: {error}"
         overdue, fault = link.overdue, link.fault
-        how = bury(link, worker)
+        how = end(link, worker)
         self._lines.end()
         if overdue:
             return worker, (
@@ -223,7 +223,7 @@ class Attendant:
         """Until the worker ends, by itself or because the instance is closed."""
         while True:
             event = self.link.attend(False)[0]
-            if event == "end" or self.link.killed:
+            if event == "end" or self.link.ending:
                 return
             if self._closing.is_set():
                 self._finish()
@@ -233,7 +233,7 @@ class Attendant:
         """Wait for what is open, then have the worker finalize its model and exit."""
         until = time.monotonic() + self._post.finish_timeout
         while self.link.open and time.monotonic() < until:
-            if self.link.attend(False, STEP)[0] == "end" or self.link.killed:
+            if self.link.attend(False, STEP)[0] == "end" or self.link.ending:
                 return
         self.link.send_work(protocol.FINALIZE)
         event = "packet"

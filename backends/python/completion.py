@@ -11,7 +11,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._link import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, bury
+from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, end
 from backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
@@ -50,9 +50,9 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
         why, cause = str(error), error.with_traceback(None)  # its frames hold the link
     finally:
         fault = link.fault
-        how = bury(link, worker)
+        how = end(link, worker)
         listener.lines.end()
-        link.down("", "closed")
+        link.ended("", closed=True)
         worker.close()
     config = said.get("config")
     if not isinstance(config, dict):

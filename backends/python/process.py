@@ -86,12 +86,12 @@ class AnyWorker(abc.ABC):
         """The same, where the supervisor does not react."""
 
     @abc.abstractmethod
-    def reap(self) -> str:
+    def await_end(self) -> str:
         """Wait for the worker's end, which has come or comes at once; how it ended."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close its descriptors, which nobody uses any more, and wait for its end if `reap` has not."""
+        """Close its descriptors, which nobody uses any more, and wait for its end if `await_end` has not."""
 
 
 class Worker(AnyWorker):
@@ -106,7 +106,7 @@ class Worker(AnyWorker):
     def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
         self._sockets: list[socket.socket] = []
         self._files: list[int] = []
-        self._child = 0  # the supervisor, until `reap` or `close` has waited for it
+        self._child = 0  # the supervisor, until `await_end` or `close` has waited for it
         self.pid_fd = -1
         try:
             self._start(launch, arena)
@@ -181,7 +181,7 @@ class Worker(AnyWorker):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pid_fd, signal.SIGKILL)
 
-    def reap(self) -> str:
+    def await_end(self) -> str:
         _, status = os.waitpid(self._child, 0)
         self._child = 0
         try:
@@ -278,7 +278,7 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     return said
 
 
-def bury(link: Link, worker: AnyWorker) -> str:
+def end(link: Link, worker: AnyWorker) -> str:
     """End a worker, read the packets that it has sent by then, and wait for its end; how it ended."""
     worker.kill()
     until = time.monotonic() + LAST_PATIENCE
@@ -286,7 +286,7 @@ def bury(link: Link, worker: AnyWorker) -> str:
         if time.monotonic() >= until:
             worker.kill_supervisor()
             until = time.monotonic() + LAST_PATIENCE
-    return worker.reap()
+    return worker.await_end()
 
 
 class Interrupted(Exception):

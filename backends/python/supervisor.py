@@ -97,11 +97,11 @@ class Supervisor:
         poll.register(self.woken, select.POLLIN)
         while self.status is None:
             ready = [descriptor for descriptor, _ in poll.poll()]
-            self.bury()
+            self.collect()
             if SERVER in ready:
                 return
 
-    def bury(self) -> bool:
+    def collect(self) -> bool:
         """Collect all children that have ended; False: no child is left."""
         try:
             os.read(self.woken, 4096)
@@ -120,7 +120,7 @@ class Supervisor:
     def end_all(self) -> None:
         """Kill every descendant: the children, and the orphans that become children then."""
         until = time.monotonic() + PATIENCE
-        while self.bury() and time.monotonic() < until:
+        while self.collect() and time.monotonic() < until:
             for pid in children():
                 try:
                     os.kill(pid, signal.SIGKILL)

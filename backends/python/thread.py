@@ -75,7 +75,7 @@ class ThreadWorker(AnyWorker):
     def kill_supervisor(self) -> None:
         pass  # nothing else can end a thread
 
-    def reap(self) -> str:
+    def await_end(self) -> str:
         return "thread has ended"
 
     def close(self) -> None:

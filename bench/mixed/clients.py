@@ -276,7 +276,8 @@ async def one_stream(channel: grpc.aio.Channel, world: World, chance: random.Ran
                 return
             if chance.random() < 0.01:
                 await asyncio.sleep(0.05)
-        await call.done_writing()
+        with contextlib.suppress(grpc.aio.BaseError):  # the server has ended the call already
+            await call.done_writing()
         call.cancel()
     except grpc.aio.AioRpcError as error:
         tally.end(error.code().name, BUSY, error.details() or "")

@@ -38,6 +38,9 @@ cdef class Content:
     def __bytes__(self):
         return PyBytes_FromStringAndSize(<char *> self.view.buf, self.view.len)
 
+    def __reduce__(self):
+        return Content, (bytes(self),)
+
 
 cdef class Message:
     """The bytes of one received message; a buffer that can be written to, as nobody else has it."""

@@ -28,6 +28,8 @@ class Driver:
         seconds: float = 0.0,
         rate: float = 0.0,
         scattered: bool = False,
+        gaps: Sequence[float] = (),
+        listed: bool = False,
         path: str = ...,
         method: str = "POST",
         headers: Sequence[tuple[bytes, bytes]] = (),
@@ -37,6 +39,7 @@ class Driver:
         seed: int = 1,
         stall_seconds: float = 30.0,
     ) -> Report: ...
+    def interrupted(self) -> Report | None: ...
     @property
     def progress(self) -> Progress: ...
     @property

@@ -1,6 +1,7 @@
 """The driver for Python: connections that are kept from run to run."""
 
 import time
+from array import array
 
 from cpython.ref cimport Py_CLEAR
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -16,11 +17,11 @@ from inferd_client._native.nghttp2 cimport (
 )
 from inferd_client.driver.schedule cimport Schedule
 from inferd_client.driver.splitmix cimport mix
-from inferd_client.driver.tally cimport tally_report
+from inferd_client.driver.tally cimport journal_take, tally_report
 from inferd_client.driver.workload cimport CORRECT, Workload
 
 from inferd_client._connecting import Options, opened, target_of
-from inferd_client.driver.report import Progress
+from inferd_client.driver.report import Answered, Progress
 
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
 HANDSHAKE_SECONDS = 10
@@ -44,6 +45,7 @@ cdef class Driver:
     cdef Loop loop
     cdef readonly str address
     cdef bint secure
+    cdef object unfinished  # the report of a run that an exception ended
 
     def __cinit__(self, str address, *, uint32_t connections=1, int32_t window=(1 << 30) - 1,
                   uint32_t max_frame_size=16384, context=None):
@@ -82,8 +84,8 @@ cdef class Driver:
         return True
 
     def run(self, Workload workload not None, *, uint32_t in_flight=1, uint64_t requests=0, double seconds=0.0,
-            double rate=0.0, bint scattered=False, str path=INFER_PATH, str method="POST", headers=(),
-            double cancel_fraction=0.0,
+            double rate=0.0, bint scattered=False, gaps=(), bint listed=False, str path=INFER_PATH, str method="POST",
+            headers=(), double cancel_fraction=0.0,
             double deadline_fraction=0.0, deadline_us=(100, 20_000), uint64_t seed=1, double stall_seconds=30.0):
         """Drive the server and report; needs `requests`, `seconds` or both (whichever ends first).
 
@@ -91,6 +93,8 @@ cdef class Driver:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
             rate: requests per second over all connections; 0 is the closed loop.
             scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
+            gaps: seconds between requests, in turn, in place of `rate`; at least one is above 0.
+            listed: the report lists the answered calls.
             headers: further ones of each request, pairs of bytes.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
                 after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
@@ -100,26 +104,34 @@ cdef class Driver:
 
         Raises:
             ConnectionError: every connection was lost in an earlier run.
-            KeyboardInterrupt, or what else a signal's handler raises: calls in flight are lost.
+            KeyboardInterrupt, or what else a signal's handler raises: `interrupted` has the report of what was answered
+                before; calls in flight are lost, and so are their connections.
         """
         cdef Loop *loop = &self.loop
         if requests == 0 and seconds <= 0:
             raise ValueError("expected requests or seconds, got neither")
         if not 0 < deadline_us[0] <= deadline_us[1] or in_flight == 0 or workload.prepare == NULL:
             raise ValueError("expected 0 < deadline_us[0] <= deadline_us[1], in_flight >= 1 and a usable workload")
-        kept = self._set_headers(path, method, headers)
+        kept = self._set_headers(path, method, headers), array("Q", [round(gap * 1e9) for gap in gaps])
+        if gaps and not 0 < max(kept[1]):
+            raise ValueError("expected a gap above 0")
         loop.prepare, loop.verify, loop.context = workload.prepare, workload.verify, workload.context
         loop.unfinished = workload.unfinished
         loop.stall_ns = <uint64_t> (stall_seconds * 1e9)
         loop.schedule = Schedule(
             seed=mix(seed), limit=requests,
             end_ns=now_ns() + <uint64_t> (seconds * 1e9) if seconds > 0 else 0,
-            interval_ns=<uint64_t> (1e9 / rate) if rate > 0 else 0, scattered=scattered,
+            interval_ns=<uint64_t> (1e9 / rate) if rate > 0 else 1 if gaps else 0, scattered=scattered,
+            gaps=NULL, gap_count=len(gaps),
             cancel_share=<uint32_t> (cancel_fraction * 65536), cancel_span=2 * in_flight,
             deadline_share=<uint32_t> (deadline_fraction * 65536),
             deadline_low_us=deadline_us[0], deadline_high_us=deadline_us[1])
+        if gaps:
+            loop.schedule.gaps = <const uint64_t *> <size_t> kept[1].buffer_info()[0]
         memset(&loop.tally, 0, sizeof(loop.tally))
+        loop.journal.kept = listed
         loop.no_memory = False
+        self.unfinished = None
         try:
             self._take_slots(in_flight)
             cpu_started = time.thread_time()
@@ -132,6 +144,7 @@ cdef class Driver:
         if loop.raised != NULL:
             raised = <object> loop.raised
             Py_CLEAR(loop.raised)
+            self.unfinished = self._report(elapsed, cpu)
             raise raised
         del kept
         return self._report(elapsed, cpu)
@@ -178,7 +191,12 @@ cdef class Driver:
             no_memory = no_memory or self.loop.connections[i].no_memory
         if no_memory:
             raise MemoryError("the driver has no memory for another request or answer")
-        return tally_report(&self.loop.tally, bytes_received, elapsed, cpu)
+        calls = [Answered(*each) for each in journal_take(&self.loop.journal)]
+        return tally_report(&self.loop.tally, calls, bytes_received, elapsed, cpu)
+
+    def interrupted(self):
+        """The report of the last run if an exception ended it, of what was answered before; else None."""
+        return self.unfinished
 
     @property
     def progress(self):

@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from inferd_client._native.nghttp2 cimport nghttp2_nv
 from inferd_client.driver.connection cimport MOST_HEADERS, Connection
 from inferd_client.driver.schedule cimport Schedule
-from inferd_client.driver.tally cimport Tally
+from inferd_client.driver.tally cimport Journal, Tally
 from inferd_client.driver.workload cimport prepare_fn, unfinished_fn, verify_fn
 
 cdef enum:
@@ -30,6 +30,7 @@ cdef struct Loop:
     unfinished_fn unfinished
     void *context
     Tally tally
+    Journal journal
     Tally counted            # of an open loop, before the requests that end its sequences
     uint64_t started_ns
     uint64_t counted_ns      # its end

@@ -21,7 +21,7 @@ from inferd_client._native.linux cimport (
     epoll_ctl, epoll_event, epoll_wait, itimerspec, timerfd_create, timerfd_settime,
 )
 from inferd_client.driver.schedule cimport schedule_draw, schedule_gap, schedule_goes_on
-from inferd_client.driver.tally cimport tally_answer, tally_reset
+from inferd_client.driver.tally cimport journal_add, tally_answer, tally_reset
 from inferd_client.driver.workload cimport CORRECT, WRONG_STATUS, Verdict
 
 cdef enum:
@@ -67,6 +67,8 @@ cdef void loop_close(Loop *loop) noexcept nogil:
     loop.timer = loop.epoll = -1
     free(loop.connections)
     free(loop.buffer)
+    free(loop.journal.entries)
+    loop.journal.entries = NULL
     loop.connections = NULL
     loop.buffer = NULL
 
@@ -119,6 +121,8 @@ cdef void count(Loop *loop, Call *call, Ending ending) noexcept nogil:
         tally_reset(&loop.tally, call)
     else:
         tally_answer(&loop.tally, call, verify(loop, call))
+        if not journal_add(&loop.journal, call):
+            loop.no_memory = True
 
 
 cdef inline bint unfinished(Loop *loop, const Call *call) noexcept nogil:
@@ -280,6 +284,7 @@ cdef void loop_run(Loop *loop) noexcept nogil:
         # these come at no rate: they are not counted
         loop.counted = loop.tally
         loop.schedule.interval_ns = 0
+        loop.journal.kept = False
         finish(loop)
         go_on(loop, now_ns())
         loop.tally = loop.counted

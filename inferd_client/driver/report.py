@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def frame(message: bytes, *, compressed: bool = False) -> bytes:
@@ -22,6 +22,21 @@ class Latency:
     p99: float
     p999: float
     max: float
+
+
+class Answered(NamedTuple):
+    """A call of a run whose calls are listed.
+
+    Attributes:
+        number: of the request within the run.
+        due_ns, ended_ns: when it was, or should have been, sent, and its end; of the monotonic clock.
+        sequence: the id of its sequence; 0: none.
+    """
+
+    number: int
+    due_ns: int
+    ended_ns: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class Report:
     driver_cpu_seconds: float
     latency: Latency
     histogram: list[tuple[float, int]]  # microseconds that a bucket's calls did not exceed, calls
+    calls: list[Answered] = field(default_factory=list)  # those answered, if the run lists its calls
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

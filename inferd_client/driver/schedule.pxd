@@ -10,6 +10,8 @@ cdef struct Schedule:
     uint64_t end_ns          # no request is started after this; 0: no end
     uint64_t interval_ns     # open loop: between two requests, on average if `scattered`; 0: closed loop
     bint scattered           # requests are independent of each other (a Poisson process)
+    const uint64_t *gaps     # open loop: nanoseconds between requests, in turn; NULL: interval_ns decides
+    uint64_t gap_count
     uint32_t cancel_share    # of 65536
     uint32_t cancel_span     # calls
     uint32_t deadline_share  # of 65536

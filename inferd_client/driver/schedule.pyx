@@ -24,6 +24,8 @@ cdef bint schedule_goes_on(const Schedule *schedule, uint64_t issued) noexcept n
 
 cdef uint64_t schedule_gap(const Schedule *schedule, uint64_t index) noexcept nogil:
     cdef double share
+    if schedule.gaps != NULL:
+        return schedule.gaps[(index - 1) % schedule.gap_count]
     if not schedule.scattered:
         return schedule.interval_ns
     share = <double>(mix(schedule.seed ^ (index * <uint64_t> 0xD1B54A32D192ED03)) >> 11) / <double>(<uint64_t> 1 << 53)

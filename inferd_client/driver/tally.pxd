@@ -20,6 +20,20 @@ cdef struct Sample:
     uint64_t elapsed_ns
     char message[MESSAGE_LIMIT]
 
+cdef struct Entry:
+    # an answered call of a run whose calls are listed
+    uint64_t index
+    uint64_t due_ns
+    uint64_t ended_ns
+    uint64_t sequence        # 0: none
+
+cdef struct Journal:
+    # the answered calls of a run, in the order of their ends
+    bint kept
+    Entry *entries
+    size_t count
+    size_t capacity
+
 cdef struct Tally:
     uint64_t issued
     uint64_t finished        # each in one of the following four ways
@@ -37,5 +51,9 @@ cdef struct Tally:
 
 cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
 cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil
+# Note a call that was answered. False if there is no memory.
+cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil
+# The entries for Python, without which the journal is empty again.
+cdef list journal_take(Journal *journal)
 # A `inferd_client.driver.report.Report` of so many seconds.
-cdef object tally_report(Tally *tally, uint64_t bytes_received, double seconds, double cpu_seconds)
+cdef object tally_report(Tally *tally, list calls, uint64_t bytes_received, double seconds, double cpu_seconds)

@@ -1,6 +1,7 @@
 """What happened in a run: counters, latencies, and the first few calls that went wrong."""
 
 from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
@@ -40,7 +41,37 @@ cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil:
     keep_sample(tally, call, WRONG_STATUS)
 
 
-cdef object tally_report(Tally *tally, uint64_t bytes_received, double seconds, double cpu_seconds):
+cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil:
+    cdef size_t capacity
+    cdef void *grown
+    if not journal.kept:
+        return True
+    if journal.count == journal.capacity:
+        capacity = 2 * journal.capacity if journal.capacity else 1024
+        grown = realloc(journal.entries, capacity * sizeof(Entry))
+        if grown == NULL:
+            return False
+        journal.entries, journal.capacity = <Entry *> grown, capacity
+    journal.entries[journal.count] = Entry(
+        index=call.index, due_ns=call.due_ns, ended_ns=call.due_ns + call.elapsed_ns, sequence=call.sequence)
+    journal.count += 1
+    return True
+
+
+cdef list journal_take(Journal *journal):
+    cdef size_t i
+    cdef Entry *entry
+    found = []
+    for i in range(journal.count):
+        entry = &journal.entries[i]
+        found.append((entry.index, entry.due_ns, entry.ended_ns, entry.sequence))
+    free(journal.entries)
+    journal.entries = NULL
+    journal.count = journal.capacity = 0
+    return found
+
+
+cdef object tally_report(Tally *tally, list calls, uint64_t bytes_received, double seconds, double cpu_seconds):
     statuses, verdicts = list(tally.statuses), list(tally.verdicts)
     return Report(
         requests=tally.issued,
@@ -60,6 +91,7 @@ cdef object tally_report(Tally *tally, uint64_t bytes_received, double seconds, 
         driver_cpu_seconds=cpu_seconds,
         latency=latency(&tally.latencies),
         histogram=buckets_of(&tally.latencies),
+        calls=calls,
     )
 
 

@@ -19,13 +19,13 @@ from inferd_client._calling import (
     packing_of,
     plain,
 )
-from inferd_client._channel import Channel, Pending
+from inferd_client._channel import Channel, Pending, channel_to
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
 from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
 from inferd_client._results import InferResult, parsed, unreadable
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client.grpc._options import KeepAliveOptions, reached
+from inferd_client.grpc._options import KeepAliveOptions, policy_of, reached
 from inferd_client.utils import InferenceServerException, raise_error
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ class InferenceServerClient(Rpcs):
         creds: an ssl.SSLContext, in place of the four before.
         keepalive_options: see KeepAliveOptions.
         channel_args: options of gRPC channels by name: the client knows those about keepalive, lengths of messages, the
-            authority, the name in the certificate and the user agent, and ignores others.
-        connections: to the server, made when they are needed.
+            authority, the name in the certificate, the user agent and load balancing, and ignores others.
+        connections: to the server, or with round_robin to each of its addresses; made when they are needed.
         retries: see RetryOptions; None: the caller gets every failure.
+        load_balancing: "round_robin": calls take the addresses of the server in turn, without those where it does
+            not serve; "pick_first": all go to the first address that answers; None: as channel_args say, or the latter.
         compression_level: of requests with a `compression_algorithm`: "low" is the quickest, "medium", or "high".
 
     Raises:
@@ -85,12 +87,14 @@ class InferenceServerClient(Rpcs):
         connections: int = 1,
         retries: RetryOptions | None = None,
         compression_level: str = "low",
+        load_balancing: str | None = None,
     ) -> None:
         self._level = level_of(compression_level)
         target, options, self._headers = reached(
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
-        self._channel = Channel(target, options, connections, retries)
+        policy = policy_of(load_balancing, channel_args)
+        self._channel = channel_to(target, options, self._headers, connections, retries, policy)
         self._verbose = verbose
         self._begun: Stream | None = None
 

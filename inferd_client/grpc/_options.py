@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from inferd_client._balancing import PICK_FIRST, POLICIES
 from inferd_client._calling import Headers
 from inferd_client._connecting import Options, Target, target_of, tls_context
 from inferd_client.utils import InferenceServerException
@@ -85,3 +86,36 @@ def reached(
         authority, secure=options.context is not None, user_agent=f"{agent} inferd-client" if agent else "inferd-client"
     )
     return target, options, headers
+
+
+def policy_of(given: str | None, channel_args: Iterable[tuple[str, Any]] | None) -> str:
+    """The policy of load balancing: the given one, else that of grpc.lb_policy_name or grpc.service_config.
+
+    Raises:
+        InferenceServerException: there is no such policy.
+    """
+    said = dict(channel_args) if channel_args is not None else {}
+    if given is None:
+        given = said.get("grpc.lb_policy_name")
+    if given is None and (config := said.get("grpc.service_config")):
+        given = _policy_in(config)
+    if given is None:
+        return PICK_FIRST
+    if given not in POLICIES:
+        raise InferenceServerException(f"load_balancing: expected {' or '.join(POLICIES)}, got {given!r}")
+    return given
+
+
+def _policy_in(config: str) -> str | None:
+    """The policy of a gRPC service config: the first known one of its list."""
+    import json
+
+    try:
+        found = json.loads(config)
+        names = [name for each in found.get("loadBalancingConfig", []) for name in each]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InferenceServerException(f"grpc.service_config: {error}") from None
+    policy = found.get("loadBalancingPolicy")
+    if policy is not None:
+        names.append(str(policy).lower())
+    return next((name for name in names if name in POLICIES), None)

@@ -5,6 +5,8 @@ Each command imports what it needs when it runs.
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +18,7 @@ from server.errors import Misused
 
 def health(
     *,
-    url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001",
+    url: Annotated[str | None, Parameter(name=("--url", "-u"))] = None,
     service: str = "",
     timeout: float = 2.0,
     root_cert: Path | None = None,
@@ -28,7 +30,8 @@ def health(
     """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
 
     Args:
-        url: HOST:PORT, or unix:PATH.
+        url: HOST:PORT, or unix:PATH; by default where `inferd serve` would listen with the same environment
+            (INFERD_GRPC_ADDRESS, INFERD_GRPC_PORT, those of TLS, INFERD_CONFIG).
         service: A model, or MODEL/VERSION; by default the server itself.
         timeout: Seconds to wait for the answer.
         root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
@@ -37,9 +40,14 @@ def health(
         client_key: PEM file of its key.
         header: KEY=VALUE, such as the header of a restricted protocol; may be given several times.
     """
+    from server.commands.own import own_server
     from server.tools.health import ask
 
-    ask(Server(url, root_cert, tls, client_cert, client_key, header, timeout).reach(), service)
+    pinned = None
+    if url is None:
+        url, pinned = own_server(os.environ)
+    server = Server(url, root_cert, tls, client_cert, client_key, header, timeout)
+    ask(replace(server.reach(), pinned=None if root_cert or tls else pinned), service)
     print(f"{url}: {service or 'the server'} is SERVING")
     return 0
 

@@ -22,6 +22,9 @@ def perf(
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 1,
     concurrency_range: Annotated[str, Parameter(name=("--concurrency-range", "--concurrency"))] = "1",
     request_rate_range: Annotated[str, Parameter(name=("--request-rate-range", "--rate"))] = "",
+    request_intervals: Path | None = None,
+    periodic_concurrency_range: str = "",
+    request_period: int = 10,
     request_distribution: Literal["constant", "poisson"] = "poisson",
     connections: int = 1,
     max_in_flight: int = 1024,
@@ -34,7 +37,8 @@ def perf(
     percentile: int = 0,
     latency_threshold: Annotated[float, Parameter(name=("--latency-threshold", "-l"))] = 0.0,
     binary_search: Switch = False,
-    warmup: float = 0.5,
+    warmup: float | None = None,
+    warmup_request_count: int = 0,
     max_duration: float = 0.0,
     shape: Several = (),
     input_data: str = "random",
@@ -50,7 +54,9 @@ def perf(
     sequence_length_variation: float = 20.0,
     sequence_id_range: str = "1",
     num_of_sequences: int = 4,
-    out: Annotated[tuple[Path, ...], Parameter(name=("--out", "--profile-export-file", "-f"), negative=())] = (),
+    goodput: Several = (),
+    out: Annotated[tuple[Path, ...], Parameter(name=("--out", "--latency-report-file", "-f"), negative=())] = (),
+    profile_export_file: Path | None = None,
     server: Server = HERE,
 ) -> int:
     """Put a model under load: requests per second, latencies, and where the server spends the time.
@@ -65,22 +71,29 @@ def perf(
         batch_size: Rows of each request.
         concurrency_range: FIRST:LAST:STEP requests in flight, a level each.
         request_rate_range: FIRST:LAST:STEP requests per second in place of --concurrency-range, a level each.
+        request_intervals: A file of the microseconds between requests, one a line, used in turn, in place of a rate.
+        periodic_concurrency_range: START:END:STEP: begin START requests at once, STEP more after each period, until
+            END have begun; of streams.
+        request_period: See --periodic-concurrency-range: a period ends when each of its requests has had so many
+            answers.
         request_distribution: Whether requests of a rate come at a fixed pace, or independently of each other.
         connections: How many connections carry the requests.
         max_in_flight: With a rate, further requests wait in the client; their wait counts.
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
-        request_count: Measure one window of so many requests or a few more, in place of windows that agree.
+        request_count: Make exactly so many requests at each level, in place of windows that agree; without --warmup and
+            --warmup-request-count no others precede them.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
         percentile: 50, 90, 95 or 99: the one that must be stable and within the threshold; by default the mean.
         latency_threshold: Milliseconds; after a level that takes longer, higher ones are not tried.
         binary_search: Find the highest level within the threshold, by halves.
-        warmup: Seconds before each level.
+        warmup: Seconds before each level; by default 0.5.
+        warmup_request_count: Exactly so many requests before each level, in place of --warmup.
         max_duration: Seconds for all levels; by default as many as they need.
         shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
-        input_data: random, zero, or a JSON file as perf_analyzer reads it.
+        input_data: random, zero, or as perf_analyzer reads them a JSON file, or a folder with a file for each input.
         string_length: Letters of made-up strings.
         string_data: A text in place of made-up strings.
         request_parameter: NAME:VALUE:TYPE of each request: string, bool, int, uint or double; may be given several
@@ -94,31 +107,52 @@ def perf(
         sequence_length_variation: Per cent by which the length of a sequence may differ from --sequence-length.
         sequence_id_range: FIRST or FIRST:LAST number of sequences.
         num_of_sequences: With a rate, how many sequences run at a time; else as many as requests in flight.
-        out: .json or .csv file of the results; may be given several times.
+        goodput: FIGURE:MILLISECONDS that a request must not exceed to count as a good one; several may be given.
+            Figures are request_latency, and of streams time_to_first_token and inter_token_latency.
+        out: .json or .csv file of the results, the latter with perf_analyzer's columns; may be given several times.
+        profile_export_file: .json file of each request, in the format of perf_analyzer.
     """
-    from server.tools.perf.plan import Files, LoadPlan, ids_of, parameters_of, range_of
+    from server.tools.perf.plan import Files, LoadPlan, Range, gaps_of, goodput_of, ids_of, parameters_of, range_of
     from server.tools.perf.running import run
 
     names = (*model, *model_name)
     if not names or len(set(names)) != len(names):
         raise Misused("perf: name a model, or several different ones: inferd perf MODEL")
+    if sum(map(bool, (request_rate_range, request_intervals, periodic_concurrency_range))) > 1:
+        raise Misused(
+            "perf: expected one of --request-rate-range, --request-intervals and --periodic-concurrency-range"
+        )
+    gaps = gaps_of(request_intervals) if request_intervals is not None else ()
+    rate = range_of("--request-rate-range", request_rate_range) if request_rate_range else None
+    if gaps:
+        rate = Range(len(gaps) / sum(gaps), len(gaps) / sum(gaps), 1)
+    periods = None
+    if periodic_concurrency_range:
+        periods = range_of("--periodic-concurrency-range", periodic_concurrency_range)
+    if warmup is None:
+        warmup = 0.0 if request_count or periods or warmup_request_count else 0.5
     plan = LoadPlan(
         model=names[0],
         version=model_version,
         rows=batch_size,
-        concurrency=None if request_rate_range else range_of("--concurrency-range", concurrency_range),
-        rate=range_of("--request-rate-range", request_rate_range) if request_rate_range else None,
+        concurrency=None if rate or periods else range_of("--concurrency-range", concurrency_range),
+        rate=rate,
+        gaps=gaps,
+        periods=periods,
+        period=request_period,
         scattered=request_distribution == "poisson",
         connections=connections,
         most_in_flight=max_in_flight,
         window=measurement_interval / 1000,
-        window_requests=request_count or (measurement_request_count if measurement_mode == "count_windows" else 0),
+        window_requests=measurement_request_count if measurement_mode == "count_windows" else 0,
+        requests=request_count,
         stability=stability_percentage / 100,
-        trials=1 if request_count else max_trials,
+        trials=max_trials,
         percentile=percentile,
         limit_ms=latency_threshold,
         search=binary_search,
         warm_up=warmup,
+        warm_up_requests=warmup_request_count,
         longest=max_duration,
         shapes=shape,
         data=input_data,
@@ -134,8 +168,10 @@ def perf(
         sequence_variation=sequence_length_variation / 100,
         sequence_ids=ids_of(sequence_id_range),
         sequences=num_of_sequences,
+        goodput=goodput_of(goodput),
+        listed=profile_export_file is not None,
     )
-    return run(server.reach(), [replace(plan, model=name) for name in names], Files(out))
+    return run(server.reach(), [replace(plan, model=name) for name in names], Files(out, profile_export_file))
 
 
 def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("perf.html")) -> int:

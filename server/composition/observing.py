@@ -6,7 +6,7 @@ import logging
 from importlib import metadata
 
 from server.engine.engine import Engine
-from server.errors import StartError
+from server.errors import InvalidArgument, StartError
 from server.front.door import Door
 from server.front.native import NativeDoor
 from server.front.scrape import ScrapeListener
@@ -18,7 +18,7 @@ from server.observe.metrics.gpu import GpuMetrics
 from server.observe.metrics.page import Page
 from server.observe.metrics.process import Machine
 from server.observe.metrics.service import Service, Traffic
-from server.observe.recording import Recording, RecordingError
+from server.observe.recording import Recording
 from server.settings import Settings
 
 log = logging.getLogger("inferd")
@@ -63,5 +63,5 @@ def make_recording(settings: Settings, engine: Engine) -> Recording:
     """
     try:
         return Recording(settings, engine)
-    except RecordingError as error:
+    except InvalidArgument as error:
         raise StartError(str(error)) from error

@@ -2,6 +2,10 @@
 
 A client is, over all its connections, the subject of its certificate with mutual TLS; else the user of its
 process on a unix socket; else its IP address. Behind a proxy all clients are one, the proxy.
+
+A connection counts from the moment at which it is accepted, before the handshake of TLS; until that is over it counts
+for its address. Where the server, a listener, or the number of open files leaves no room for one more, the client with
+most silent connections makes room; silent are those that have not spoken HTTP/2 yet.
 """
 
 from __future__ import annotations
@@ -9,13 +13,16 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from _native.transport.client import ClientUse
 from _native.transport.endpoint import InterceptorHandle
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.peer import Peer, identity_key
+
+LOOK = 64
+"""Connections of one client that are asked at a time whether they are silent still: a flood must cost little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +47,28 @@ class ListenerPolicy:
     count: int = 0
 
 
+class Driver(Protocol):
+    """The driver of a connection."""
+
+    @property
+    def silent(self) -> bool:
+        """The client has not spoken HTTP/2 yet."""
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+
+
 @dataclass(eq=False, slots=True)
 class Admission:
     """What a connection has been counted for."""
 
     listener_policy: ListenerPolicy
     use: ClientUse
+    driver: Driver | None = None
+    counted: bool = True  # it is not released
+
+
+_Group = tuple[ClientUse, ListenerPolicy]
 
 
 @dataclass(slots=True)
@@ -63,29 +86,103 @@ class ConnectionLimits:
     accepted: int = 0  # connections, ever
     refused: int = 0
     _clients: WeakValueDictionary[tuple[int, str], ClientUse] = field(default_factory=WeakValueDictionary)
+    _silent: dict[_Group, dict[Admission, None]] = field(default_factory=dict)
+    """The oldest first; some may have spoken since."""
 
-    def admit(self, listener_policy: ListenerPolicy, peer: Peer) -> Admission | None:
-        """Count a connection; None when there is no room for it."""
+    def admit(self, listener_policy: ListenerPolicy, peer: Peer, *, scarce: bool = False) -> Admission | None:
+        """Count a connection that has been accepted; None when there is no room for it. Set the `driver` of the result.
+
+        Args:
+            scarce: the process may open few more files.
+        """
         use = self._use(peer)
-        counts = (
-            (self.count, self.max_connections),
-            (listener_policy.count, listener_policy.max_connections),
-            (use.connections, self.per_client.connections),
-        )
-        if any(0 < most <= count for count, most in counts):
+        if (
+            _is_full(use.connections, self.per_client.connections)
+            or (
+                _is_full(listener_policy.count, listener_policy.max_connections)
+                and not self._make_room(use, listener_policy, listener_policy)
+            )
+            or ((scarce or _is_full(self.count, self.max_connections)) and not self._make_room(use, listener_policy))
+        ):
             self.refused += 1
             return None
         self.count += 1
         self.accepted += 1
         listener_policy.count += 1
         use.connections += 1
-        return Admission(listener_policy, use)
+        admission = Admission(listener_policy, use)
+        self._silent.setdefault((use, listener_policy), {})[admission] = None
+        return admission
+
+    def identify(self, admission: Admission, peer: Peer) -> bool:
+        """Count a connection for the owner of its certificate, which is known now; False when that has too many."""
+        use = self._use(peer)
+        if use is admission.use:
+            return True
+        if _is_full(use.connections, self.per_client.connections):
+            self.refused += 1
+            return False
+        self._forget(admission)
+        admission.use.connections -= 1
+        use.connections += 1
+        admission.use = use
+        self._silent.setdefault((use, admission.listener_policy), {})[admission] = None
+        return True
 
     def release(self, admission: Admission) -> None:
-        """A connection that was let in is gone."""
+        """A connection that was let in is gone. Several calls do no harm."""
+        if not admission.counted:
+            return
+        admission.counted = False
+        admission.driver = None
+        self._forget(admission)
         self.count -= 1
         admission.listener_policy.count -= 1
         admission.use.connections -= 1
+
+    def _make_room(
+        self, newcomer: ClientUse, listener_policy: ListenerPolicy, at: ListenerPolicy | None = None
+    ) -> bool:
+        """Close the oldest silent connection of the client with most of these, at this listener or anywhere, if it has
+        more than the newcomer with its new one."""
+        self._look(newcomer, listener_policy)
+        least = len(self._silent.get((newcomer, listener_policy), ())) + 2
+        while True:
+            groups = [group for group in self._silent if at in (None, group[1])]
+            most = max(groups, key=lambda group: len(self._silent[group]), default=None)
+            if most is None or len(self._silent[most]) < least:
+                return False
+            if self._look(*most):
+                continue
+            yielding = next(iter(self._silent[most]))
+            driver = yielding.driver
+            self.release(yielding)
+            self.refused += 1
+            if driver is not None:
+                driver.abort()
+            return True
+
+    def _look(self, use: ClientUse, listener_policy: ListenerPolicy) -> bool:
+        """Forget connections that have spoken, among the oldest; whether there were some."""
+        silent, spoken = 0, []
+        for admission in self._silent.get((use, listener_policy), ()):
+            if admission.driver is None or admission.driver.silent:
+                silent += 1
+            else:
+                spoken.append(admission)
+            if silent == LOOK:
+                break
+        for admission in spoken:
+            self._forget(admission)
+        return bool(spoken)
+
+    def _forget(self, admission: Admission) -> None:
+        """It is not silent any more."""
+        group = (admission.use, admission.listener_policy)
+        if group in self._silent:
+            self._silent[group].pop(admission, None)
+            if not self._silent[group]:
+                del self._silent[group]
 
     def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)
@@ -100,6 +197,10 @@ class ConnectionLimits:
             )
             self._clients[key] = use
         return use
+
+
+def _is_full(count: int, most: int) -> bool:
+    return 0 < most <= count
 
 
 def client_name(peer: Peer) -> str:

@@ -13,7 +13,7 @@ INTERVAL = 60.0
 """Seconds: probes that speak HTTP/1 come every few seconds, and hostile peers as fast as they can."""
 
 SPARE_DESCRIPTORS = 16
-"""So few are few: a worker takes about as many while it is started."""
+"""Those that are kept for others than connections: a worker takes about as many while it is started."""
 
 REASONS = 256
 """At most so many are told apart; there are a few dozen."""
@@ -35,12 +35,18 @@ class ConnectionLog:
         """What `peer` sent is refused, and so the call or the connection is."""
         self._say("refused, from %s: %s%s", peer, reason)
 
-    def note_descriptor(self, peer: str, descriptor: int) -> None:
-        """A connection has this descriptor, the lowest that was free: say so when soon there will be none."""
+    def is_scarce(self, peer: str, descriptor: int) -> bool:
+        """Whether a connection that has this descriptor, the lowest that was free, leaves the server too few."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if 0 <= most <= descriptor + SPARE_DESCRIPTORS:
-            left = f"at most {SPARE_DESCRIPTORS} of the server's {most} open files (ulimit -n) are left"
-            self._say("accepted, from %s: %s%s", peer, f"{left}, without which connections, loads and workers fail")
+        spare = min(SPARE_DESCRIPTORS, most // 8)
+        if most < 0 or descriptor + spare < most:
+            return False
+        self.add(peer, f"the last {spare} of the server's {most} open files (ulimit -n) are for loads and workers")
+        return True
+
+    def fails(self, address: str, error: OSError) -> None:
+        """No connection can be accepted there now."""
+        self._say("cannot accept at %s: %s%s", address, str(error.strerror or error))
 
     def _say(self, line: str, peer: str, reason: str) -> None:
         now = self._clock()

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fcntl
 import grp
+import itertools
 import logging
 import os
 import pwd
@@ -29,6 +30,8 @@ log = logging.getLogger("inferd.front")
 
 BACKLOG = 4096
 TAKE_TIMEOUT = 0.1  # seconds
+ACCEPT_PAUSE = 0.1  # seconds
+AT_ONCE = 64  # connections, then others have their turn
 NEVER = 1e8  # seconds
 LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
@@ -306,36 +309,37 @@ def owner(text: str) -> tuple[int, int]:
 
 
 class Listener:
-    """A bound socket whose connections are given to protocols.
+    """A bound socket whose connections are given to protocols. It accepts them itself, so that they can be counted, or
+    refused, before the handshake of TLS.
 
     Args:
         bound: the socket, taken over.
-        protocol: makes the protocol of a connection.
-        credentials: TLS, with the certificate as it is at `serve`.
+        admit: makes the protocol of a socket that was accepted, with the client's address; None closes the socket. The
+            protocol's `connection_lost` is called also where the handshake fails.
+        credentials: TLS; each handshake shows the certificate as it is then.
         file: of a unix socket.
         handshake_timeout: seconds that a client may take for the handshake of TLS.
+        failed: told of errors that keep connections from being accepted.
     """
 
     def __init__(
         self,
         bound: socket.socket,
-        protocol: Callable[[], asyncio.BaseProtocol],
+        admit: Callable[[socket.socket, Any], asyncio.BaseProtocol | None],
         credentials: Credentials | None,
         file: UnixFile | None = None,
         *,
         handshake_timeout: float = 10.0,
+        failed: Callable[[str, OSError], None],
     ) -> None:
         self._handshake_timeout = handshake_timeout
         self._socket = bound
-        self._protocol = protocol
+        self._admit = admit
         self._credentials = credentials
         self._file = file
-        self._server: asyncio.Server | None = None
-
-    @property
-    def encrypted(self) -> bool:
-        """It speaks TLS."""
-        return self._credentials is not None
+        self._failed = failed
+        self._pause: asyncio.TimerHandle | None = None
+        self._beginning: set[asyncio.Task[None]] = set()
 
     @property
     def _tls(self) -> dict[str, Any]:
@@ -347,34 +351,62 @@ class Listener:
             "ssl_shutdown_timeout": NEVER,  # the connection's monitor ends what takes too long
         }
 
-    async def serve(self) -> None:
-        """Take connections from now on; called again, with the certificate as it is then."""
+    def serve(self) -> None:
+        """Take connections from now on."""
+        self._socket.listen(BACKLOG)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._pause = None
+        asyncio.get_running_loop().add_reader(self._socket, self._accept, AT_ONCE)
+
+    def _accept(self, most: int | None) -> None:
+        """Take the connections that wait, this many at most."""
+        for _ in itertools.count() if most is None else range(most):
+            try:
+                accepted, name = self._socket.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # the client has left again
+                continue
+            except OSError as error:  # no descriptors, no memory: they wait until there are some
+                self._failed(str(self._socket.getsockname()), error)
+                loop = asyncio.get_running_loop()
+                if most is not None and loop.remove_reader(self._socket):
+                    self._pause = loop.call_later(ACCEPT_PAUSE, self._watch)
+                return
+            accepted.setblocking(False)
+            protocol = self._admit(accepted, name)
+            if protocol is None:
+                accepted.close()
+                continue
+            beginning = asyncio.get_running_loop().create_task(self._begin(accepted, protocol))
+            self._beginning.add(beginning)
+            beginning.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
+        """Make a connection of an accepted socket, after the handshake of TLS."""
         loop = asyncio.get_running_loop()
-        before = self._server
-        create = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
-        self._server = await create(self._protocol, sock=self._socket.dup(), backlog=BACKLOG, **self._tls)
-        if before is not None:
-            before.close()
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, accepted, **self._tls)
+        except BaseException as error:
+            protocol.connection_lost(None)
+            if not isinstance(error, OSError):  # the handshake has failed
+                raise
 
     async def close(self) -> None:
-        """Take the connections that the kernel has accepted already, then refuse more."""
-        if self._server is not None:
-            self._server.close()
-        self._socket.setblocking(False)
-        waiting = []
-        with suppress(OSError):  # in the end BlockingIOError, there are no more
-            while self._server is not None:
-                waiting.append(self._socket.accept()[0])
+        """Take the connections that the kernel has accepted already, then refuse more.
+
+        Handshakes that take longer than a moment go on by themselves.
+        """
+        if self._pause is not None:
+            self._pause.cancel()
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._accept(None)
         self._socket.close()
         self.remove_file()
-        if waiting:
-            await self._take(waiting)
-
-    async def _take(self, waiting: list[socket.socket]) -> None:
-        """Make connections of accepted sockets; handshakes that take longer than a moment go on by themselves."""
-        loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(loop.connect_accepted_socket(self._protocol, each, **self._tls)) for each in waiting]
-        await asyncio.wait(tasks, timeout=TAKE_TIMEOUT)
+        if self._beginning:
+            await asyncio.wait(self._beginning, timeout=TAKE_TIMEOUT)
 
     def remove_file(self) -> None:
         if self._file is not None:

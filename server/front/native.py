@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,7 +37,7 @@ from server.front.context import NativeContext
 from server.front.door import STOPPING
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
-from server.front.peer import Peer
+from server.front.peer import Peer, peer_of
 from server.front.protocol import NativeProtocol
 from server.front.refusal import rich_details
 from server.front.serving import serve
@@ -195,7 +196,7 @@ class NativeDoor:
             loop.add_reader(self._timers.fd, self._fire)
         self._workers.start()
         try:
-            bound = [await self._listen(parse_bind(text, 0)) for text in addresses]
+            bound = [self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
             await self._close_listeners()
             raise
@@ -204,27 +205,36 @@ class NativeDoor:
         self.addresses = tuple(map(str, bound))
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
-    async def _listen(self, bind: Bind) -> Address:
+    def _listen(self, bind: Bind) -> Address:
         address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
-        protocol = partial(
-            NativeProtocol, self._endpoint, self._protocols, self._timers, self._limits, listener_policy, self._refused
-        )
+        admit, failed = partial(self._admit, listener_policy), self._refused.fails
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
-            self._listeners.append(Listener(opened, protocol, None, file))
-            await self._listeners[-1].serve()
+            self._listeners.append(Listener(opened, admit, None, file, failed=failed))
+            self._listeners[-1].serve()
             return address
         sockets = open_tcp(address, reuse_port=policy.reuse_port)
         patience = listener_policy.connections.handshake_timeout
         self._listeners += [
-            Listener(opened, protocol, policy.credentials, handshake_timeout=patience) for opened in sockets
+            Listener(opened, admit, policy.credentials, handshake_timeout=patience, failed=failed) for opened in sockets
         ]
         for listener in self._listeners[-len(sockets) :]:
             try:
-                await listener.serve()
+                listener.serve()
             except OSError as error:
                 raise explained(address, error) from error
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
+
+    def _admit(self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any) -> NativeProtocol | None:
+        """The protocol of a connection that was accepted; None when there is no room for it."""
+        client = peer_of(accepted, name)
+        scarce = self._refused.is_scarce(client.address, accepted.fileno())
+        admission = self._limits.admit(listener_policy, client, scarce=scarce)
+        if admission is None:
+            return None
+        return NativeProtocol(
+            self._endpoint, self._protocols, self._timers, self._limits, accepted, client, admission, self._refused
+        )
 
     def _listener_policy(self, rules: Rules) -> ListenerPolicy:
         """What holds at a listener with these rules."""
@@ -254,13 +264,7 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
-            if not await loop.run_in_executor(self._threads, credentials.refresh):
-                continue
-            for listener in filter(lambda each: each.encrypted, self._listeners):
-                try:
-                    await listener.serve()
-                except OSError as error:  # no descriptor for a second look at the socket: the old server goes on
-                    log.error("a listener keeps the certificate that it had: %s", error)
+            await loop.run_in_executor(self._threads, credentials.refresh)
 
     async def _close_listeners(self) -> None:
         """Take the connections that are already waiting, and no more."""

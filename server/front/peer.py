@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.rpc.call import PeerCredentials
@@ -44,21 +44,24 @@ class Peer:
     departed: list[Callable[[], None]] = field(default_factory=list)  # called when the connection has ended
 
 
-def peer_of(transport: Any) -> Peer:
-    """The client behind an asyncio transport."""
-    address, credentials = "unknown", None
-    connection = transport.get_extra_info("socket")
-    name: Any = transport.get_extra_info("peername")
-    if connection is not None and connection.family == socket.AF_UNIX:
+def peer_of(connection: socket.socket, name: Any) -> Peer:
+    """The client behind a socket that was accepted now, before any handshake.
+
+    Args:
+        name: its address, as `accept` gives it.
+    """
+    if connection.family == socket.AF_UNIX:
         address = f"unix:{name}" if isinstance(name, str) and name else "unix:"
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         credentials = PeerCredentials(*_UCRED.unpack(raw))
-    elif isinstance(name, Sequence) and len(name) >= 2:
-        address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
-    tls = transport.get_extra_info("ssl_object")
-    auth: AuthContext = {} if tls is None else _auth(tls)
-    user = None if credentials is None else credentials.uid
-    return Peer(address, credentials, auth, identity_of({**auth, **_owner(tls)} if auth else auth, user))
+        return Peer(address, credentials, identity=identity_of({}, credentials.uid))
+    return Peer(f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}")
+
+
+def identified(peer: Peer, tls: ssl.SSLObject) -> Peer:
+    """The same client, with what the handshake of TLS has shown."""
+    auth = _auth(tls)
+    return replace(peer, auth=auth, identity=identity_of({**auth, **_owner(tls)}))
 
 
 def process_of(context: Any) -> PeerCredentials | None:

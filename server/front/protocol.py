@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from _native.timers import TimersHandle
 from _native.transport.connection import Connection
 from _native.transport.endpoint import Endpoint
-from server.front.connection_limits import Admission, ConnectionLimits, ListenerPolicy
+from server.front.connection_limits import Admission, ConnectionLimits
 from server.front.connection_log import ConnectionLog
 from server.front.connection_monitor import ConnectionMonitor
 from server.front.outstanding import Outstanding
-from server.front.peer import peer_of
+from server.front.peer import Peer, identified
 from server.front.sessions import is_resumed
 from server.front.tls import ALPN
 
@@ -35,7 +37,18 @@ UNIX_SEND_BUFFER = 1 << 20
 
 
 class NativeProtocol(asyncio.BufferedProtocol):
-    """Moves bytes between a transport and a connection."""
+    """Moves bytes between a transport and a connection.
+
+    Args:
+        endpoint: of the connection.
+        protocols: where it is while it is connected.
+        timers: of the loop.
+        limits: count its connection, until it is lost.
+        accepted: the socket, before the handshake of TLS.
+        client: at the other end of it.
+        admission: of the connection, whose driver this becomes.
+        refused: the log.
+    """
 
     def __init__(
         self,
@@ -43,14 +56,18 @@ class NativeProtocol(asyncio.BufferedProtocol):
         protocols: set[NativeProtocol],
         timers: TimersHandle,
         limits: ConnectionLimits,
-        listener_policy: ListenerPolicy,
+        accepted: socket.socket,
+        client: Peer,
+        admission: Admission,
         refused: ConnectionLog,
     ) -> None:
         self._refused = refused
         self._limits = limits
-        self._listener_policy = listener_policy
-        self._admission: Admission | None = None
-        self._accepted = timers.time()  # made when the socket is accepted, before TLS
+        self._accepted = accepted
+        self._accepted_at = timers.time()
+        self._client = client
+        self._admission = admission
+        admission.driver = self
         self._endpoint = endpoint
         self._protocols = protocols
         self._timers = timers
@@ -59,7 +76,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._paused = False
         self._waiting = False  # output waits for the socket, and the connection knows
         self._encrypted = False
-        self._descriptor = -1
+        self._descriptor = accepted.fileno()
         self._socket = -1  # to be written to directly; -1: that cannot be
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
@@ -68,44 +85,27 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted = self._accepted
+        if accepted.family == socket.AF_UNIX:  # TCP's buffers grow by themselves, those of unix sockets do not
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
+        else:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._endpoint.send_timeout:  # for what only the kernel has any more
-                connection.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._endpoint.send_timeout * 1000))
-        elif connection is not None:  # TCP's buffers grow by themselves, those of unix sockets do not
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
+                accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._endpoint.send_timeout * 1000))
         tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != ALPN:
-            self._refused.add(peer_of(transport).address, "TLS: it did not offer HTTP/2 (ALPN 'h2')")
-            transport.abort()
-            return
-        if tls is not None and is_resumed(tls):
-            self._refused.add(peer_of(transport).address, "TLS: it resumed a session: its certificate was not checked")
-            transport.abort()
-            return
-        if tls is not None:
+        if tls is None:
+            self._socket = self._descriptor
+        elif self._may_speak(tls):
             self._encrypted = True
             self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
             transport.set_write_buffer_limits(PART, 0)
-        elif connection is not None:
-            self._socket = connection.fileno()
-        client = peer_of(transport)
-        self._admission = self._limits.admit(self._listener_policy, client)
-        if self._admission is None:
+        else:
             transport.abort()
             return
-        if connection is not None:
-            self._descriptor = connection.fileno()
-            self._refused.note_descriptor(client.address, connection.fileno())
+        client, policy = self._client, self._admission.listener_policy
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(
-            self._endpoint,
-            client.address,
-            user,
-            self._admission.use,
-            self._listener_policy.interceptor,
-            client.identity,
+            self._endpoint, client.address, user, self._admission.use, policy.interceptor, client.identity
         )
         if self._socket >= 0:
             self._buffer = self._connection.receive_buffer()
@@ -113,13 +113,22 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._connection.admission = self._admission
         self._connection.flush = self._flush
         self._connection.on_refused = partial(self._refused.add, client.address)
-        self._monitor = ConnectionMonitor(
-            self, self._connection, self._listener_policy.connections, self._timers, self._accepted
-        )
+        self._monitor = ConnectionMonitor(self, self._connection, policy.connections, self._timers, self._accepted_at)
         self._protocols.add(self)
         if self._encrypted:
             self._flush()
         # else the server waits for the client's first bytes: they may be HTTP/1, and are to be answered in it
+
+    def _may_speak(self, tls: ssl.SSLObject) -> bool:
+        """Whether the handshake has shown a client that may go on; from now on its certificate tells who it is."""
+        if tls.selected_alpn_protocol() != ALPN:
+            self._refused.add(self._client.address, "TLS: it did not offer HTTP/2 (ALPN 'h2')")
+            return False
+        if is_resumed(tls):
+            self._refused.add(self._client.address, "TLS: it resumed a session: its certificate was not checked")
+            return False
+        self._client = identified(self._client, tls)
+        return self._limits.identify(self._admission, self._client)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._protocols.discard(self)
@@ -128,9 +137,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             connection.close()
             for callback in connection.client.departed:
                 callback()
-        if self._admission is not None:
-            self._limits.release(self._admission)
-            self._admission = None
+        self._limits.release(self._admission)
         if self._monitor is not None:
             self._monitor.stop()
         if not self.closed.done():
@@ -268,6 +275,14 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._connection.fail_calls(status, details)
             self._flush()
 
+    @property
+    def silent(self) -> bool:
+        """The client has not spoken HTTP/2 yet."""
+        return self._ended is None and (self._connection is None or not self._connection.greeted)
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+            return
+        with suppress(OSError):  # in the handshake of TLS: it fails
+            self._accepted.shutdown(socket.SHUT_RDWR)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from _native.request.recorder import RecorderHandle
 from backends.installing import pip_install
+from server.errors import InvalidArgument
 from server.observe.access import AccessLog
 from server.observe.metrics.exemplars import Exemplars
 from server.observe.tracing.control import TraceControl
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from server.engine.engine import Engine
 
 
-class RecordingError(Exception):
-    """Requests cannot be recorded as the settings say; the text says why."""
-
-
 class Recording:
     """Records the requests of an engine as the settings say. Made and changed on the event loop.
 
@@ -35,19 +32,19 @@ class Recording:
         exemplars: traced requests for metrics; None if other programs do not know the ids of traces.
 
     Raises:
-        RecordingError: the exporter of traces is not installed, or their file cannot be written.
+        InvalidArgument: the exporter of traces is not installed, or their file cannot be written.
     """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         config = settings.tracing
         self._recorder = RecorderHandle()
-        self.control = TraceControl(config, self._recorder, engine)
+        self._traces = _Later(config, settings.id, lambda: self.control.sampling().log_frequency)
+        self.control = TraceControl(config, self._recorder, engine, self._traces.sink)
         slow_ns = settings.slow_request_ms * 1_000_000
         self._logs = bool(settings.access_log or slow_ns)
         self._recorder.keep(
             access_rate=settings.access_log, slow_ns=int(config.slow_ms * 1_000_000), log_slow_ns=slow_ns
         )
-        self._traces = _Later(config, settings.id, lambda: self.control.sampling().log_frequency)
         if config.on:
             self._traces.sink()  # raises at the start if a library or file is missing
         self.exemplars = Exemplars() if config.mode == "opentelemetry" else None  # files have other ids
@@ -82,6 +79,11 @@ class _Later:
         self._sink: Sink | None = None
 
     def sink(self) -> Sink:
+        """Make the sink, if it is not made yet.
+
+        Raises:
+            InvalidArgument: traces have no place, or it cannot be written; or a library is missing.
+        """
         with self._guard:
             if self._sink is None:
                 self._sink = self._make()
@@ -90,20 +92,24 @@ class _Later:
     def _make(self) -> Sink:
         config = self._config
         if config.mode == "triton":
-            files = TraceFiles(Path(config.file or "trace.json"), self._frequency)
-            if config.on:
-                try:
-                    files.check()
-                except OSError as error:
-                    raise RecordingError(f"trace-config: triton,file={config.file}: {error.strerror}") from error
+            if not config.file:
+                raise InvalidArgument(
+                    "trace-config: the server has no place for traces: start it with --trace-config triton,file=PATH, "
+                    "or with --trace-config mode=opentelemetry"
+                )
+            files = TraceFiles(Path(config.file), self._frequency)
+            try:
+                files.check()
+            except OSError as error:
+                raise InvalidArgument(f"trace-config: triton,file={config.file}: {error.strerror}") from error
             return files
         try:
             from server.observe.tracing.otel import Spans, exporter
         except ImportError as error:
-            raise RecordingError(
+            raise InvalidArgument(
                 f"trace-config: mode=opentelemetry needs the extra otel: {pip_install('inferd[otel]')} ({error})"
             ) from error
-        return Spans(config, config.resource.get("service.name", self._service), exporter(config))
+        return Spans(config, self._service, exporter(config))
 
     def take(self, records: Sequence[Record]) -> None:
         if any(record["kept"] for record in records):

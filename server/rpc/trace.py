@@ -38,6 +38,9 @@ class TraceControl(Protocol):
     def sampling(self, model: str = "") -> Sampling:
         """Those of a model, or of the server."""
 
+    async def require_place(self) -> None:
+        """Raise an InvalidArgument if traces cannot be written anywhere."""
+
     def update(self, model: str, changes: Mapping[str, object]) -> None:
         """Change some, by the names of Sampling's fields; None goes back to what holds without it."""
 
@@ -57,6 +60,8 @@ class TraceSetting:
         if changes:
             if not model:  # they hold for every model, whose tensors a trace can contain
                 call.require_every_model()
+            if changes.get("levels"):
+                await self._control.require_place()
             self._control.update(model, changes)
         return self._answer(model)
 

@@ -27,6 +27,7 @@ class Reach:
     Attributes:
         url: HOST:PORT or unix:PATH.
         root_cert: PEM file that the server's certificate is checked against; None: `secure` decides.
+        pinned: PEM file of the one certificate that the server may have, whatever its name; in place of root_cert.
         secure: use TLS also without root_cert, with the system's trusted certificates.
         client_cert, client_key: PEM files of the client's identity, if the server asks for one.
         headers: sent with each call.
@@ -40,6 +41,7 @@ class Reach:
     headers: tuple[tuple[str, str], ...] = ()
     timeout: float = 60.0
     secure: bool = False
+    pinned: Path | None = None
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -52,17 +54,24 @@ class Reach:
         Raises:
             CallFailed: a file cannot be read, or is of no use.
         """
-        if self.root_cert is None and not self.secure:
+        root_cert = self.root_cert or self.pinned
+        if root_cert is None and not self.secure:
             return None
-        files = {"--root-cert": self.root_cert, "--client-cert": self.client_cert, "--client-key": self.client_key}
+        files = {"--root-cert": root_cert, "--client-cert": self.client_cert, "--client-key": self.client_key}
         for option, path in files.items():
             if path is not None and not path.is_file():
                 raise CallFailed(f"{option}: there is no file {path}")
         root, chain, key = (str(path) if path else None for path in files.values())
         try:
-            return tls_context(root, key, chain)
+            context = tls_context(root, key, chain)
         except OSError as error:
             raise CallFailed(f"{', '.join(name for name, path in files.items() if path)}: {error}") from None
+        if root_cert is not None and root_cert is self.pinned:
+            import ssl
+
+            context.check_hostname = False
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        return context
 
     def client(self) -> grpcclient.InferenceServerClient:
         """A client of it.

@@ -88,6 +88,6 @@ def test_the_last_open_files_are_told(process):
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, before[1]))
     try:
         with socket.create_connection(tuple(process.address.rsplit(":", 1))):
-            process.says(f"of the server's {most} open files (ulimit -n) are left")
+            process.says(f"of the server's {most} open files (ulimit -n) are for loads and workers")
     finally:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)

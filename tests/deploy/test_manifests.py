@@ -13,19 +13,27 @@ from pathlib import Path
 import pytest
 import yaml
 
+from server.addresses import parse_bind
 from server.foreign import FOREIGN
 from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes" / "overlays").iterdir())
+KUBERNETES = DEPLOY / "kubernetes"
+OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
+COMPONENTS = sorted(path.name for path in (KUBERNETES / "components").iterdir())
+OF_OTHERS = {"PodMonitor"}
+"""Kinds that Kubernetes itself does not have."""
 OPTIONS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings)} | {"model-store", "config"}
 
 
 def rendered(overlay: str) -> str:
+    return kustomized(KUBERNETES / "overlays" / overlay)
+
+
+def kustomized(folder: Path) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
-    folder = DEPLOY / "kubernetes" / "overlays" / overlay
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
     if "unknown command" in done.stderr:
         pytest.skip("this kubectl has no kustomize")
@@ -33,10 +41,28 @@ def rendered(overlay: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_manifests_fit_the_schemas_of_kubernetes(overlay, tmp_path) -> None:
-    manifest = tmp_path / f"{overlay}.yaml"
-    manifest.write_text(rendered(overlay))
+@pytest.fixture
+def composed(tmp_path):
+    """An overlay in a copy of the folder, with all components: its objects by their kinds."""
+    copy = shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+
+    def compose(overlay: str) -> dict[str, dict]:
+        (copy / "own").mkdir(exist_ok=True)
+        components = "".join(f"  - ../components/{name}\n" for name in COMPONENTS)
+        text = f"namespace: serving\nresources:\n  - ../overlays/{overlay}\ncomponents:\n{components}"
+        (copy / "own" / "kustomization.yaml").write_text(text)
+        return {each["kind"]: each for each in yaml.safe_load_all(kustomized(copy / "own"))}
+
+    compose.copy = copy
+    return compose
+
+
+@pytest.mark.parametrize("overlay", [*OVERLAYS, "cpu with all components", "gpu with all components"])
+def test_manifests_fit_the_schemas_of_kubernetes(overlay, composed, tmp_path) -> None:
+    manifest = tmp_path / "manifest.yaml"
+    name, _, more = overlay.partition(" ")
+    known = [each for kind, each in composed(name).items() if kind not in OF_OTHERS] if more else ()
+    manifest.write_text(yaml.safe_dump_all(known) if more else rendered(name))
     command = [Path(sys.executable).parent / "kubernetes-validate", "--strict", manifest]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,10 +81,55 @@ def test_pods_have_no_privileges_and_time_to_stop(overlay) -> None:
             assert not container["securityContext"]["allowPrivilegeEscalation"]
 
 
+def test_probes_ask_an_address_without_tls_that_answers_nothing_else(composed) -> None:
+    """The kubelet speaks no TLS."""
+    [container] = composed("cpu")["Deployment"]["spec"]["template"]["spec"]["containers"]
+    binds = {bind.address.port: bind for bind in (parse_bind(text, 0) for text in addresses_of(container))}
+    probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    ports = {next(probe[kind]["port"] for kind in ("grpc", "tcpSocket") if kind in probe) for probe in probes}
+    [port] = ports
+    assert (binds[port].rules.tls, binds[port].rules.groups) == (False, ("health",))
+    assert binds[8001].rules.tls
+
+
+def addresses_of(container) -> list[str]:
+    option = "--grpc-address="
+    return [each.removeprefix(option) for each in container["args"] if each.startswith(option)]
+
+
+def test_prometheus_and_the_collector_may_be_in_other_namespaces(composed) -> None:
+    """Their names are in one file; object stores are reached where the component is chosen."""
+    (composed.copy / "base" / "namespaces.env").write_text("metrics=watching\ntraces=tracing\n")
+    made = composed("cpu")
+    assert "ConfigMap" not in made
+    policy = made["NetworkPolicy"]["spec"]
+    namespaces = [namespaces_of(rule["from"]) for rule in policy["ingress"]]
+    assert namespaces == [[{"inferd-clients": "true"}], [{"kubernetes.io/metadata.name": "watching"}]]
+    [tracing] = [rule for rule in policy["egress"] if "namespaceSelector" in rule.get("to", [{}])[0]]
+    assert namespaces_of(tracing["to"]) == [{"kubernetes.io/metadata.name": "tracing"}]
+    assert {"ports": [{"protocol": "TCP", "port": 443}]} in policy["egress"]
+
+
+def namespaces_of(peers) -> list[dict[str, str]]:
+    return [each["namespaceSelector"]["matchLabels"] for each in peers if "namespaceSelector" in each]
+
+
+def test_scraped_pods_are_of_the_job_that_alerts_name(composed) -> None:
+    made = composed("cpu")
+    [job] = re.findall(r'job="(\w+)"', (DEPLOY / "prometheus" / "alerts.yml").read_text())
+    pod = made["Deployment"]["spec"]["template"]
+    monitor = made["PodMonitor"]["spec"]
+    assert pod["metadata"]["labels"][monitor["jobLabel"]] == job
+    ports = [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
+    assert monitor["podMetricsEndpoints"][0]["port"] in ports
+    [scraped] = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
+    assert scraped["job_name"] == job
+
+
 def arguments_in(value: object) -> list[str]:
     """All strings below `value` that look like an option."""
     if isinstance(value, str):
-        return [value] if value.startswith("--") else []
+        return re.findall(r"--[a-z][^\s\"]*", value)
     each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [argument for item in each for argument in arguments_in(item)]
 

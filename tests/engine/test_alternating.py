@@ -31,14 +31,18 @@ class Framework:
 
     Attributes:
         free: nothing has to be let go.
+        stoppable: its instances are told when nobody waits for a batch any more.
         events: "begin", "wait" and "end" with the first x, as they happened; whatever begins early has at "wait".
         sizes: the rows of batches, as they were begun.
+        calls: of `begin`, with whatever batch.
     """
 
-    def __init__(self, *, free: bool = False) -> None:
+    def __init__(self, *, free: bool = False, stoppable: bool = True) -> None:
         self.free = free
+        self.stoppable = stoppable
         self.events: list[tuple[str, int]] = []
         self.sizes: list[int] = []
+        self.calls = 0
         self.changed = threading.Condition()
         self.allowed = 0
         self.all_sent = threading.Event()
@@ -76,14 +80,14 @@ class Framework:
 
 
 class Alternating(AsyncInstance):
-    stoppable = True
-
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
+        self.stoppable = framework.stoppable
         self.stopped = False
         self.stops = 0
 
     def begin(self, batch):
+        self.framework.calls += 1
         x = batch.input("x").numpy().copy()
         self.first = int(x.flat[0])
         assert self.framework.all_sent.wait(60)
@@ -159,9 +163,10 @@ async def test_a_limit_to_the_time_in_the_queue_holds(tmp_path):
         assert framework.sizes == [2]
 
 
-async def test_a_batch_of_which_nothing_is_left_does_not_begin(tmp_path):
+@pytest.mark.parametrize("stoppable", [True, False])
+async def test_a_batch_of_which_nothing_is_left_does_not_begin(tmp_path, stoppable):
     """Guards that the instance, too, leaves out requests that have waited too long: the loop may be late."""
-    framework = Framework()
+    framework = Framework(stoppable=stoppable)
     policy = "default_queue_policy { allow_timeout_override: true }"
     config = PAIRS.replace("dynamic_batching { }", f"dynamic_batching {{ {policy} }}")
     async with serving(tmp_path, framework, m=config) as engine:
@@ -177,7 +182,7 @@ async def test_a_batch_of_which_nothing_is_left_does_not_begin(tmp_path):
         assert (await first.answer()).array().tolist() == [[0], [10]]
         framework.go()
         assert (await Pending(engine, request(x=pair(4))).answer()).array().tolist() == [[40], [50]]
-        assert framework.sizes == [2, 2]
+        assert (framework.sizes, framework.calls) == ([2, 2], 2)
 
 
 async def test_without_batching_every_request_may_begin_early(tmp_path):

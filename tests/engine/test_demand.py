@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import shutil
 import threading
 from collections import Counter
@@ -614,6 +615,29 @@ async def test_a_request_between_two_steps_waits_for_a_step_that_a_model_unloads
         assert shelf.loads == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+async def test_a_load_that_waits_for_replaced_versions_does_not_hold_up_what_they_wait_for(
+    tmp_path, budget, caplog, native_counters
+) -> None:
+    """The ensemble is crowded: its next load waits for requests, and these wait for a step that it loads, too."""
+    caplog.set_level(logging.INFO)
+    async with lazy(tmp_path, budget=budget, e=chain("a", "b")) as (engine, shelf):
+        busy = Busy(shelf, "a")
+        pending = []
+        for number in range(2):
+            pending.append(Pending(engine, request("e", x=row(number))))
+            await until(lambda: engine.versions("e"))
+            await busy.begun.wait()
+            changed = f'{chain("a", "b")} parameters {{ key: "n" value {{ string_value: "{number}" }} }}'
+            (tmp_path / "e" / "config.pbtxt").write_text(changed)
+            await engine.load("e")
+        await engine.unload("b", asked_by="a")
+        pending.append(Pending(engine, request("e", x=row(2))))
+        await until(lambda: "'e' is loaded when one of" in caplog.text)
+        busy.go_on.set()
+        assert [(await each.answer()).array()[0, 0] for each in pending] == [0, 1, 2]
+
+
 async def test_a_request_waits_for_a_step_within_its_deadline(tmp_path, native_counters) -> None:
     """One whose deadline passes, and one whose client leaves, wait no more; the third goes on."""
     async with lazy(tmp_path, e=chain("a", "b")) as (engine, shelf):
@@ -648,7 +672,8 @@ async def test_a_step_that_is_really_gone_fails_its_request(tmp_path, native_cou
         assert "in ensemble 'f', load failed for model 'c'" in answers["f"].text
 
 
-async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_path, native_counters) -> None:
+async def test_an_unload_lets_a_load_end_for_which_requests_wait(tmp_path, native_counters) -> None:
+    """Guards that unloads, however many, do not keep requests from their model: each had its load begin anew."""
     async with lazy(tmp_path, e=chain("a", "b")) as (engine, shelf):
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
         shelf.meanwhile["a"] = lambda: loop.call_soon_threadsafe(begun.set)
@@ -658,8 +683,31 @@ async def test_a_load_that_an_unload_halts_begins_anew_for_those_who_wait(tmp_pa
         unloads = [asyncio.create_task(engine.unload(name)) for name in "eab"]
         await asyncio.sleep(0)
         shelf.open.set()
-        await asyncio.gather(*unloads)
         assert (await waiting.answer()).array()[0, 0] == 1
+        await asyncio.gather(*unloads)
+        assert shelf.loads == {"a": 1, "b": 1}
+        assert loaded(engine) == set()
+
+
+async def test_what_is_brought_is_there_although_an_unload_comes_between(tmp_path) -> None:
+    """Guards that a handler finds the model when it goes on: it was told NOT_FOUND when an unload was quicker."""
+    async with lazy(tmp_path) as (engine, _shelf):
+        came = asyncio.Event()
+        engine.subscribe(lambda _name, _version, ready: came.set() if ready else None)
+
+        async def finds() -> bool:
+            await engine.bring("a")
+            return bool(engine.versions("a"))
+
+        for turns in range(12):  # of the loop, between the model's becoming ready and the unload
+            came.clear()
+            found = asyncio.create_task(finds())
+            await came.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await engine.unload("a")
+            assert await found
+            await engine.unload("a")
 
 
 async def test_nothing_leaves_for_a_model_that_nobody_waits_for_any_more(tmp_path, native_counters) -> None:

@@ -272,20 +272,28 @@ async def test_the_books_add_up(tmp_path, kind):
 
 
 async def test_a_split_request_is_let_in_or_refused_as_a_whole(tmp_path):
-    """It counts as one in the queue, however many parts it has; refused, none of its parts is executed."""
+    """Guards that it is decided before the first part: where one more request may wait, all of its parts may. Refused,
+    none of them is executed. Each part that waits counts for the requests after it.
+    """
     text = CONFIG.replace("max_batch_size: 8", "max_batch_size: 2") + SPLITTING
     gate = Gate()
     async with serving(tmp_path, gate, m=policy("default_queue_policy { max_queue_size: 3 }", text)) as engine:
         large = Pending(engine, request(x=np.arange(20).reshape(20, 1)))
         await gate.entered()
-        answer = await infer(engine, request(x=np.arange(4).reshape(4, 1)))
-        assert answer.status == UNAVAILABLE
-        assert "Exceeds maximum queue size" in answer.text
-        gate.go(10)
+        for number_of_rows in (1, 4):
+            refused = await infer(engine, request(x=np.arange(number_of_rows).reshape(-1, 1)))
+            assert refused.status == UNAVAILABLE
+            assert "Exceeds maximum queue size" in refused.text
+        gate.go(7)
+        for _ in range(7):
+            await gate.entered()
+        small = Pending(engine, request(x=np.arange(4).reshape(4, 1)))  # two parts, beside two others that wait
+        gate.go(5)
         assert (await large.answer()).array().ravel().tolist() == list(range(20))
-        assert len(gate.batches) == 10
+        assert (await small.answer()).array().ravel().tolist() == list(range(4))
+        assert len(gate.batches) == 12
         found = engine.model("m").statistics().inference_stats
-        assert (found.success.count, found.fail.count) == (1, 1)
+        assert (found.success.count, found.fail.count) == (2, 2)
 
 
 # -- names of reasons -------------------------------------------------------------------------------------------------

@@ -552,6 +552,33 @@ async def test_steps_stay_until_the_last_request_of_their_ensemble_is_over(tmp_p
         await until(lambda: states(engine)["b", "1"] == ("UNAVAILABLE", "unloaded"))
 
 
+async def test_a_step_stays_for_an_ensemble_that_is_being_loaded(tmp_path, monkeypatch):
+    """Another ensemble takes its steps with it, and the load of this one has found them loaded."""
+    making, go = threading.Event(), threading.Event()
+    made = puppets.PuppetBackend.load
+
+    def load(self, source):
+        if source.spec.name == "c":
+            making.set()
+            assert go.wait(60)
+        return made(self, source)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+    models = {"a": plus(1), "b": plus(10), "c": plus(100)}
+    other = CHAIN.replace('"b"', '"c"')
+    async with serving(tmp_path, models, control=NOTHING, **dict.fromkeys("abc", CONFIG), e=CHAIN, f=other) as engine:
+        await engine.load("e")
+        coming = asyncio.create_task(engine.load("f"))
+        assert await asyncio.to_thread(making.wait, 60)
+        going = asyncio.create_task(engine.unload("e", dependents=True))
+        await until(lambda: states(engine)["e", "1"][0] == "UNAVAILABLE")
+        go.set()
+        await coming
+        await going
+        assert (await infer(engine, request("f", x=row(1)))).array().item() == 102
+        assert states(engine)["b", "1"] == ("UNAVAILABLE", "unloaded")
+
+
 async def test_a_step_and_its_ensemble_change_at_once(tmp_path, monkeypatch):
     """No new request meets a new step through the old ensemble, whose tensors it does not have."""
     making, go = threading.Event(), threading.Event()

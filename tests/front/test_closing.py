@@ -26,6 +26,7 @@ from server.front.listeners import ListenPolicy
 from server.front.tls import Credentials
 from tests.conformance.raw import Client, framed
 from tests.front.certificates import Authority
+from tests.waiting import until
 
 GIVE = "/test.Closing/Give"
 SIZE, CALLS = 4 << 20, 4
@@ -290,6 +291,42 @@ def test_a_call_that_the_transport_ends_while_its_handler_writes_is_no_error(cap
 
     assert uvloop.run(main()) == "CallOverError"
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+# ---- bytes that wait for the socket ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [0, 20], ids=["nothing", "a trickle"])
+@pytest.mark.parametrize("line", ["tcp", "tls", "unix"])
+def test_who_does_not_take_what_is_framed_loses_the_connection(lines, line, at_once, caplog):
+    """The windows are open: only the socket is full. A connection that takes nothing of it in the time of an answer, or
+    so little that it would take hours, ends, and nothing of it stays charged; the log says why. A neighbour is served
+    meanwhile."""
+    address, policy, root = lines[line]
+
+    async def main() -> list[int]:
+        served = await serve(address, policy, send_timeout=0.5)
+        served.go.set()
+        with Client(await asyncio.to_thread(connect, served.address, root, 1 << 14), settings=WINDOWS) as client:
+            client.h2.increment_flow_control_window(CALLS * SIZE)
+            for _ in range(CALLS):
+                client.data(client.headers(GIVE), framed(str(SIZE).encode()), end=True)
+                await served.started.acquire()
+            neighbour = await asyncio.to_thread(ask, served.address, root, lambda _: None, SMALLER)
+            client.socket.setblocking(False)
+
+            def is_alone() -> bool:
+                with contextlib.suppress(OSError):
+                    client.socket.recv(at_once)
+                return not served.door.traffic().connections
+
+            await until(is_alone)
+        assert not any(served.door.traffic().held.values())
+        await served.door.stop(60.0)
+        return neighbour
+
+    assert uvloop.run(main()) == [SMALLER] * CALLS
+    assert ["has taken no output for" in record.getMessage() for record in caplog.records] == [True]
 
 
 # ---- the limit in time ----------------------------------------------------------------------------------------------

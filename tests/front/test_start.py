@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -107,3 +108,47 @@ def test_a_load_that_outlasts_the_exit_timeout_ends_like_the_signal(slow):
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
     assert any("Exit timeout expired" in line for line in process.lines)
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    """The socket of a service manager, which the server's environment names."""
+    path = f"\0inferd-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(path)
+        listener.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", path.replace("\0", "@"))
+        yield listener
+
+
+def heard(manager, wanted):
+    """Wait for one of these messages; how a load goes on, which is told every ten seconds, does not count."""
+    while (said := manager.recv(1000).decode()) not in wanted:
+        assert said.startswith("STATUS=after"), said
+    return said
+
+
+READY, STOPPING, ALIVE = "READY=1\nSTATUS=serving", "STOPPING=1\nSTATUS=stopping", "WATCHDOG=1"
+
+
+def test_the_service_manager_hears_when_the_server_is_ready_alive_and_stopping(manager, repository, monkeypatch):
+    """As systemd expects it of a unit with `Type=notify` and a watchdog."""
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    with doors.running_server("native", repository) as process:
+        heard(manager, {READY})
+        with socket.create_connection(("127.0.0.1", int(process.address.rpartition(":")[2]))):
+            pass  # it listens by now
+        heard(manager, {ALIVE})
+        heard(manager, {ALIVE})
+        process.terminate()
+        while heard(manager, {ALIVE, STOPPING}) == ALIVE:
+            pass
+
+
+def test_another_process_s_watchdog_is_left_alone(manager, repository, monkeypatch):
+    """A wrapper's, which has started the server."""
+    monkeypatch.setenv("WATCHDOG_USEC", "1000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    with doors.running_server("native", repository):
+        heard(manager, {READY})
+    heard(manager, {STOPPING})

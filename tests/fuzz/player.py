@@ -109,7 +109,7 @@ class PlayedWorker(process.AnyWorker):
 
     kill = kill_supervisor = end
 
-    def reap(self) -> str:
+    def await_end(self) -> str:
         """How it ended."""
         return "worker has ended"
 

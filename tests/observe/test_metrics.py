@@ -254,7 +254,12 @@ def test_the_server_and_the_process_are_described(server):
     assert page.value("inferd_build_info", transport="native") == 1
     assert page.value("inferd_model_loads_total") == 3
     assert page.value("inferd_model_load_failures_total") == 1
-    for name in ("process_resident_memory_bytes", "process_open_fds", "nv_cpu_memory_total_bytes"):
+    for name in (
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "nv_cpu_memory_total_bytes",
+        "inferd_memory_limit_bytes",
+    ):
         assert page.value(name) > 0
     assert page.value("inferd_native_objects", kind="lanes") == 3
 

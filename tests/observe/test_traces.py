@@ -252,6 +252,8 @@ def test_settings_are_seen_and_changed_for_the_server_and_for_a_model(repository
             "Expect only one trace level 'OFF' is specified",
         ),
         ("", "trace_level", ["LOUD"], "INVALID_ARGUMENT", "unknown trace level 'LOUD'"),
+        ("", "trace_level", ["TIMESTAMPS"], "INVALID_ARGUMENT", "the server has no place for traces: start it with"),
+        ("plain", "trace_level", ["TENSORS"], "INVALID_ARGUMENT", "the server has no place for traces: start it with"),
         ("", "trace_rate", ["1", "2"], "INVALID_ARGUMENT", "expect only 1 value for 'trace_rate'"),
         ("", "trace_rate", ["often"], "INVALID_ARGUMENT", "Unable to parse 'trace_rate', got: often"),
         ("", "trace_count", ["-2"], "INVALID_ARGUMENT", "Unable to parse 'trace_count', value is out of range"),
@@ -269,7 +271,20 @@ def test_wrong_settings_are_refused_and_change_nothing(shared_server, model, nam
             stub.TraceSetting(request)
         assert refused.value.code().name == code
         assert text in refused.value.details()
-        assert stub.TraceSetting(pb.TraceSettingRequest()).settings["log_frequency"].value == ["0"]
+        for name in ("", "plain"):
+            held = stub.TraceSetting(pb.TraceSettingRequest(model_name=name)).settings
+            assert (held["log_frequency"].value, held["trace_level"].value) == (["0"], ["OFF"])
+
+
+def test_traces_that_cannot_be_written_are_not_switched_on(repository, tmp_path):
+    """The answer says why; the start does not look at a file that nothing is written to."""
+    file = tmp_path / "missing" / "trace.json"
+    with (
+        doors.running_server("native", repository, f"--trace-config=triton,file={file}") as process,
+        doors.connected(process) as client,
+        pytest.raises(triton.InferenceServerException, match=f"triton,file={file}: No such file or directory"),
+    ):
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +358,8 @@ def test_a_trace_of_a_client_goes_on_in_the_server(repository, collector, door):
     assert (batch.parent_span_id, compute.parent_span_id) == (plain.span_id, batch.span_id)
     assert attributes(call)["rpc.method"] == "inference.GRPCInferenceService/ModelInfer"
     assert attributes(call)["rpc.response.status_code"] == "OK"
+    assert attributes(call)["client.address"] == "127.0.0.1"
+    assert int(attributes(call)["client.port"]) > 0
     assert attributes(both)["triton.request_id"] == "r"
     assert attributes(batch)["inferd.batch.rows"] == 1
     assert attributes(batch)["inferd.batch.reason"] == "no batching"
@@ -372,6 +389,44 @@ def test_models_know_their_trace_and_what_they_ask_belongs_to_it(repository, tmp
     [context] = answer.as_numpy("y")
     assert json.loads(context) == {"traceparent": f"00-{TRACE}-{asking.span_id.hex()}-01"}
     assert untraced.as_numpy("y")[0] == b""
+
+
+def test_the_time_of_a_failed_ensemble_is_that_of_its_steps(repository, http_collector):
+    """It waits in no queue of its own: no span says so."""
+    write(repository, failing=IDENTITY.replace('"identity"', '"python"'), broken=ensemble_of("failing"))
+    (repository / "failing" / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError('no')\n"
+    )
+    with server_of(repository, http_collector, "rate=1") as process, doors.connected(process) as client:
+        with pytest.raises(triton.InferenceServerException, match="no"):
+            client.infer("broken", [tensor()])
+        spans = http_collector.wait(lambda spans: named(spans, "broken") and named(spans, "batch"))
+    [broken], [failing] = named(spans, "broken"), named(spans, "failing")
+    assert below(spans, broken).keys() == {"failing"}
+    assert {"queue", "batch"} <= below(spans, failing).keys()
+
+
+@pytest.mark.parametrize(
+    ("environment", "configured", "service"),
+    [
+        ({}, (), "triton"),
+        ({"OTEL_SERVICE_NAME": "digits"}, (), "digits"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=digits,team=b"}, (), "digits"),
+        ({"OTEL_SERVICE_NAME": "digits"}, ("opentelemetry,resource=service.name=own",), "own"),
+    ],
+)
+def test_the_name_of_the_service(repository, http_collector, monkeypatch, environment, configured, service):
+    """The server's own option wins over OpenTelemetry's variables, and these over --id."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with (
+        server_of(repository, http_collector, "rate=1", *configured) as process,
+        doors.connected(process) as client,
+    ):
+        client.infer("plain", [tensor()])
+        http_collector.wait(bool)
+    assert http_collector.resource["service.name"] == service
+    assert http_collector.resource["team"] == "a"
 
 
 def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository):
@@ -546,7 +601,10 @@ def test_a_request_that_is_answered_before_its_batch_ends_names_the_batch(reposi
         [answer] = Stub(channel).ModelStreamInfer(iter([message]))
         assert not answer.error_message
         spans = http_collector.wait(lambda spans: named(spans, "batch"))
-    [batch] = named(spans, "batch")
+    [batch], [stream] = named(spans, "batch"), named(spans, "stream")
+    [event] = stream.events
+    assert event.name == "first response"
+    assert batch.start_time_unix_nano <= event.time_unix_nano <= stream.end_time_unix_nano
     told = attributes(batch)
     assert (told["inferd.batch.rows"], told["inferd.batch.requests"]) == (1, 1)
     assert told["inferd.instance"].startswith("stream")

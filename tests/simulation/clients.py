@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import dataclass, field
@@ -711,7 +712,8 @@ class Client:
         idle_us = spec.max_idle_us if spec is not None else IDLE_US
         idle = simulation.world.now() - one.touched_ns > idle_us * US // 2
         if call.kind.mourns:  # which is told of it, and knows when that may be
-            is_old = simulation.oracle.since[one.kind.name] >= one.begun_ns  # the version that serves does not know why
+            # a version that serves since later does not know why
+            is_old = simulation.oracle.since.get(one.kind.name, math.inf) >= one.begun_ns
             idle = (idle and is_old) or IDLE_TEXT in text or one.number in simulation.executions.mourned
             if IDLE_TEXT in text:
                 simulation.oracle.ended[one.number] = one

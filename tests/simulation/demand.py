@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.engine.loading.lifecycle import UNLOADED
 from tests.simulation.operator import BROKEN, LACKS_STEP, NO_ROOM, RETRY, UNREACHABLE
 
 if TYPE_CHECKING:
@@ -29,10 +28,6 @@ class Demand:
         """Whether a request that has begun then may be refused so, since one of these models could not be loaded."""
         if not self.on:
             return False
-        if "unknown model" in text:  # only while the operator unloads it, or a step of it
-            return self._simulation.operator.has_unloaded(names, since_ns)
-        if UNLOADED in text:
-            return self._simulation.operator.has_unloaded(names, since_ns - RETRY)
         if "load failed for model" not in text:
             return False
         failed_ns = self._simulation.shop.failed_ns

@@ -594,7 +594,7 @@ FAULTS = (
     Fault(
         "a batch whose worker has ended is answered as if it had been executed",
         "backends/python/_execute.pyx",
-        "        if not batch.failed:\n            lost(channel, batch)\n",
+        "        if not batch.failed:\n            fail_with_worker(channel, batch)\n",
         "        pass\n",
     ),
     Fault(

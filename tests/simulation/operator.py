@@ -38,7 +38,6 @@ from server.engine.pbtxt.source import Source
 from server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from server.errors import ConfigError, ServerError
 from server.pb import model_config_pb2
-from tests.simulation.kinds import STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
 
@@ -495,8 +494,6 @@ class Operator:
     def _deed(self, name: str) -> None:
         simulation = self._simulation
         deed = self._random.random()
-        if simulation.demand.on and self._is_crowded(name):
-            return
         if name in simulation.shop.taken:
             self._bring_back(name)
         elif name not in simulation.shop.versions or deed < (0.3 if simulation.demand.on else 0.6):
@@ -563,14 +560,6 @@ class Operator:
             known = known or (NO_ROOM in text and self.control.budget > 0)
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
-
-    def _is_crowded(self, name: str) -> bool:
-        """Whether an ensemble of this model still finishes requests.
-
-        If two versions of it do, whose requests wait for a step on demand, the load of that step, which is one with
-        the ensemble's, waits for them in turn.
-        """
-        return any(version.kind.steps and name in STEPS[version.kind.name] for version in self._simulation.shop.ending)
 
     def has_unloaded(self, names: Set[str], since_ns: int) -> bool:
         """Whether one of these models was unloaded since then."""

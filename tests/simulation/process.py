@@ -128,7 +128,7 @@ class Process(AnyWorker):
     def kill_supervisor(self) -> None:
         pass
 
-    def reap(self) -> str:
+    def await_end(self) -> str:
         return "worker process has ended"
 
     def close(self) -> None:

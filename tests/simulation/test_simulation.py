@@ -50,6 +50,7 @@ FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines
 CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
 STREAMS = {"models": ["plain"], "clients": 1, "calls": 4, "regions": False, "operator": False, "cancels": False}
 REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}
+ENDS = {"models": ["mourned", "slow"], "clients": 2, "calls": 14, "deadlines": False, "traces": False, **CALLS}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,10 @@ REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}
         (1, {"models": ["plain", "inplace", "chain"], **FEW}),
         # what says that there was no memory is refused memory, too
         (4, {**STREAMS, "deadlines": False, "hostile": False, "jumps": False, "fails": 2}),
+        # a sequence has become idle while all requests that there are, are under way, and its model has to be told
+        (6, ENDS),
     ],
-    ids=["levels", "both", "direct", "chain", "two in a row"],
+    ids=["levels", "both", "direct", "chain", "two in a row", "ends"],
 )
 def test_whatever_memory_is_refused_a_call_has_one_outcome(seed, scale):
     """Each take of memory of some calls is refused in turn: no call is forgotten, nothing stays behind."""

@@ -131,8 +131,12 @@ class Stub:
                 stub.get(self)
 
             def do_PUT(self) -> None:
-                stub.objects[_key(self)] = self.rfile.read(int(self.headers["content-length"]))
-                reply(self, 200, b"", {"etag": _tag(stub.objects[_key(self)])})
+                content = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if answer := stub.intercept("PUT", _key(self)):
+                    reply(self, *answer)
+                else:
+                    stub.objects[_key(self)] = content
+                    reply(self, 200, b"", {"etag": _tag(content)})
 
             def do_DELETE(self) -> None:
                 stub.objects.pop(_key(self), None)

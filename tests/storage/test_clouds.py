@@ -191,6 +191,41 @@ async def test_a_store_that_fails_changes_nothing(stub, monkeypatch, failure, te
         await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(403, "answers HTTP 403 Forbidden"), (404, "answers HTTP 404 Not Found"), (0, "does not answer")],
+)
+def test_where_there_are_no_credentials_it_is_said(stub, monkeypatch, status, text) -> None:
+    """The last to be asked for some is the metadata service of the machine; its refusal is not the store's."""
+    stub.intercept = lambda method, key: (status, b"denied")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://{stub.address if status else '127.0.0.1:1'}")
+    monkeypatch.setitem(stores._RETRY, "max_retries", 0)
+    source = CloudSource(f"s3://{stub.address}/bucket/repository", {})
+    expected = f"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or TRITON_CLOUD_CREDENTIAL_PATH; .*{text}$"
+    with pytest.raises(ConfigError, match=f"/repository: no credentials were found: {expected}"):
+        source.scan()
+    source.close()
+
+
+async def test_errors_name_the_original_and_not_the_copy(stub, monkeypatch, caplog) -> None:
+    """Nor do warnings. Folders that are no versions, as TensorFlow Serving's with leading zeros, are named."""
+    write(lambda path, content: stub.objects.__setitem__(f"repository/{path}", content), "padded")
+    for path in ("1/weights.bin", "2/weights.bin", "2/deep/more.bin"):
+        stub.objects[f"repository/padded/0000{path}"] = stub.objects.pop(f"repository/padded/{path}")
+    stub.objects["repository/m/config.pbtxt"] = CONFIG + b"nothing: 1"
+    source = source_of(stub, monkeypatch)
+    engine = engine_of(source)
+    try:
+        for name, text in {"padded": "00001 is ignored: .* no leading zeros, rename it to 1;", "m": "nothing"}.items():
+            with pytest.raises(InvalidArgument, match=f"gs://bucket/repository/{name}.*{text}") as raised:
+                await engine.load(name)
+            assert str(source._root) not in str(raised.value) + caplog.text
+    finally:
+        await engine.close()
+
+
 def served_root(source: CloudSource) -> Path:
     folder = source._copies["m"][0][0]
     return folder.path.parent.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -294,7 +295,9 @@ def test_levels_of_a_closed_loop(inferd, tmp_path):
         assert set(level["server"]) == {"queue", "input", "compute", "output"}
         assert not level["errors"]
     with out[1].open() as file:
-        assert [float(row["level"]) for row in csv.DictReader(file)] == [1, 5]
+        rows = list(csv.DictReader(file))
+    assert [row["Concurrency"] for row in rows] == ["1", "5"]
+    assert [float(row["p99 latency"]) for row in rows] == [round(level["p99"]) for level in run["levels"]]
 
 
 def test_an_open_loop(inferd, tmp_path):
@@ -359,8 +362,9 @@ def test_streams(inferd, tmp_path):
     inferd("perf", "repeat", "--shape", "IN:3", "--concurrency", "2", *SHORT, "--out", out)
     (level,) = json.loads(out.read_text())["levels"]
     assert not level["errors"]
-    assert level["first"]["mean"] <= level["mean"]
-    assert level["between"]["mean"] > 0
+    assert level["time_to_first_token"]["mean"] <= level["mean"]
+    assert level["inter_token_latency"]["mean"] > 0
+    assert level["output_token_throughput"] == pytest.approx(3 * level["rate"])
     inferd("perf", "fp32", "--shape", "INPUT0:4", "--streaming", *SHORT)
 
 
@@ -375,7 +379,7 @@ def test_streams_with_a_rate(inferd, server, tmp_path):
     inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT, *region, url=False)
     assert not level_of(out)["errors"]
     inferd("perf", "repeat", "--shape", "IN:3", *rate, *SHORT, *region, url=False)
-    assert level_of(out)["between"]["mean"] > 0
+    assert level_of(out)["inter_token_latency"]["mean"] > 0
     slow = ["--rate", "10", "--max-in-flight", "1", "--warmup", "0", "--measurement-interval", "1000"]
     inferd("perf", "late", "--shape", "INPUT0:4", "--streaming", *slow, "--max-trials", "1", "--out", out)
     assert level_of(out)["max"] > 700_000
@@ -421,6 +425,97 @@ def test_sequences(inferd, tmp_path, load):
     assert level["requests"] >= 3
     # all that were begun are ended: the first number is free
     inferd("perf", "ordered", "--shape", "INPUT0:4", "--sequence-id-range", "7:9", "--sequence-length", "1", *SHORT)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ["fp16", "--concurrency", "4", "--connections", "2"],
+        ["fp16", "--concurrency", "4", "--streaming"],
+        ["fp16", "--rate", "2000"],
+        ["fp16", "--rate", "2000", "--streaming"],
+        ["repeat", "--concurrency", "3"],
+        ["repeat", "--periodic-concurrency-range", "2:23:4", "--request-period", "2"],
+    ],
+)
+def test_exactly_so_many_requests(inferd, server, tmp_path, load):
+    """Guards --request-count, --warmup-request-count and periods: the server counts what was asked for, the profile has
+    each request with its times, its tensors and its answers in the form that genai-perf reads."""
+    profile = tmp_path / "profile.json"
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+
+        def asked():
+            return client.get_inference_statistics(load[0]).model_stats[0].inference_stats.success.count
+
+        before = asked()
+        shapes = ["--shape", "INPUT0:4", "--shape", "IN:3", "--profile-export-file", profile]
+        inferd("perf", *load, *shapes, "--request-count", "23", "--warmup-request-count", "5")
+        assert asked() - before == 23 + 5
+    written = json.loads(profile.read_text())
+    (experiment,) = written["experiments"]
+    assert (written["service_kind"], experiment["experiment"]["mode"] == "request_rate") == ("triton", "--rate" in load)
+    assert len(experiment["requests"]) == 23
+    for each in experiment["requests"]:
+        assert experiment["window_boundaries"][0] <= each["timestamp"] <= each["response_timestamps"][0]
+        assert len(each["response_outputs"]) == len(each["response_timestamps"])
+    if load[0] == "repeat":
+        assert [each["OUT"] for each in experiment["requests"][0]["response_outputs"]] == (
+            experiment["requests"][0]["request_inputs"]["IN"]
+        )
+
+
+@pytest.mark.parametrize("more", [[], ["--streaming"]])
+def test_given_intervals(inferd, tmp_path, more):
+    """Guards --request-intervals: requests are due when the file says, in turn."""
+    (tmp_path / "gaps").write_text("3000\n1000\n")
+    profile = tmp_path / "profile.json"
+    arguments = ["--request-intervals", tmp_path / "gaps", "--request-count", "5", "--profile-export-file", profile]
+    inferd("perf", "fp32", "--shape", "INPUT0:4", *arguments, *more)
+    due = [each["timestamp"] for each in json.loads(profile.read_text())["experiments"][0]["requests"]]
+    gaps = [round((after - before) / 1e6) for before, after in itertools.pairwise(due)]
+    assert gaps in ([3, 1, 3, 1], [1, 3, 1, 3])
+    (tmp_path / "gaps").write_text("0\n")
+    assert "one of them above 0" in inferd("perf", "fp32", *arguments, status=2)
+
+
+@pytest.mark.parametrize("more", [[], ["--streaming"]])
+def test_expected_outputs(inferd, tmp_path, more):
+    """Guards validation_data: a right model passes, a wrong output is told and is the status 1."""
+    data, shape = tmp_path / "data.json", ["--shape", "INPUT0:2", "--request-count", "4", *more]
+    said = {
+        "data": [{"INPUT0": [1, 2]}, {"INPUT0": [3, 4]}],
+        "validation_data": [{"OUTPUT0": [1, 2]}, {"OUTPUT0": [3, 4]}],
+    }
+    data.write_text(json.dumps(said))
+    inferd("perf", "fp32", "--input-data", data, *shape)
+    said["validation_data"][1]["OUTPUT0"] = [3, 5]
+    data.write_text(json.dumps(said))
+    told = inferd("perf", "fp32", "--input-data", data, *shape, status=1)
+    assert "'OUTPUT0' is [3.0, 4.0], validation_data says [3.0, 5.0]" in told
+
+
+def test_a_folder_of_data(inferd, tmp_path):
+    """Guards a folder as --input-data: raw tensors, strings by lines, a row for each of the batch."""
+    (tmp_path / "INPUT0").write_bytes(np.array([1, 2], np.float32).tobytes())
+    (tmp_path / "INPUT1").write_text("one\ntwo\n")
+    profile = tmp_path / "profile.json"
+    shapes = ["--shape", "INPUT0:2", "--shape", "INPUT1:2", "-b", "2"]
+    inferd("perf", "pair", "--input-data", tmp_path, *shapes, "--request-count", "1", "--profile-export-file", profile)
+    (request,) = json.loads(profile.read_text())["experiments"][0]["requests"]
+    assert request["request_inputs"] == {"INPUT0": [1, 2, 1, 2], "INPUT1": ["one", "two", "one", "two"]}
+    (tmp_path / "INPUT1").unlink()
+    assert "INPUT1" in inferd("perf", "pair", "--input-data", tmp_path, *shapes, status=2)
+
+
+def test_goodput(inferd, tmp_path):
+    """Guards --goodput: a request counts if no figure exceeds its limit, for streams and unary calls."""
+    out = tmp_path / "run.json"
+    for load in (["fp32", "--shape", "INPUT0:4"], ["repeat", "--shape", "IN:3"]):
+        for limit, good in (("60000", True), ("0.0001", False)):
+            inferd("perf", *load, "--request-count", "9", "--goodput", f"request_latency:{limit}", "--out", out)
+            assert level_of(out)["goodput"] == pytest.approx(level_of(out)["rate"] if good else 0)
+    assert "request_latency only" in inferd("perf", "fp32", "--goodput", "time_to_first_token:1", status=2)
+    assert "expected FIGURE" in inferd("perf", "fp32", "--goodput", "ttft:1", status=2)
 
 
 def test_several_models_at_once(inferd, tmp_path):
@@ -474,10 +569,12 @@ def test_a_server_that_wants_tls_and_a_header(models, tmp_path, inferd):
         assert "--root-cert" in inferd(*command, url=False, status=1)
 
 
-def test_an_interrupt_ends_a_long_window(server):
-    """Guards ^C while the native driver runs: the status 130, a word, and no wait for the window's end."""
+@pytest.mark.parametrize("more", [[], ["--streaming"]])
+def test_an_interrupt_ends_a_long_window(server, tmp_path, more):
+    """Guards ^C: the status 130, a word, no wait for the window's end, and files of what was measured before."""
     command = [sys.executable, "-m", "server", "perf", "fp32", "--shape", "INPUT0:4", "--url", server.tcp]
-    command += ["--measurement-interval", "3600000", "--warmup", "0"]
+    command += ["--measurement-interval", "3600000", "--warmup", "0", *more]
+    command += ["--out", tmp_path / "run.json", "--profile-export-file", tmp_path / "profile.json"]
     with grpcclient.InferenceServerClient(server.tcp) as client:
 
         def asked():
@@ -486,11 +583,14 @@ def test_an_interrupt_ends_a_long_window(server):
         before = asked()
         heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # also in a shell's background
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **heard) as process:
-            while asked() == before and process.poll() is None:
+            while asked() < before + 2 and process.poll() is None:
                 pass
             process.send_signal(signal.SIGINT)
             assert "inferd: cancelled" in process.communicate(timeout=60)[1]
         assert process.returncode == 130
+    assert level_of(tmp_path / "run.json")["requests"] > 0
+    (experiment,) = json.loads((tmp_path / "profile.json").read_text())["experiments"]
+    assert len(experiment["requests"]) == level_of(tmp_path / "run.json")["requests"]
 
 
 def test_calls_that_fail_are_counted(inferd):
@@ -532,7 +632,7 @@ class Hill:
         if setting.batch > 64:
             return Tried(setting, None, 10, "too large")
         rate = 100.0 * min(setting.batch, 64) * min(setting.instances, 3) * (1.2 if setting.delay_us == 300 else 1.0)
-        level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate)
+        level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate, mean=0.0)
         return Tried(setting, level, 10 * setting.instances)
 
 
@@ -572,6 +672,16 @@ def test_the_search_is_not_misled_by_one_measurement():
     assert lucky.setting.batch == 16
     assert search.settle(lucky).setting.batch == 64
     assert len(told) > len(search.tried)
+
+
+def test_no_throughput_is_more_than_little_allows():
+    """Guards that a figure is at most what is in flight divided by its latency, and is called noise if it were more."""
+    level = types.SimpleNamespace(inferences=100_000.0, level=32, mean=240.0)
+    setting = Setting(1, 1, 0, 0)
+    assert Tried(setting, level, 0, pace=3.0).rate == pytest.approx(32 / 240e-6)
+    assert Tried(setting, level, 0, pace=3.0).noise
+    assert Tried(setting, level, 0, pace=0.9).rate == pytest.approx(90_000)
+    assert not Tried(setting, level, 0, pace=1.3).noise
 
 
 def test_the_search_ends_when_it_may_not_try_more():

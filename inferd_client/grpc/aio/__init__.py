@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from inferd_client._calling import NOT_REPEATED, Packing, RetryOptions, end_of, failure, left_of, level_of, packing_of
-from inferd_client._loops import LoopChannel, Polled, give_up
+from inferd_client._loops import LoopChannel, Polled, give_up, loop_channel_to
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
 from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
@@ -19,7 +19,7 @@ from inferd_client._results import InferResult, parsed
 from inferd_client._rpcs import Metadata, Rpcs, Then
 from inferd_client.grpc import CallContext, InferenceServerClientPlugin, Request
 from inferd_client.grpc._client import INFER, SERVICE, STREAM, answer_type, stream_answer
-from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, reached
+from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, policy_of, reached
 from inferd_client.utils import (
     InferenceServerException,
     deserialize_bytes_tensor,
@@ -85,12 +85,14 @@ class InferenceServerClient(Rpcs):
         connections: int = 1,
         retries: RetryOptions | None = None,
         compression_level: str = "low",
+        load_balancing: str | None = None,
     ) -> None:
         self._level = level_of(compression_level)
         target, options, self._headers = reached(
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
-        self._channel = LoopChannel(target, options, connections, retries)
+        policy = policy_of(load_balancing, channel_args)
+        self._channel = loop_channel_to(target, options, self._headers, connections, retries, policy)
         self._verbose = verbose
 
     async def __aenter__(self) -> Self:

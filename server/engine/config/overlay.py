@@ -81,7 +81,7 @@ def overlay(
 
 
 def _not_for_a_version(
-    config: pb.ModelConfig, merged: pb.ModelConfig, written: set[str], path: Path
+    config: pb.ModelConfig, merged: pb.ModelConfig, written: set[str], path: Path | str
 ) -> Iterator[Finding]:
     for name in ("name", *OF_THE_MODEL):
         if name in written and getattr(merged, name) != getattr(config, name):

@@ -146,7 +146,9 @@ PARAMETERS = (
         "split_requests",
         False,
         "split a request with more rows than `max_batch_size` into several, at most 4096, for different batches and "
-        "instances. It is one request in the queue and in statistics",
+        "instances. It is one request in statistics, and the queue lets it in or refuses it as one: where one more "
+        "request may wait, all of its parts may, beyond `max_queue_size`. Each part that waits counts for later "
+        "requests",
     ),
     ModelParameter(
         "pad",

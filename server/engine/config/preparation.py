@@ -72,7 +72,7 @@ def prepare(
         raise ConfigError(folder.problem)
     config, source = read_written(folder.path, options, override)
     if folder.stands_for:
-        source.path = Path(folder.shown(str(source.path)))
+        source.path = folder.shown(str(source.path))
     if folder.renamed and override is None:
         config.name = folder.path.name
     identify_name(config, folder.path, source)

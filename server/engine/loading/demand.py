@@ -2,8 +2,8 @@
 
 A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the model is ready;
 so does a step of an ensemble's request whose model was unloaded meanwhile. All that wait for one model share one load.
-If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. A load that
-an unload has halted begins anew if somebody still waits.
+If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. An unload
+lets a load end for which somebody waits, and then unloads the model: halted, it would only begin anew.
 
 With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the versions
 that are served, with those of the models of its steps. The models that were used least recently leave for it.
@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from _native.service.infer import InferService
@@ -157,14 +158,15 @@ class Demand:
         """Answer the requests for a model that is loaded together with `asked_by`, which asks for it."""
         error: ServerError | None = None
         try:
-            failures = await self._lifecycle.load((name,), asked_by=asked_by)
-            if failure := failures.get(name):
-                error = Unavailable(failure.answer)
+            await self._joined(name, asked_by)
         except ServerError as failure:
             error = failure
         except Exception as failure:
             error = _unexpected(name, failure)
-        self._tell(name, error)
+        if error is None and not self._models.versions(name) and self._is_wanted(name):
+            self._begin(name, by_model=True)  # it was unloaded before its requests could go on
+        else:
+            self._tell(name, error)
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
@@ -186,22 +188,31 @@ class Demand:
             Unavailable: the model could not be loaded, or its load waits for the model `asked_by`.
             Exhausted: the memory budget has no room for it.
         """
-        if self._models.versions(name):
-            return
-        if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
-            failures = await self._lifecycle.load((name,), asked_by=asked_by)
-            if failure := failures.get(name):
-                raise Unavailable(failure.answer)
-            return
-        self._callers[name] += 1
-        try:
-            with self._lifecycle.waiting(name, asked_by):
-                await asyncio.shield(self._begin(name, bool(asked_by)))
-        except NotFound:
-            return
-        finally:
-            self._callers[name] -= 1
-            self._callers += Counter()  # drops those with none left
+        while not self._models.versions(name):  # once more if it was unloaded before the caller could go on
+            if self._closed:
+                raise Unavailable(STOPPING)
+            if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
+                await self._joined(name, asked_by)
+                continue
+            self._callers[name] += 1
+            try:
+                with self._lifecycle.waiting(name, asked_by):
+                    await asyncio.shield(self._begin(name, bool(asked_by)))
+            except NotFound:
+                return
+            finally:
+                self._callers[name] -= 1
+                self._callers += Counter()  # drops those with none left
+
+    async def _joined(self, name: str, asked_by: str) -> None:
+        """Wait for the load of this model together with `asked_by`.
+
+        Raises:
+            Unavailable: it has failed.
+        """
+        failures = await self._lifecycle.load((name,), asked_by=asked_by)
+        if failure := failures.get(name):
+            raise Unavailable(failure.answer)
 
     async def _answer(self, name: str) -> None:
         """Load a model while somebody waits for it, and resume the requests that do.
@@ -257,7 +268,7 @@ class Demand:
         async with self._memory.room(name, sizes, on_demand=True, beside=beside) as begun:
             if not begun:
                 return
-            failures = await self._lifecycle.load((name,))
+            failures = await self._lifecycle.load((name,), is_wanted=partial(self._is_wanted, name))
         failure = failures.get(name)
         if failure and not failure.halted and not self._models.versions(name):  # no version is served
             raise Unavailable(failure.answer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from backends.api import BackendError
@@ -106,30 +106,25 @@ class Endings:
         departing = {each.loaded for each in self._models[name].departing}
         return any(version not in departing for version in old)
 
-    async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
-        """Return when fewer than MOST_REPLACED replaced versions of the model are left.
+    async def room_for(self, names: Collection[str], halts: Mapping[str, Halt]) -> None:
+        """Return when none of these models is crowded any more; one whose halt was set counts as such."""
+        for name in names:
+            many = len(self._replaced.get(name, ()))
+            log.info("'%s' is loaded when one of %d has ended that were replaced before", name, many)
+        while left := [name for name in names if self.is_crowded(name) and not halts[name].is_set]:
+            ends = {end for name in left for end in self._replaced[name]}
+            halted = {asyncio.create_task(halts[name].wait()) for name in left}
+            await asyncio.wait(ends | halted, return_when=asyncio.FIRST_COMPLETED)
+            for each in halted:
+                each.cancel()
 
-        Args:
-            halt: ends the wait.
-            waits: False: there must be room now.
-
-        Raises:
-            BackendError: `halt` was set, or there is no room.
-        """
-        told = False
-        while len(left := self._replaced.get(name, ())) >= MOST_REPLACED:
-            if not waits:
-                raise BackendError(
-                    f"'{name}' was replaced {len(left)} times, and what was before still finishes its requests: a "
-                    "load that a model asks for does not wait for them, try again"
-                )
-            if not told:
-                log.info("'%s' is loaded when one of %d has ended that were replaced before", name, len(left))
-                told = True
-            halted = asyncio.create_task(halt.wait())
-            await asyncio.wait({*left, halted}, return_when=asyncio.FIRST_COMPLETED)
-            halted.cancel()
-            halt.check()
+    def require_room(self, name: str) -> None:
+        """Raise BackendError if the model is crowded, and a load of it cannot wait."""
+        if self.is_crowded(name):
+            raise BackendError(
+                f"'{name}' was replaced {len(self._replaced[name])} times, and what was before still finishes its "
+                "requests: a load that a model asks for does not wait for them, try again"
+            )
 
     def hurry(self, name: str) -> None:
         """End the sequences on departing versions of the model now."""

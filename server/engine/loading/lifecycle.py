@@ -12,10 +12,11 @@ is over.
 Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
 concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
 ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
-but not for the rest of its warm-up. None of them waits for the end of what was replaced, because a model may reload
+but not for the rest of its warm-up; an unload does if requests wait for the load, which would only begin anew. None of
+them waits for the end of what was replaced, because a model may reload
 itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
 and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them, or fails if a
-model asked for it.
+model asked for it. While it waits it has no lock: these requests may need a model that is loaded under that lock.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ USERS_SECONDS = 30.0
 """Seconds for which the unload of a model waits for requests of the ensembles above it."""
 UNLOADED = "it is unloaded before its load has ended"
 """The reason of a load that an unload has halted."""
+STOPPED = "the server stops before the load has ended"
 Allowed = Callable[[str], bool]
 """Whether the caller may load and unload the model of this name."""
 
@@ -67,9 +69,18 @@ def anything(_: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+def by_nobody() -> bool:
+    """`is_wanted` of a load that no request waits for."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """The arguments of `Lifecycle.load`."""
+    """The arguments of `Lifecycle.load`.
+
+    Attributes:
+        halts: end the loads of these models; a running load's candidates have them.
+    """
 
     wanted: frozenset[str]
     override: Override
@@ -77,6 +88,8 @@ class _Request:
     explicit: bool
     asked_by: str
     allowed: Allowed
+    is_wanted: Callable[[], bool]
+    halts: dict[str, Halt] = field(default_factory=dict)
 
 
 class Lifecycle:
@@ -111,7 +124,7 @@ class Lifecycle:
         self._room = Room(threads, patience, PACE)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
-        self._halts: dict[str, Halt] = {}  # of models whose configurations are being read
+        self._looking: set[_Request] = set()  # whose configurations are being read, or which wait for replaced versions
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -157,6 +170,7 @@ class Lifecycle:
         asked_by: str = "",
         allowed: Allowed = anything,
         listed: Listed = MappingProxyType({}),
+        is_wanted: Callable[[], bool] = by_nobody,
     ) -> dict[str, Failure]:
         """Load these models, or load those anew that have changed.
 
@@ -167,6 +181,7 @@ class Lifecycle:
             asked_by: the model that waits for it; empty for nobody.
             allowed: whether who asks may load the model of a step.
             listed: models that a scan has just found; others are looked for.
+            is_wanted: tells whether requests wait for the load now: then an unload lets it end.
 
         Returns:
             The failures, by model, also of models that had to be loaded with them.
@@ -176,7 +191,7 @@ class Lifecycle:
             Denied: the caller may not load the model of an ensemble's step.
             InvalidArgument, Internal: the override's files cannot be written.
         """
-        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed)
+        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed, is_wanted)
         return await self._to_its_end(self._load(request))
 
     @contextmanager
@@ -229,28 +244,51 @@ class Lifecycle:
     async def _load_in(self, room: Room, request: _Request) -> dict[str, Failure]:
         wanted, asked_by = request.wanted, request.asked_by
         needed = wanted | self._users_of(wanted)
-        while True:
-            self._refuse_when_stopping()
-            async with self.lock(needed, asked_by) as lock:
-                candidates = await self._look_under(lock, request, room)
-                needed = frozenset(candidates) | wanted
-                if needed <= lock.names:
-                    for name in wanted & set(candidates):
-                        candidates[name].explicit = request.explicit
-                    loading = Loading(self._models, self._maker, lock, candidates, room, waits=not asked_by)
-                    failures = await self._run(loading, wanted)
-                    break
-                for candidate in candidates.values():
-                    await candidate.discard()
+        try:
+            while True:
+                self._refuse_when_stopping()
+                async with self.lock(needed, asked_by) as lock:
+                    candidates = await self._look_under(lock, request, room)
+                    needed = frozenset(candidates) | wanted
+                    crowded = frozenset[str]() if asked_by else self._crowded(candidates)
+                    if needed <= lock.names and not crowded:
+                        for name in wanted & set(candidates):
+                            candidates[name].explicit = request.explicit
+                        self._looking.discard(request)
+                        loading = Loading(
+                            self._models,
+                            self._maker,
+                            lock,
+                            candidates,
+                            room,
+                            waits=not asked_by,
+                            is_wanted=request.is_wanted,
+                        )
+                        failures = await self._run(loading, wanted)
+                        break
+                    for candidate in candidates.values():
+                        await candidate.discard()
+                await self._endings.room_for(crowded, request.halts)
+        finally:
+            self._looking.discard(request)
         if loading.leaving and not asked_by:  # a model might wait for the end of its own instance
             await asyncio.wait(loading.leaving)
         return failures
+
+    def _crowded(self, candidates: Mapping[str, Candidate]) -> frozenset[str]:
+        """The candidates that are made anew and must wait for a replaced version."""
+        changed = frozenset(name for name, candidate in candidates.items() if not self._stays(candidate))
+        return frozenset(
+            name
+            for name in (changed | self._users_of(changed)) & candidates.keys()
+            if self._endings.is_crowded(name) and not candidates[name].halt.is_set
+        )
 
     async def _run(self, loading: Loading, wanted: frozenset[str]) -> dict[str, Failure]:
         names = set(loading.candidates)
         self._made_in.update(dict.fromkeys(names, loading))
         if self._stopping:
-            self._halt(loading)
+            loading.halt(loading.candidates, STOPPED)
         try:
             await loading.run(self._endings)
         finally:
@@ -262,15 +300,12 @@ class Lifecycle:
 
     async def _look_under(self, lock: ModelLock, request: _Request, room: Room) -> dict[str, Candidate]:
         """See `_look`; an unload can halt these loads meanwhile."""
-        halts = {name: Halt() for name in lock.names}
-        self._halts.update(halts)
-        try:
-            candidates = await self._look(request, room)
-        finally:
-            for name in halts:
-                del self._halts[name]
-        for name in halts.keys() & candidates.keys():
-            candidates[name].halt = halts[name]
+        for name in lock.names:
+            request.halts.setdefault(name, Halt())
+        self._looking.add(request)
+        candidates = await self._look(request, room)
+        for name in request.halts.keys() & candidates.keys():
+            candidates[name].halt = request.halts[name]
         return candidates
 
     async def _look(self, request: _Request, room: Room) -> dict[str, Candidate]:
@@ -340,10 +375,13 @@ class Lifecycle:
 
     async def _unload(self, name: str, *, dependents: bool, users: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
-        if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
-            self._made_in[name].halt((name,), UNLOADED)
-        elif name in self._halts and name != asked_by:
-            self._halts[name].set(UNLOADED)
+        loading = self._made_in.get(name)
+        if loading is not None and loading is not self._made_in.get(asked_by) and not loading.is_wanted():
+            loading.halt((name,), UNLOADED)
+        if name != asked_by:
+            for request in self._looking:
+                if name in request.halts and not request.is_wanted():
+                    request.halts[name].set(UNLOADED)
         async with self._lock_with_users(name, users, asked_by) as found:
             if name not in self._models:
                 return
@@ -354,8 +392,7 @@ class Lifecycle:
                 self._endings.hurry(name)
             ending = self._withdraw(name)
         if steps:
-            wanted = frozenset(filter(allowed, steps))
-            followers = self._endings.begin(self._unload_steps(ending, wanted, allowed), name)
+            followers = self._endings.begin(self._unload_steps(ending, steps, allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
 
@@ -422,12 +459,19 @@ class Lifecycle:
         await ending
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
+        """After the end of an ensemble, unload the models of its steps that nobody has loaded by name and that no other
+        ensemble has, also none that is being loaded."""
         await ending
-        for step in sorted(steps):
+        for step in sorted(filter(allowed, steps)):
             if self._stopping:
                 return
-            if step in self._models and not self._models[step].explicit and not self._users_of(frozenset((step,))):
-                await self.unload(step, dependents=True, allowed=allowed)
+            async with self.lock(frozenset((step,))):
+                prepared = self._models.prepared(step)
+                if prepared is None or self._models[step].explicit or self._users_of(frozenset((step,))):
+                    continue
+                below = configuration.models_of(prepared.spec)
+                end = self._withdraw(step)
+            await self._unload_steps(end, below, allowed)
 
     async def remove(self, name: str) -> None:
         """Unload and forget a model that no repository has any more."""
@@ -467,11 +511,10 @@ class Lifecycle:
         """Refuse loads and unloads from now on; running warm-ups end, and with them their loads."""
         self._stopping = True
         for loading in set(self._made_in.values()):
-            self._halt(loading)
-
-    @staticmethod
-    def _halt(loading: Loading) -> None:
-        loading.halt(loading.candidates, "the server stops before the load has ended")
+            loading.halt(loading.candidates, STOPPED)
+        for request in self._looking:
+            for halt in request.halts.values():
+                halt.set(STOPPED)
 
     async def close(self) -> None:
         """Unload everything, ensembles before the models of their steps; accepted requests finish first."""

@@ -27,7 +27,8 @@ log = logging.getLogger("inferd.engine")
 class Loading:
     """The load of candidates that belong together, or were requested together.
 
-    A model is made anew only when few of its replaced versions are left; unless `waits`, its load fails otherwise.
+    A model is made anew only when few of its replaced versions are left. The lifecycle has waited for that; unless
+    `waits`, it has not, and the load may fail.
     Candidates that ensembles tie together form a part. All of a part is made first, and then takes over at once: no new
     request reaches a new step through an old ensemble. A request that is between two steps does.
     """
@@ -40,9 +41,11 @@ class Loading:
         candidates: dict[str, Candidate],
         room: Room,
         *,
-        waits: bool = True,
+        waits: bool,
+        is_wanted: Callable[[], bool],
     ) -> None:
         self._waits = waits
+        self.is_wanted = is_wanted  # whether requests wait for it now
         self.lock = lock
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
@@ -51,17 +54,21 @@ class Loading:
         self._maker = maker
         self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
+        self._planned = asyncio.Event()  # what the parts are is known, or there will be none
         self._part_waits: list[tuple[asyncio.Task[None], asyncio.Task[None]]] = []  # parts that wait for another part
         self._identified: frozenset[str] = frozenset()  # candidates that need fingerprints
 
     async def run(self, endings: Endings) -> None:
         """Load all candidates; `failures` has those that fail."""
-        await self._compose()
-        if self._maker.fingerprints:
-            self._identified = self._with_kept_answers()
-        for names in self._tied():
-            part = asyncio.create_task(self._run_part(names, endings))
-            self._parts.update(dict.fromkeys(names, part))
+        try:
+            await self._compose()
+            if self._maker.fingerprints:
+                self._identified = self._with_kept_answers()
+            for names in self._tied():
+                part = asyncio.create_task(self._run_part(names, endings))
+                self._parts.update(dict.fromkeys(names, part))
+        finally:
+            self._planned.set()
         await asyncio.gather(*set(self._parts.values()))
 
     def halt(self, names: Iterable[str], why: str) -> None:
@@ -72,6 +79,7 @@ class Loading:
 
     async def done(self, name: str) -> None:
         """Return when this candidate was loaded or has failed."""
+        await self._planned.wait()
         if name in self._parts:
             await asyncio.shield(self._parts[name])
 
@@ -286,7 +294,8 @@ class Loading:
         self, candidate: Candidate, prepared: configuration.Prepared, version: int, endings: Endings
     ) -> None:
         try:
-            await endings.room_for(candidate.name, candidate.halt, waits=self._waits)
+            if not self._waits:
+                endings.require_room(candidate.name)
             make = partial(self._maker.make, identify=candidate.name in self._identified)
             candidate.made[version] = await self.room.work(
                 candidate.name, partial(make, prepared, candidate.folder, version, candidate.halt)

@@ -47,7 +47,7 @@ class _Positions:
 class Source:
     """A configuration file and the line of every field in it, found at the first request."""
 
-    path: Path
+    path: Path | str  # a text where it is no path of this machine
     text: str = ""
     message: Descriptor | None = None  # the type of the text's message
     from_client: bool = False  # the configuration came with a client's load request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -142,7 +142,7 @@ def marks(folder: ModelFolder) -> Marks:
     except OSError as error:
         raise Exhausted(f"{folder.path}: {system_says(error).lower()}") from error
     if is_crowded:
-        log.warning("%s: more than %d files: changes of the others are not noticed", folder.path, MAX_FILES)
+        log.warning("%s: more than %d files: changes of the others are not noticed", folder.source, MAX_FILES)
     for version in folder.versions:
         found.setdefault(str(version), NO_FILES)
     return found
@@ -301,17 +301,26 @@ def is_model_folder(path: Path) -> bool:
 
 def warn_misnamed_versions(folder: ModelFolder) -> None:
     """Log a line for each folder in a model's folder that looks like a version but is none."""
-    misnamed = _list(folder.path).misnamed if folder.misnamed is None else folder.misnamed
+    for name, why in _misnamed(folder):
+        log.warning("%s: ignored: %s", folder.shown(str(folder.path / name)), why)
+
+
+def _misnamed(folder: ModelFolder) -> Iterator[tuple[str, str]]:
+    """The folders in a model's folder that look like versions, each with the reason why it is none."""
+    misnamed = folder.misnamed
+    if misnamed is None:
+        misnamed = _list(folder.path).misnamed if folder.path.is_dir() else ()
     for name in misnamed:
         if name not in NOT_VERSIONS | NOT_MODELS and not name.startswith("."):
-            log.warning("%s: ignored: %s", folder.path / name, _why_none(name))
+            yield name, _why_none(name)
 
 
 def _why_none(name: str) -> str:
     """Why a folder with this name is no version; empty if it is one."""
     if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
         return "the name of a version is a number"
-    return "the name of a version has no leading zeros" if len(name) > 1 and name.startswith("0") else ""
+    is_padded = len(name) > 1 and name.startswith("0")
+    return f"the name of a version has no leading zeros, rename it to {int(name)}" if is_padded else ""
 
 
 def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
@@ -328,13 +337,16 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
             wanted = set(policy.specific.versions)
             chosen = [version for version in folder.versions if version in wanted]
             for version in sorted(wanted - set(chosen)):
-                log.warning("%s: version %d is configured but has no folder", folder.path, version)
+                path = folder.shown(str(folder.path))
+                log.warning("%s: version %d is configured but has no folder", path, version)
         case _:
             chosen = list(folder.versions[-max(1, policy.latest.num_versions) :])
     if not chosen:
         there = f"versions with a folder: {', '.join(map(str, folder.versions)) or 'none'}"
         if not folder.versions and folder.path.is_dir() and any(map(is_model_folder, folder.path.iterdir())):
             there += f"; it holds models itself: give it as --model-repository {folder.path}"
+        elif not folder.versions and (padded := [each for each in _misnamed(folder) if each[0].isdigit()]):
+            there += "".join(f"; {name} is ignored: {why}" for name, why in padded)
         elif not folder.versions and config.HasField("ensemble_scheduling"):
             there += f"; an ensemble has no file, but needs an empty folder as its version: mkdir {folder.path}/1"
         elif not folder.versions:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from server.memory import machine_memory
+from server.memory import memory as limited_memory
 from server.observe.metrics.text import Family, Sample
 
 CPU = Family("process_cpu_seconds_total", "Processor time that the process has used", "counter")
@@ -22,6 +24,8 @@ STARTED = Family("process_start_time_seconds", "When the process started, in sec
 UTILIZATION = Family("nv_cpu_utilization", "Part of the machine's processor time that was used, 0 to 1")
 TOTAL = Family("nv_cpu_memory_total_bytes", "RAM of the machine")
 USED = Family("nv_cpu_memory_used_bytes", "RAM of the machine that is not available to programs")
+LIMIT = Family("inferd_memory_limit_bytes", "Memory limit of the server's control group, else RAM of the machine")
+UNDER_LIMIT = Family("inferd_memory_used_bytes", "Used memory that counts towards inferd_memory_limit_bytes")
 
 PROC = Path("/proc")
 
@@ -73,7 +77,6 @@ class Machine:
         self._times = idle, total
         passed = total - total_before
         yield UTILIZATION, [("", round(1 - (idle - idle_before) / passed, 4) if passed else 0.0)]
-        lines = (PROC / "meminfo").read_text().splitlines()
-        memory = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-        yield TOTAL, [("", memory["MemTotal"])]
-        yield USED, [("", memory["MemTotal"] - memory["MemAvailable"])]
+        for memory, limit, used in ((machine_memory(), TOTAL, USED), (limited_memory(), LIMIT, UNDER_LIMIT)):
+            yield limit, [("", memory.limit)]
+            yield used, [("", memory.used)]

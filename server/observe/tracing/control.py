@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,10 +35,14 @@ class TraceControl:
         config: of the server's start.
         recorder: records the course of requests.
         engine: serves the requests.
+        place: makes the place where traces go, or raises an InvalidArgument; called on another thread.
     """
 
-    def __init__(self, config: TraceConfig, recorder: RecorderHandle, engine: Engine) -> None:
+    def __init__(
+        self, config: TraceConfig, recorder: RecorderHandle, engine: Engine, place: Callable[[], object]
+    ) -> None:
         self.config = config
+        self._place = place
         self._start = Sampling.of(config)
         self._recorder = recorder
         self._engine = engine
@@ -64,6 +69,14 @@ class TraceControl:
             return replace(self._server, count=self._recorder.left)
         found = replace(self._server, **own)  # type: ignore[arg-type]  # names are fields
         return replace(found, count=self._handles[model].left)
+
+    async def require_place(self) -> None:
+        """Make sure that traces can be written.
+
+        Raises:
+            InvalidArgument: they cannot; the text says why.
+        """
+        await asyncio.to_thread(self._place)
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
         """Change fields of the server's settings, or of a model's; None restores the default or the server's value."""

@@ -8,6 +8,8 @@
        └─ batch             its execution; linked to the spans of other traced requests of the batch
           └─ compute        while the model computed
 
+The span of a decoupled model's request has the event "first response".
+
 If identical requests are executed once, or answers are cached, the execution is a span of its own, named as the model,
 below that of the request which caused it; the spans of requests with the same answer are linked to it.
 
@@ -21,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
@@ -39,7 +41,8 @@ SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 RPC_SYSTEM = "rpc.system.name"
 RPC_METHOD = "rpc.method"
 RPC_STATUS = "rpc.response.status_code"
-PEER = "client.address"
+CLIENT_ADDRESS = "client.address"
+CLIENT_PORT = "client.port"
 SERVICE = "inference.GRPCInferenceService"
 
 
@@ -70,6 +73,17 @@ def exporter(config: TraceConfig) -> SpanExporter:
     return HttpExporter(endpoint=config.url)
 
 
+def resource_of(configured: Mapping[str, str], service: str) -> Resource:
+    """The attributes of the server.
+
+    Args:
+        configured: by the server's own options; they win.
+        service: the service's name where neither they, nor OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, have one.
+    """
+    told = OTELResourceDetector().detect().attributes
+    return Resource.create({**({} if "service.name" in told else {"service.name": service}), **configured})
+
+
 class Spans:
     """Makes spans; a `server.observe.tracing.pump.Sink`.
 
@@ -83,7 +97,7 @@ class Spans:
         self._ids = _Ids()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
-            resource=Resource.create({"service.name": service, **config.resource}),
+            resource=resource_of(config.resource, service),
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
@@ -122,6 +136,8 @@ class Spans:
         links = [Link(_context(*record["link"]))] if record["link"] else []
         model = self._span(record["model"] or "unknown", parent, _of_model(record), record["arrived"], links=links)
         here = model.get_span_context()
+        if record["first"]:
+            model.add_event("first response", timestamp=record["first"])
         self._waits(record, here)
         if record["taken"]:
             self._batch(record, here, mates)
@@ -137,7 +153,8 @@ class Spans:
             self._span("cache", parent, hit, record["looked"]).end(record["found"])
         if record["placed"]:
             self._span("sequence wait", parent, {}, record["queued"]).end(record["placed"])
-        if record["queued"] and (record["taken"] or record["status"]):  # else another execution answered it
+        others = record["shared"] or record["stepped"]  # another execution, or steps, answered it
+        if record["queued"] and (record["taken"] or (record["status"] and not others)):
             start = record["placed"] or record["queued"]
             self._span("queue", parent, {}, start).end(record["taken"] or record["ended"])
 
@@ -175,7 +192,16 @@ def _of_call(record: Record) -> dict[str, Any]:
         RPC_METHOD: f"{SERVICE}/{record['method']}",
         RPC_STATUS: Grpc(record["status"]).name,
     }
-    return {**found, PEER: record["peer"]} if record["peer"] else found
+    return {**found, **client_of(record["peer"])}
+
+
+def client_of(peer: str) -> dict[str, Any]:
+    """The attributes of a client's address as gRPC writes it, such as ipv4:127.0.0.1:4711; a unix socket has none."""
+    scheme, _, rest = peer.partition(":")
+    host, _, port = rest.rpartition(":")
+    if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
+        return {}
+    return {CLIENT_ADDRESS: host.strip("[]"), CLIENT_PORT: int(port)}
 
 
 def _of_model(record: Record) -> dict[str, Any]:

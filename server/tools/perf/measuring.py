@@ -7,11 +7,11 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from inferd_client._calling import ENCODINGS, STATUSES
 from inferd_client.driver import Driver, Fixed, Sequences, Workload
@@ -52,6 +52,40 @@ PARTS = {"queue": "queue", "input": "compute_input", "compute": "compute_infer",
 """Parts of a request's time in the server, and the fields of InferStatistics that have them."""
 
 
+class Asked(NamedTuple):
+    """A request and its answers; times in nanoseconds of the monotonic clock.
+
+    Attributes:
+        turn: the number of its tensors among those of the load.
+        due: when it was, or should have been, sent.
+        answers: when each answer with tensors came; of unary calls the only one.
+        ended: when the last answer, which may be empty, came.
+        sequence: its id; 0: none.
+        outputs: the tensors of each answer by name, if they are kept.
+    """
+
+    turn: int
+    due: int
+    answers: tuple[int, ...]
+    ended: int
+    sequence: int = 0
+    outputs: tuple[Mapping[str, Any], ...] = ()
+
+    def figures(self) -> dict[str, float]:
+        """Those of GOODPUT that it has, in microseconds."""
+        found = {"request_latency": (self.ended - self.due) / 1e3}
+        if self.answers:
+            found["time_to_first_token"] = (self.answers[0] - self.due) / 1e3
+        if len(self.answers) > 1:
+            found["inter_token_latency"] = (self.answers[-1] - self.answers[0]) / 1e3 / (len(self.answers) - 1)
+        return found
+
+    def between(self) -> Iterator[float]:
+        """Microseconds from answer to answer."""
+        for one, next_one in zip(self.answers, self.answers[1:], strict=False):
+            yield (next_one - one) / 1e3
+
+
 @dataclass(slots=True)
 class Level:
     """The results of a level; times in microseconds.
@@ -65,7 +99,12 @@ class Level:
         batch: rows of an execution; 0: not known.
         histogram: (bound, calls), only buckets that have some.
         sample: the text of one error.
-        first, between: of streams: from a request to its first answer, and from answer to answer.
+        time_to_first_token, inter_token_latency: of streams: from a request to its first answer, and from answer to
+            answer.
+        output_token_throughput: of streams: answers per second.
+        goodput: requests per second within all limits of the plan; None: there are none.
+        asked: each request, if the plan lists them.
+        boundaries: the beginnings and ends of the windows, in nanoseconds of the monotonic clock.
     """
 
     model: str
@@ -92,12 +131,18 @@ class Level:
     driver_busy: bool
     histogram: list[tuple[float, int]]
     sample: str = ""
-    first: dict[str, float] = field(default_factory=dict)
-    between: dict[str, float] = field(default_factory=dict)
+    time_to_first_token: dict[str, float] = field(default_factory=dict)
+    inter_token_latency: dict[str, float] = field(default_factory=dict)
+    output_token_throughput: float = 0.0
+    goodput: float | None = None
+    asked: tuple[Asked, ...] = ()
+    boundaries: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, without the list of requests."""
+        found = asdict(replace(self, asked=()))
+        del found["asked"], found["boundaries"]
+        return found
 
 
 class Accounts:
@@ -187,19 +232,35 @@ class Window:
 
     report: Report
     account: Account
-    first: tuple[float, ...] = ()  # of streams, microseconds
-    between: tuple[float, ...] = ()
+    asked: tuple[Asked, ...] = ()  # of streams; of unary calls if they are listed
+    boundaries: tuple[int, int] = (0, 0)
 
     def metric(self, name: str) -> float:
         """A value of its latencies: the mean or a percentile."""
         return float(getattr(self.report.latency, name))
 
 
+class Interrupted(KeyboardInterrupt):
+    """^C, with what was measured before.
+
+    Attributes:
+        found: a Window, or the levels.
+    """
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
+
+
 class Load(Protocol):
     """Makes requests."""
 
     def window(self, seconds: float, requests: int) -> Window:
-        """Make requests for so many seconds, and at least so many."""
+        """Make requests for so many seconds, and at least so many; for 0 seconds: exactly so many.
+
+        Raises:
+            Interrupted: by ^C.
+        """
 
     def close(self) -> None:
         """End connections."""
@@ -222,13 +283,21 @@ class Unary:
     """Calls of ModelInfer, made by the native driver."""
 
     def __init__(
-        self, reach: Reach, plan: LoadPlan, model: Model, messages: Sequence[bytes], accounts: Accounts, level: float
+        self,
+        reach: Reach,
+        plan: LoadPlan,
+        model: Model,
+        messages: Sequence[bytes],
+        expected: Sequence[bytes] | None,
+        accounts: Accounts,
+        level: float,
     ) -> None:
         headers = [(name.encode(), value.encode()) for name, value in reach.headers]
         if plan.compression:
             headers.append((b"grpc-encoding", plan.compression.encode()))
         bodies = [packed(each, plan.compression) for each in messages]
-        self._work: Workload = Fixed(bodies, compressed=bool(plan.compression))
+        self._work: Workload = Fixed(bodies, expected, compressed=bool(plan.compression))
+        self._count = len(messages)
         if model.sequences:
             first, last = plan.sequence_ids
             self._work = Sequences(
@@ -244,15 +313,31 @@ class Unary:
         if plan.rate is not None:
             most = plan.sequences if model.sequences else plan.most_in_flight
             self._said |= {"rate": level, "scattered": plan.scattered, "in_flight": max(1, most // plan.connections)}
+        self._said |= {"gaps": plan.gaps, "listed": plan.listed}
 
     def window(self, seconds: float, requests: int) -> Window:
         """See Load."""
-        before = self._accounts.look()
-        report = self._driver.run(self._work, seconds=seconds, **self._said)
-        while report.requests < requests and self._driver.alive:
-            seconds = max(seconds, seconds * (requests - report.requests) / max(report.requests, 1))
-            report = self._driver.run(self._work, seconds=seconds, **self._said)
-        return Window(report, self._accounts.look().since(before))
+        before, started = self._accounts.look(), time.monotonic_ns()
+        try:
+            report = self._driver.run(self._work, seconds=seconds, requests=0 if seconds else requests, **self._said)
+            while seconds and report.requests < requests and self._driver.alive:
+                seconds = max(seconds, seconds * (requests - report.requests) / max(report.requests, 1))
+                before, started = self._accounts.look(), time.monotonic_ns()
+                report = self._driver.run(self._work, seconds=seconds, **self._said)
+        except KeyboardInterrupt:
+            partial = self._driver.interrupted()
+            if partial is None or not partial.answered:
+                raise
+            raise Interrupted(self._window(replace(partial, lost=0), before, started)) from None
+        return self._window(report, before, started)
+
+    def _window(self, report: Report, before: Account, started: int) -> Window:
+        asked = tuple(
+            Asked(call.number % self._count, call.due_ns, (call.ended_ns,), call.ended_ns, call.sequence)
+            for call in report.calls
+        )
+        ended = time.monotonic_ns()
+        return Window(replace(report, calls=[]), self._accounts.look().since(before), asked, (started, ended))
 
     def close(self) -> None:
         """End its connections."""
@@ -288,9 +373,30 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
 
     Returns:
         the results of each model.
+
+    Raises:
+        Interrupted: by ^C; it has the results of what was measured.
     """
     plan = subjects[0].plan
     windows: list[list[Window]] = [[] for _ in subjects]
+    trials = 1 if plan.requests or plan.periods else plan.trials
+    try:
+        _measured(subjects, windows, trials, ends, tell)
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, Interrupted):  # only a single model's load knows its part of a window
+            windows[0].append(interrupt.found)
+        measured = [
+            summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True) if all(windows)
+        ]
+        raise Interrupted(measured) from None
+    return [summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True)]
+
+
+def _measured(
+    subjects: Sequence[Subject], windows: list[list[Window]], trials: int, ends: float, tell: Callable[[str], None]
+) -> None:
+    """Add windows of each model."""
+    plan = subjects[0].plan
     with ThreadPoolExecutor(len(subjects)) as pool:
 
         def at_once(seconds: float, requests: int) -> list[Window]:
@@ -298,10 +404,16 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
                 return [subjects[0].load.window(seconds, requests)]
             return [each.result() for each in [pool.submit(each.load.window, seconds, requests) for each in subjects]]
 
-        if plan.warm_up > 0:
-            at_once(plan.warm_up, 0)
-        while len(windows[0]) < plan.trials and not (ends and windows[0] and time.monotonic() > ends):
-            for known, found in zip(windows, at_once(plan.window, plan.window_requests), strict=True):
+        try:
+            if plan.warm_up_requests:
+                at_once(0, plan.warm_up_requests)
+            elif plan.warm_up > 0:
+                at_once(plan.warm_up, 0)
+        except Interrupted:
+            raise KeyboardInterrupt from None  # nothing was measured
+        size = (0.0, plan.requests) if plan.requests else (plan.window, plan.window_requests)
+        while len(windows[0]) < trials and not (ends and windows[0] and time.monotonic() > ends):
+            for known, found in zip(windows, at_once(*size), strict=True):
                 known.append(found)
             last = [known[-1].report for known in windows]
             tell(
@@ -312,16 +424,17 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
                 break
             if not any(each.answered for each in last):
                 break
-    return [summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True)]
 
 
 def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
     """The results of the windows that count together."""
+    exact = plan.requests or (plan.periods is not None and round(plan.periods.last))
     stable = agree(windows, plan)
     counted = windows[-AGREEING:] if stable else windows
     reports = [each.report for each in counted]
     seconds = sum(each.seconds for each in reports)
     answered = sum(each.answered for each in reports)
+    stable = stable or (bool(exact) and answered >= exact)
     buckets: Counter[float] = Counter()
     errors: Counter[str] = Counter()
     for each in reports:
@@ -332,6 +445,8 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
         for name in ("lost", "reset"):
             if getattr(each, name):
                 errors[name] += getattr(each, name)
+        if other := sum(calls for what, calls in each.wrong.items() if what != "status"):
+            errors["wrong answer"] += other
     histogram = sorted(buckets.items())
     shares = percentiles(histogram, PERCENTILES)
     right = answered - sum(calls for name, calls in errors.items() if name not in ("lost", "reset"))
@@ -341,12 +456,13 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
     if done:
         server = {name: sum(each.account.times[name] for each in counted) / done / 1e3 for name in PARTS}
     cpu = sum(each.driver_cpu_seconds for each in reports)
-    first = [value for each in counted for value in each.first]
-    between = [value for each in counted for value in each.between]
+    asked = [each for window in counted for each in window.asked]
+    streamed = plan.streaming
+    first = [each.figures()["time_to_first_token"] for each in asked if each.answers] if streamed else []
     return Level(
         model=plan.model,
         level=level,
-        kind="rate" if plan.rate is not None else "concurrency",
+        kind=plan.kind,
         stable=stable,
         windows=len(windows),
         seconds=seconds,
@@ -368,9 +484,27 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
         driver_busy=seconds > 0 and cpu / seconds > BUSY,
         histogram=histogram,
         sample=next((text for each in reports for text in each.samples), ""),
-        first=spread(first),
-        between=spread(between),
+        time_to_first_token=spread(first),
+        inter_token_latency=spread([value for each in asked for value in each.between()]),
+        output_token_throughput=sum(len(each.answers) for each in asked) / seconds if streamed and seconds else 0.0,
+        goodput=_good(asked if streamed else None, histogram, answered - right, plan) / seconds
+        if plan.goodput and seconds
+        else None,
+        asked=tuple(asked) if plan.listed else (),
+        boundaries=tuple(at for each in counted for at in each.boundaries) if plan.listed else (),
     )
+
+
+def _good(asked: Iterable[Asked] | None, histogram: Sequence[tuple[float, int]], failed: int, plan: LoadPlan) -> int:
+    """How many requests are within the limits of the plan; None as requests: only their latencies are known."""
+    limits = {name: ms * 1e3 for name, ms in plan.goodput}
+    if asked is None:
+        return max(sum(calls for us, calls in histogram if us <= limits["request_latency"]) - failed, 0)
+    good = sum(
+        all(value <= limits.get(name, value) for name, value in each.figures().items()) and bool(each.answers)
+        for each in asked
+    )
+    return max(good - failed, 0)
 
 
 def percentiles(histogram: Sequence[tuple[float, int]], shares: Sequence[float]) -> list[float]:

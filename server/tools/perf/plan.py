@@ -55,19 +55,24 @@ class LoadPlan:
     Attributes:
         model, version: the measured model.
         rows: of each request's batch.
-        concurrency: requests in flight; None: `rate` decides.
+        concurrency: requests in flight; None: `rate` or `periods` decides.
         rate: requests per second.
+        gaps: seconds between requests, in turn; `rate` is what they come to. Empty: `scattered` decides.
+        periods: requests that begin together, requests of a level, and how many more begin after each period.
+        period: answers of each request after which a period ends.
         scattered: requests come independently of each other, not at a fixed pace.
         connections: that carry the requests.
         most_in_flight: with a rate: further requests wait in the client, and their wait counts.
         window: seconds of a measurement.
         window_requests: the least requests of a window, which may become longer; 0: any number.
+        requests: of a level, exactly, in place of windows; 0: windows. Further requests end sequences that have begun.
         stability: share by which the last three windows may differ.
         trials: windows of a level, at most.
         percentile: the one that must be stable and within the limit; 0: the mean.
         limit_ms: of latency; 0: none.
         search: find the highest level within the limit, by halves.
         warm_up: seconds before each level.
+        warm_up_requests: exactly so many before each level, in place of `warm_up`; 0: `warm_up` decides.
         longest: seconds for all levels; 0: any number.
         shapes, data, letters, text: of the sent tensors; see `requests`.
         parameters: of each request.
@@ -80,6 +85,8 @@ class LoadPlan:
         sequence_variation: share by which the length of one may differ from that.
         sequence_ids: the first and the last id.
         sequences: with a rate: how many run at a time; else each request in flight has its own.
+        goodput: figures of GOODPUT, and the milliseconds of each that a good request does not exceed.
+        listed: the results list each request.
     """
 
     model: str
@@ -87,17 +94,22 @@ class LoadPlan:
     rows: int = 1
     concurrency: Range | None = Range(1, 1, 1)
     rate: Range | None = None
+    gaps: tuple[float, ...] = ()
+    periods: Range | None = None
+    period: int = 10
     scattered: bool = False
     connections: int = 1
     most_in_flight: int = 1024
     window: float = 1.0
     window_requests: int = 0
+    requests: int = 0
     stability: float = 0.1
     trials: int = 10
     percentile: int = 0
     limit_ms: float = 0.0
     search: bool = False
     warm_up: float = 0.5
+    warm_up_requests: int = 0
     longest: float = 0.0
     shapes: tuple[str, ...] = ()
     data: str = "random"
@@ -113,6 +125,8 @@ class LoadPlan:
     sequence_variation: float = 0.2
     sequence_ids: tuple[int, int] = (1, (1 << 32) - 1)
     sequences: int = 4
+    goodput: tuple[tuple[str, float], ...] = ()
+    listed: bool = False
 
     def __post_init__(self) -> None:
         if self.search and not self.limit_ms:
@@ -125,20 +139,69 @@ class LoadPlan:
             raise Misused(
                 "--sequence-length, --num-of-sequences: expected more than 0; --sequence-length-variation: 0 to 99"
             )
+        if min(self.requests, self.warm_up_requests) < 0 or self.period < 1:
+            raise Misused("--request-count, --warmup-request-count: expected 0 or more; --request-period: 1 or more")
         if self.shared and self.compression:
             raise Misused("--grpc-compression-algorithm: with shared memory there is nothing to compress")
 
     @property
     def levels(self) -> Range:
         """The levels of requests in flight, or of the rate."""
+        if self.periods is not None:
+            return Range(self.periods.last, self.periods.last, 1)
         chosen = self.rate or self.concurrency
         assert chosen is not None
         return chosen
 
     @property
+    def kind(self) -> str:
+        """What a level is a number of."""
+        if self.periods is not None:
+            return "periodic_concurrency"
+        return "rate" if self.rate is not None else "concurrency"
+
+    @property
     def metric(self) -> str:
         """The name in Level of the value that must be stable."""
         return f"p{self.percentile}" if self.percentile else "mean"
+
+
+GOODPUT = ("request_latency", "time_to_first_token", "inter_token_latency")
+"""Figures of a request that --goodput may limit."""
+
+
+def goodput_of(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    """The limits of texts "FIGURE:MILLISECONDS", as in genai-perf.
+
+    Raises:
+        Misused: a text has another form.
+    """
+    found = []
+    for each in (part for text in given for part in text.split()):
+        name, _, value = each.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = 0.0
+        if name not in GOODPUT or not limit > 0:
+            raise Misused(f"--goodput: expected FIGURE:MILLISECONDS, FIGURE {', '.join(GOODPUT)}, got {each!r}")
+        found.append((name, limit))
+    return tuple(found)
+
+
+def gaps_of(path: Path) -> tuple[float, ...]:
+    """The seconds between requests that a file has, in microseconds, one a line, as in perf_analyzer.
+
+    Raises:
+        Misused: the file cannot be read, or has other lines.
+    """
+    try:
+        found = tuple(int(line) / 1e6 for line in path.read_text().split())
+    except (OSError, ValueError) as error:
+        raise Misused(f"--request-intervals {path}: expected a file of microseconds, one a line: {error}") from None
+    if not found or min(found) < 0 or not max(found):
+        raise Misused(f"--request-intervals {path}: expected microseconds of 0 or more, one of them above 0")
+    return found
 
 
 def ids_of(text: str) -> tuple[int, int]:
@@ -183,10 +246,18 @@ def parameters_of(given: tuple[str, ...]) -> tuple[tuple[str, str | bool | int |
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of the results: .json with everything, or .csv with a line for each level."""
+    """The files of the results.
+
+    Attributes:
+        out: .json with everything, or .csv with a line for each level.
+        profile: each request, in the format of perf_analyzer; None: not written.
+    """
 
     out: tuple[Path, ...] = ()
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         for path in self.out:
             check_writable("--out", path, ".json", ".csv")
+        if self.profile is not None:
+            check_writable("--profile-export-file", self.profile, ".json")

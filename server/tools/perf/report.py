@@ -14,11 +14,22 @@ from server.tools.tables import table
 
 BAR = 50
 ROWS = 16
+UNITS = {"concurrency": "in flight", "rate": "requests/s due", "periodic_concurrency": "requests in periods"}
+"""By kind, what a level is a number of."""
+SERVER = {
+    "queue": "Server Queue",
+    "input": "Server Compute Input",
+    "compute": "Server Compute Infer",
+    "output": "Server Compute Output",
+}
+"""By part of a request's time in the server, perf_analyzer's column."""
+TOKENS = {"time_to_first_token": "time to first token", "inter_token_latency": "inter-token latency"}
+SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def level_table(levels: Sequence[Level]) -> str:
     """A row for each level."""
-    kind = "requests/s due" if levels and levels[0].kind == "rate" else "in flight"
+    kind = UNITS[levels[0].kind] if levels else "in flight"
     named = len({each.model for each in levels}) > 1
     head = ["model"] if named else []
     head += [kind, "requests/s", "inferences/s", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"]
@@ -53,10 +64,16 @@ def remarks(levels: Sequence[Level]) -> list[str]:
             )
         if each.driver_busy:
             found.append(f"{where}: this program used a whole core: it may have been slower than the server.")
-        for name, values in (("first answer", each.first), ("between answers", each.between)):
-            if values:
-                said = ", ".join(f"{key} {values[key]:.0f}" for key in ("mean", "p50", "p95", "p99", "max"))
-                found.append(f"{where}, {name}: {said}.")
+        for name, shown in TOKENS.items():
+            if values := getattr(each, name):
+                said = ", ".join(f"{key} {values[key]:.0f}" for key in SHARES)
+                found.append(f"{where}, {shown}: {said}.")
+        if each.output_token_throughput:
+            found.append(
+                f"{where}: {each.output_token_throughput:.1f} tokens/s; each answer with tensors counts as one."
+            )
+        if each.goodput is not None:
+            found.append(f"{where}: goodput {each.goodput:.1f} requests/s.")
     return found
 
 
@@ -86,12 +103,27 @@ def write(path: Path, levels: Sequence[Level], facts: dict[str, Any]) -> None:
     if path.suffix == ".json":
         path.write_text(json.dumps({**facts, "levels": [each.as_dict() for each in levels]}, indent=1) + "\n")
         return
-    names = ["model", "kind", "level", "stable", "requests", "rate", "inferences"]
-    names += ["mean", "p50", "p90", "p95", "p99", "p999", "max"]
+    rows = [_columns(each) for each in levels]
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*names, *PARTS, "batch", "client_cpu", "server_cpu", "errors"])
-        for each in levels:
-            row = [getattr(each, name) for name in names]
-            row += [each.server.get(part, "") for part in PARTS]
-            writer.writerow([*row, each.batch, each.client_cpu, each.server_cpu, sum(each.errors.values())])
+        writer = csv.DictWriter(file, rows[0] if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _columns(level: Level) -> dict[str, Any]:
+    """A level for a .csv: perf_analyzer's columns in its order and units, then those that it has not."""
+    own = sum(level.server.values())
+    found: dict[str, Any] = {"Request Rate" if level.kind == "rate" else "Concurrency": f"{level.level:g}"}
+    found["Inferences/Second"] = f"{level.inferences:.6g}"
+    times = {"Client Send": 0, "Network+Server Send/Recv": max(level.mean - own, 0.0)}
+    times |= {title: level.server.get(part, 0.0) for part, title in SERVER.items()}
+    times |= {"Client Recv": 0}
+    times |= {f"p{share} latency": getattr(level, f"p{share}") for share in (50, 90, 95, 99)}
+    times |= {"Avg latency": level.mean}
+    found |= {title: f"{value:.0f}" for title, value in times.items()}
+    more = ("model", "kind", "stable", "requests", "rate", "p999", "max", "batch", "client_cpu", "server_cpu")
+    found |= {name: getattr(level, name) for name in more}
+    found["errors"] = sum(level.errors.values())
+    for name in TOKENS:
+        found |= {f"{name}_{share}": getattr(level, name).get(share, "") for share in SHARES}
+    return found | {"output_token_throughput": level.output_token_throughput, "goodput": level.goodput}

@@ -75,14 +75,32 @@ def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadP
 Tensors = dict[str, Any]
 
 
-def tensors_of(model: Model, plan: LoadPlan) -> list[Tensors]:
-    """The tensors of each request; the requests are sent in turn.
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is sent.
+
+    Attributes:
+        tensors: the inputs of each request; the requests are sent in turn.
+        expected: the outputs that each must have, by name; empty: any.
+    """
+
+    tensors: list[Tensors]
+    expected: list[Tensors]
+
+
+def data_of(model: Model, plan: LoadPlan) -> Data:
+    """The tensors to send.
 
     Raises:
         Misused: the file, or a shape, is wrong.
     """
-    if plan.data not in ("random", "zero"):
-        return list(_of_file(model, plan, Path(plan.data)))
+    if plan.data in ("random", "zero"):
+        return Data(_made_up(model, plan), [])
+    path = Path(plan.data)
+    return Data([_of_folder(model, plan, path)], []) if path.is_dir() else _of_file(model, plan, path)
+
+
+def _made_up(model: Model, plan: LoadPlan) -> list[Tensors]:
     shapes = shapes_of(plan.shapes)
     chance = np.random.default_rng(1)
     found: list[Tensors] = []
@@ -99,7 +117,28 @@ def tensors_of(model: Model, plan: LoadPlan) -> list[Tensors]:
     return found
 
 
-def _of_file(model: Model, plan: LoadPlan, path: Path) -> Iterator[Tensors]:
+def _of_folder(model: Model, plan: LoadPlan, folder: Path) -> Tensors:
+    """A request whose inputs are files of their names: raw tensors, or for strings one a line; as in perf_analyzer."""
+    shapes = shapes_of(plan.shapes)
+    found: Tensors = {}
+    for each in model.inputs:
+        path = folder / each.name
+        with read_for(f"--input-data {path}"):
+            content = path.read_bytes()
+            shape = shape_of(each, shapes, plan.rows)
+            if each.datatype == "BYTES":
+                array = np.empty(len(lines := content.splitlines()), np.object_)
+                array[:] = lines
+            else:
+                array = np.frombuffer(content, triton_to_np_dtype(each.datatype))
+            own = shape[1:] if each.batches else shape
+            if array.size == np.prod(own) and each.batches:
+                array = np.concatenate([array] * plan.rows)  # one row, for each of the batch
+            found[each.name] = array.reshape(shape)
+    return found
+
+
+def _of_file(model: Model, plan: LoadPlan, path: Path) -> Data:
     try:
         said = json.loads(path.read_text())
         steps = said["data"]
@@ -109,24 +148,41 @@ def _of_file(model: Model, plan: LoadPlan, path: Path) -> Iterator[Tensors]:
         raise Misused(f"--input-data {path}: expected a list as its 'data'")
     shapes = shapes_of(plan.shapes)
     with read_for(f"--input-data {path}"):
-        if steps and isinstance(steps[0], list):
-            steps = list(itertools.chain.from_iterable(steps))
-        entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in steps]
+        entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in _flat(steps)]
+        outputs = {name: Wanted(name, datatype, shape, model.batches) for name, datatype, shape in model.outputs}
+        expected = []
+        for step in _flat(said.get("validation_data", [])):
+            unknown = set(step) - set(outputs)
+            if unknown:
+                raise Misused(f"--input-data {path}: validation_data has '{min(unknown)}', which is no output")
+            expected.append({name: _tensor(outputs[name], step, {}, path) for name in step})
     if not entries:
         raise Misused(f"--input-data {path}: it has no data")
+    if expected and len(expected) != len(entries):
+        raise Misused(f"--input-data {path}: {len(entries)} entries of data, but {len(expected)} of validation_data")
+    return Data(list(_batches(model, plan, entries, path)), list(_batches(model, plan, expected, path)))
+
+
+def _flat(steps: Any) -> list[Any]:
+    """The steps of all sequences."""
+    return list(itertools.chain.from_iterable(steps)) if steps and isinstance(steps[0], list) else steps
+
+
+def _batches(model: Model, plan: LoadPlan, entries: Sequence[Tensors], path: Path) -> Iterator[Tensors]:
+    """For each entry a request that begins with it."""
     for i in range(len(entries)):
         if not model.batches:
             yield entries[i]
             continue
         rows = [entries[(i + k) % len(entries)] for k in range(plan.rows)]
         try:
-            yield {each.name: np.stack([row[each.name] for row in rows]) for each in model.inputs}
-        except ValueError as error:
+            yield {name: np.stack([row[name] for row in rows]) for name in entries[i]}
+        except (KeyError, ValueError) as error:
             raise Misused(f"--input-data {path}: entries of different shapes cannot be a batch: {error}") from None
 
 
 def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path: Path) -> Any:
-    """An input of one entry, without the batch dimension."""
+    """A tensor of one entry, without the batch dimension."""
     try:
         content = step[wanted.name]
     except (KeyError, TypeError):
@@ -147,7 +203,7 @@ def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path:
         return array if len(shape) == array.ndim and -1 in shape else array.reshape(shape)
     except ValueError:
         raise Misused(
-            f"--input-data {path}: input '{wanted.name}' has {array.size} elements, its shape is {list(shape)}"
+            f"--input-data {path}: tensor '{wanted.name}' has {array.size} elements, its shape is {list(shape)}"
         ) from None
 
 
@@ -161,14 +217,14 @@ class Requests:
     def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: LoadPlan) -> None:
         self._model = model
         self._plan = plan
-        self._tensors = tensors_of(model, plan)
+        self.data = data_of(model, plan)
         self._region: Any = nullcontext()
         if plan.shared:
             self._region = self._shared(client)
 
     def _shared(self, client: grpcclient.InferenceServerClient) -> AbstractContextManager[Any]:
         arrays: dict[str, Any] = {}
-        for i, tensors in enumerate(self._tensors):
+        for i, tensors in enumerate(self.data.tensors):
             arrays |= {f"{i}/{name}": array for name, array in tensors.items()}
         for name, datatype, shape in self._model.outputs:
             if datatype == "BYTES":
@@ -191,11 +247,11 @@ class Requests:
         except RuntimeError as error:
             raise CallFailed(f"--shared-memory {self._plan.shared}: {error}") from None
         if region is None:
-            return [(inputs_of(self._model, tensors), None) for tensors in self._tensors]
+            return [(inputs_of(self._model, tensors), None) for tensors in self.data.tensors]
         outputs = [region.output(name, f"output/{name}") for name, _, _ in self._model.outputs]
         return [
             ([region.input(name, f"{i}/{name}") for name in tensors], outputs)
-            for i, tensors in enumerate(self._tensors)
+            for i, tensors in enumerate(self.data.tensors)
         ]
 
     def __exit__(self, *error: Any) -> None:
@@ -210,6 +266,44 @@ def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
         )
         for each in model.inputs
     ]
+
+
+def difference(result: grpcclient.InferResult, expected: Tensors) -> str:
+    """How an answer differs from the expected one; empty if it does not."""
+    for name, wanted in expected.items():
+        array = result.as_numpy(name)
+        if array is None or array.ravel().tolist() != wanted.ravel().tolist():
+            shown = "missing" if array is None else str(array.ravel()[:8].tolist())
+            return f"output '{name}' is {shown}, validation_data says {wanted.ravel()[:8].tolist()}"
+    return ""
+
+
+def confirmed(
+    client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadPlan, requests: Sequence[Request], data: Data
+) -> list[bytes] | None:
+    """The answers to the requests, which the server is asked for once; None: any answers are right.
+
+    Raises:
+        CallFailed: an answer is not as expected.
+        InferenceServerException: a call fails.
+    """
+    if not data.expected:
+        return None
+    found: list[bytes] = []
+    for (inputs, outputs), expected in zip(requests, data.expected, strict=True):
+        result = client.infer(
+            plan.model,
+            inputs,
+            plan.version,
+            outputs,
+            client_timeout=reach.timeout,
+            headers=reach.metadata,
+            parameters=dict(plan.parameters),
+        )
+        if wrong := difference(result, expected):
+            raise CallFailed(f"--input-data {plan.data}: request {len(found)}: {wrong}")
+        found.append(result.as_bytes())
+    return found
 
 
 def serialised(plan: LoadPlan, request: Request) -> bytes:

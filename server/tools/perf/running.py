@@ -6,15 +6,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused
-from server.tools.perf.measuring import Accounts, Level, Load, Subject, Unary, measure, process_of
+from server.tools.perf.measuring import Accounts, Interrupted, Level, Load, Subject, Unary, measure, process_of
 from server.tools.perf.plan import Files, LoadPlan
-from server.tools.perf.report import histogram_text, level_table, remarks, write
-from server.tools.perf.requests import Model, Requests, model_of, serialised
+from server.tools.perf.profile import write_profile
+from server.tools.perf.report import UNITS, histogram_text, level_table, remarks, write
+from server.tools.perf.requests import Data, Model, Requests, confirmed, model_of, serialised
 from server.tools.perf.streaming import Streams
 from server.tools.reach import CallFailed, Reach, failure
 
@@ -24,16 +26,22 @@ Tell = Callable[[str], None]
 def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     """Measure, print and write; the exit status of the command: 1 when a call failed, or no level is within the limit.
 
+    After ^C it prints and writes what was measured before.
+
     Args:
         plans: one for each model; only the models differ.
 
     Raises:
+        KeyboardInterrupt: after that.
         CallFailed: the server cannot be asked.
         Misused: a plan makes no sense for its model.
     """
     plan = plans[0]
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    levels, server = _asked(reach, plans, quiet=False)
+    measured = _asked(reach, plans, quiet=False)
+    levels, server = measured.levels, measured.server
+    if measured.interrupted and not levels:
+        raise KeyboardInterrupt
     print(level_table(levels))
     print(*remarks(levels), sep="\n")
     best = best_of(levels, plan)
@@ -56,6 +64,11 @@ def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     for path in files.out:
         write(path, levels, facts)
         print(f"written: {path}", file=sys.stderr)
+    if files.profile is not None:
+        write_profile(files.profile, levels, measured.sent)
+        print(f"written: {files.profile}", file=sys.stderr)
+    if measured.interrupted:
+        raise KeyboardInterrupt
     return 1 if (plan.limit_ms and not best) or any(each.errors for each in levels) else 0
 
 
@@ -66,16 +79,35 @@ def levels_of(reach: Reach, plan: LoadPlan) -> list[Level]:
         CallFailed: the server cannot be asked.
         Misused: the plan makes no sense for the model.
     """
-    return _asked(reach, [plan], quiet=True)[0]
+    measured = _asked(reach, [plan], quiet=True)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    return measured.levels
 
 
-def _asked(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> tuple[list[Level], Any]:
-    """The levels, and the server's metadata."""
+@dataclass(slots=True)
+class Measured:
+    """All of a run.
+
+    Attributes:
+        server: its metadata.
+        sent: what each model was sent, by name.
+        interrupted: whether ^C ended the run.
+    """
+
+    server: Any
+    levels: list[Level] = field(default_factory=list)
+    sent: dict[str, Data] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def _asked(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> Measured:
     with reach.client() as client:
         try:
-            server = client.get_server_metadata(headers=reach.metadata, client_timeout=reach.timeout)
+            found = Measured(client.get_server_metadata(headers=reach.metadata, client_timeout=reach.timeout))
             models = [model_of(client, reach, plan) for plan in plans]
-            return _levels(client, reach, plans, models, quiet=quiet), server
+            _measure(client, reach, [_fitting(*each) for each in zip(plans, models, strict=True)], models, found, quiet)
+            return found
         except InferenceServerException as error:
             raise failure(reach, error) from None
         except OSError as error:
@@ -96,29 +128,54 @@ def within(level: Level, plan: LoadPlan) -> bool:
     return not plan.limit_ms or (level.requests > 0 and getattr(level, plan.metric) <= plan.limit_ms * 1e3)
 
 
-def _levels(
-    client: Any, reach: Reach, plans: Sequence[LoadPlan], models: Sequence[Model], *, quiet: bool
-) -> list[Level]:
+def _fitting(plan: LoadPlan, model: Model) -> LoadPlan:
+    """The plan for a model.
+
+    Raises:
+        Misused: it makes no sense for the model.
+    """
+    plan = replace(plan, streaming=plan.streaming or model.decoupled)
+    if model.sequences and plan.compression and not plan.streaming:
+        raise Misused("--grpc-compression-algorithm: requests of sequences are compressed with --streaming only")
+    if plan.periods is not None and (not plan.streaming or model.sequences):
+        raise Misused("--periodic-concurrency-range: expected --streaming or a decoupled model, without sequences")
+    if not plan.streaming and any(name != "request_latency" for name, _ in plan.goodput):
+        raise Misused("--goodput: without --streaming a request has a request_latency only")
+    return plan
+
+
+def _measure(
+    client: Any, reach: Reach, plans: Sequence[LoadPlan], models: Sequence[Model], found: Measured, quiet: bool
+) -> None:
     process = process_of(reach.url) if len(plans) == 1 else None  # several models share the process's CPU time
     ends = time.monotonic() + plans[0].longest if plans[0].longest else 0.0
     with contextlib.ExitStack() as stack:
-        makers = [_maker(client, reach, plan, model, process, stack) for plan, model in zip(plans, models, strict=True)]
-        return _swept(plans, ends, makers, quiet)
+        makers = []
+        for plan, model in zip(plans, models, strict=True):
+            requests = Requests(client, model, plan)
+            found.sent[plan.model] = requests.data
+            makers.append(_maker(client, reach, plan, model, requests, process, stack))
+        _sweep(plans, ends, makers, found, quiet)
 
 
 def _maker(
-    client: Any, reach: Reach, plan: LoadPlan, model: Model, process: int | None, stack: contextlib.ExitStack
+    client: Any,
+    reach: Reach,
+    plan: LoadPlan,
+    model: Model,
+    made: Requests,
+    process: int | None,
+    stack: contextlib.ExitStack,
 ) -> Callable[[float], Load]:
     """What makes the load of a level; the stack keeps its requests."""
     accounts = Accounts(client, plan, reach.metadata, process)
-    streams = plan.streaming or model.decoupled
-    if model.sequences and plan.compression and not streams:
-        raise Misused("--grpc-compression-algorithm: requests of sequences are compressed with --streaming only")
-    requests = stack.enter_context(Requests(client, model, plan))
-    if streams:
-        return partial(Streams, reach, plan, model, requests, accounts)
+    if made.data.expected and (plan.shared or (model.sequences and not plan.streaming)):
+        raise Misused("--input-data: validation_data is for answers outside of shared memory, of sequences in streams")
+    requests = stack.enter_context(made)
+    if plan.streaming:
+        return partial(Streams, reach, plan, model, requests, made.data, accounts)
     messages = [serialised(plan, each) for each in requests]
-    return partial(Unary, reach, plan, model, messages, accounts)
+    return partial(Unary, reach, plan, model, messages, confirmed(client, reach, plan, requests, made.data), accounts)
 
 
 @contextlib.contextmanager
@@ -131,28 +188,34 @@ def under_load(reach: Reach, plan: LoadPlan, level: float) -> Iterator[Load]:
     """
     with reach.client() as client, contextlib.ExitStack() as stack:
         try:
-            load = _maker(client, reach, plan, model_of(client, reach, plan), None, stack)(level)
+            model = model_of(client, reach, plan)
+            plan = _fitting(plan, model)
+            load = _maker(client, reach, plan, model, Requests(client, model, plan), None, stack)(level)
         except InferenceServerException as error:
             raise failure(reach, error) from None
         stack.callback(load.close)
         yield load
 
 
-def _swept(
-    plans: Sequence[LoadPlan], ends: float, makers: Sequence[Callable[[float], Load]], quiet: bool
-) -> list[Level]:
+def _sweep(
+    plans: Sequence[LoadPlan], ends: float, makers: Sequence[Callable[[float], Load]], run: Measured, quiet: bool
+) -> None:
+    """Measure the levels of the plans, until ^C."""
     plan = plans[0]
     measured: dict[float, list[Level]] = {}
 
     def at(level: float) -> bool:
         """Measure a level. Returns whether it is within the limit."""
-        said = f"{level:g} {'requests/s' if plan.rate is not None else 'in flight'}"
+        said = f"{level:g} {UNITS[plan.kind]}"
         loads: list[Load] = []
         try:
             loads += [make(level) for make in makers]
             subjects = [Subject(each, load) for each, load in zip(plans, loads, strict=True)]
             tell = _silent if quiet else (lambda text: _progress(f"{said}: {text}"))
             found = measured[level] = measure(subjects, level, ends, tell)
+        except Interrupted as interrupt:
+            measured[level] = interrupt.found
+            raise
         finally:
             for load in loads:
                 load.close()
@@ -163,13 +226,18 @@ def _swept(
         return all(within(each, plan) for each in found)
 
     levels = plan.levels.levels()
-    if plan.search:
-        _search(levels, at)
-    else:
-        for level in levels:
-            if not at(level) or (ends and time.monotonic() > ends):
-                break
-    return [each for level in sorted(measured) for each in measured[level]]
+    try:
+        if plan.search:
+            _search(levels, at)
+        else:
+            for level in levels:
+                if not at(level) or (ends and time.monotonic() > ends):
+                    break
+    except KeyboardInterrupt:
+        run.interrupted = True
+        if not quiet:
+            _progress("")
+    run.levels += [each for level in sorted(measured) for each in measured[level]]
 
 
 def _search(levels: Sequence[float], at: Callable[[float], bool]) -> None:

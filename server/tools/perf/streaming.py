@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -14,9 +15,9 @@ from typing import Any
 import inferd_client.grpc as grpcclient
 from inferd_client.driver.report import Latency, Report
 from inferd_client.utils import InferenceServerException
-from server.tools.perf.measuring import Accounts, Window
+from server.tools.perf.measuring import Accounts, Asked, Interrupted, Window
 from server.tools.perf.plan import LoadPlan
-from server.tools.perf.requests import Model, Request
+from server.tools.perf.requests import Data, Model, Request, difference
 from server.tools.reach import Reach
 
 UNKNOWN = 2  # gRPC's status for an answer with an error text
@@ -32,13 +33,25 @@ class Streams:
     """
 
     def __init__(
-        self, reach: Reach, plan: LoadPlan, model: Model, requests: Sequence[Request], accounts: Accounts, level: float
+        self,
+        reach: Reach,
+        plan: LoadPlan,
+        model: Model,
+        requests: Sequence[Request],
+        data: Data,
+        accounts: Accounts,
+        level: float,
     ) -> None:
         first, last = plan.sequence_ids
         ids = itertools.cycle(range(first, last + 1))
-        self._make = partial(Stream, reach, plan, model, requests, ids, random.Random(1), self._over)
+        self._make = partial(Stream, reach, plan, model, requests, data, ids, random.Random(1), self._over, self._heard)
         self._accounts = accounts
         self._rate = level if plan.rate is not None else 0.0
+        self._gaps = itertools.cycle(plan.gaps) if plan.gaps else None
+        self._periods = plan.periods
+        self._period = plan.period
+        self._left = 0.0  # requests of the window that have not begun
+        self._unready = 0  # requests of the period that have not had enough answers
         self._scattered = plan.scattered
         self._most = plan.sequences if model.sequences else plan.most_in_flight
         self._chance = random.Random(2)
@@ -48,7 +61,7 @@ class Streams:
         self._waiting: deque[float] = deque()  # when requests were due
         self._busy = 0
         self._ends = 0.0
-        if not self._rate:
+        if not self._rate and self._periods is None:
             for _ in range(max(1, round(level))):
                 self._free.append(self._another())
 
@@ -59,34 +72,71 @@ class Streams:
 
     def window(self, seconds: float, requests: int) -> Window:
         """See Load; it ends with the last running request."""
-        found = self._measured(seconds)
-        while found.report.requests < requests and found.report.requests > found.report.lost:
+        if self._periods is not None:
+            return self._measured(0.0, round(self._periods.last) if seconds else requests)
+        found = self._measured(seconds, requests)
+        while seconds and found.report.requests < requests and found.report.requests > found.report.lost:
             seconds = max(seconds, seconds * (requests - found.report.requests) / found.report.requests)
-            found = self._measured(seconds)
+            found = self._measured(seconds, requests)
         return found
 
-    def _measured(self, seconds: float) -> Window:
+    def _measured(self, seconds: float, requests: int) -> Window:
         for each in self._streams:
             each.reset()
         before, cpu, started = self._accounts.look(), time.process_time(), time.perf_counter()
-        self._ends = started + seconds
-        if self._rate:
-            self._pace(started)
-        self._go_on()
+        self._ends = started + (seconds or math.inf)
+        self._left = math.inf if seconds else requests
+
+        def window() -> Window:
+            ended = time.perf_counter()
+            report = _report(self._streams, ended - started, time.process_time() - cpu)
+            asked = tuple(each for stream in self._streams for each in stream.asked)
+            return Window(report, self._accounts.look().since(before), asked, (int(started * 1e9), int(ended * 1e9)))
+
+        try:
+            if self._rate:
+                self._pace(started)
+            if self._periods is not None:
+                self._add(round(self._periods.first))
+            self._go_on()
+            with self._quiet:
+                self._quiet.wait_for(lambda: self._busy == 0)
+                self._waiting.clear()  # no stream is left for these requests
+        except KeyboardInterrupt:
+            raise Interrupted(window()) from None
+        return window()
+
+    def _add(self, count: int) -> None:
+        """Begin so many more requests together, if so many are left."""
         with self._quiet:
-            self._quiet.wait_for(lambda: self._busy == 0)
-            self._waiting.clear()  # no stream is left for these requests
-        elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-        first = tuple(value for each in self._streams for value in each.first)
-        between = tuple(value for each in self._streams for value in each.between)
-        return Window(_report(self._streams, elapsed, cpu), self._accounts.look().since(before), first, between)
+            count = min(count, int(self._left))
+            self._left -= count
+            self._unready += count
+            self._busy += count
+            chosen = [self._free.popleft() if self._free else None for _ in range(count)]
+        for each in chosen:
+            (each or self._another()).send(time.perf_counter())
+
+    def _heard(self, answers: int, over: bool) -> None:
+        """A request has had so many answers, and ended or not: after a period, more requests begin."""
+        if self._periods is None or not (answers < self._period if over else answers == self._period):
+            return
+        with self._quiet:
+            self._unready -= 1
+            begins = self._unready == 0
+        if begins:
+            self._add(round(self._periods.step))
 
     def _pace(self, due: float) -> None:
         """Send requests when they are due, until the window's end."""
-        while True:
-            due += self._chance.expovariate(self._rate) if self._scattered else 1 / self._rate
+        while self._left > 0:
+            if self._gaps is not None:
+                due += next(self._gaps)
+            else:
+                due += self._chance.expovariate(self._rate) if self._scattered else 1 / self._rate
             if due >= self._ends:
                 break
+            self._left -= 1
             time.sleep(max(due - time.perf_counter(), 0.0))
             with self._quiet:
                 stream = self._free.popleft() if self._free else None
@@ -95,13 +145,14 @@ class Streams:
                     continue
                 self._busy += 1
             (stream or self._another()).send(due)
-        time.sleep(max(self._ends - time.perf_counter(), 0.0))
+        if self._left > 0:
+            time.sleep(max(self._ends - time.perf_counter(), 0.0))
 
     def _go_on(self) -> None:
         """Have free streams send the remaining requests of the window."""
         now = time.perf_counter()
         with self._quiet:
-            chosen = [each for each in self._free if not self._rate or each.amid_sequence]
+            chosen = [each for each in self._free if self._goes_on(each, now)]
             for each in chosen:
                 self._free.remove(each)
             self._busy += len(chosen)
@@ -124,8 +175,11 @@ class Streams:
 
     def _goes_on(self, stream: Stream, now: float) -> bool:
         """Whether the stream's next request follows at once; after the window's end, only requests of an open sequence
-        do."""
-        return not self._rate if now < self._ends else stream.amid_sequence
+        do. Counts it."""
+        if self._rate or self._periods is not None or now >= self._ends or self._left <= 0:
+            return stream.amid_sequence and (now >= self._ends or self._left <= 0)
+        self._left -= 1
+        return True
 
     def close(self) -> None:
         """End them."""
@@ -140,11 +194,12 @@ class Stream:
         turn: the index of the first request.
         ids, lengths: of sequences, shared by all streams.
         over: called with the stream when its request has ended.
+        heard: called with how many answers the request has had, at each, and once more with True at its end.
 
     Attributes:
-        whole, first, between: microseconds from when a request was due to its end and to its first answer, and from
-            answer to answer.
-        statuses: of ended requests.
+        asked: the ended requests.
+        statuses: of these.
+        wrong: how many of these had an answer that the data do not expect.
         lost: the stream itself has ended.
     """
 
@@ -154,20 +209,27 @@ class Stream:
         plan: LoadPlan,
         model: Model,
         requests: Sequence[Request],
+        data: Data,
         ids: Iterator[int],
         lengths: random.Random,
         over: Callable[[Stream], None],
+        heard: Callable[[int, bool], None],
         turn: int,
     ) -> None:
         self._plan = plan
         self._model = model
         self._requests = requests
-        self._turn = turn
+        self._expected = data.expected
+        self._turn = turn - 1
         self._ids = ids
         self._lengths = lengths
         self._over = over
+        self._heard = heard
         self._sequence = self._step = self._steps = 0
-        self._due = self._last = 0.0
+        self._due = 0.0
+        self._answers: list[int] = []
+        self._outputs: list[dict[str, Any]] = []
+        self._wrong = ""
         self._pending = self._failed = False
         self._losing = threading.Lock()
         self.lost = False
@@ -177,10 +239,9 @@ class Stream:
 
     def reset(self) -> None:
         """Forget the measurements."""
-        self.whole: list[float] = []
-        self.first: list[float] = []
-        self.between: list[float] = []
+        self.asked: list[Asked] = []
         self.statuses: Counter[int] = Counter()
+        self.wrong = 0
         self.losses = 0
         self.sample = ""
 
@@ -193,7 +254,8 @@ class Stream:
         """Send the next request, which was due then."""
         self._turn += 1
         self._due = due
-        self._last = 0.0
+        self._answers, self._outputs = [], []
+        self._wrong = ""
         self._failed = False
         self._pending = True
         inputs, outputs = self._requests[self._turn % len(self._requests)]
@@ -225,7 +287,7 @@ class Stream:
         }
 
     def _told(self, result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
-        now = time.perf_counter()
+        now = time.monotonic_ns()
         if not self._pending and (error is None or error.status() is None):
             return  # an unexpected further answer
         final = not self._model.decoupled
@@ -238,17 +300,27 @@ class Stream:
             self._step = self._steps  # the server has ended its sequence, too
         elif result is not None:
             if result.names:
-                if self._last:
-                    self.between.append((now - self._last) * 1e6)
-                else:
-                    self.first.append((now - self._due) * 1e6)
-                self._last = now
+                self._take(result, now)
             final = final or result.get_response().parameters["triton_final_response"].bool_param
         if final:
-            self.whole.append((now - self._due) * 1e6)
+            turn, outputs = self._turn % len(self._requests), tuple(self._outputs)
+            sequence = self._sequence if self._model.sequences else 0
+            self.asked.append(Asked(turn, int(self._due * 1e9), tuple(self._answers), now, sequence, outputs))
             self.statuses[UNKNOWN if self._failed else 0] += 1
+            self.wrong += bool(self._wrong)
+            self.sample = self.sample or self._wrong
             self._pending = False
+            self._heard(len(self._answers), True)
             self._over(self)
+
+    def _take(self, result: grpcclient.InferResult, now: int) -> None:
+        """An answer with tensors."""
+        self._answers.append(now)
+        self._heard(len(self._answers), False)
+        if self._plan.listed and not self._plan.shared:
+            self._outputs.append({name: result.as_numpy(name) for name in result.names})
+        if self._expected and len(self._answers) == 1:
+            self._wrong = difference(result, self._expected[self._turn % len(self._requests)])
 
     def _lose(self, error: InferenceServerException) -> None:
         """The stream has ended, and with it the running request."""
@@ -269,9 +341,10 @@ class Stream:
 
 def _report(streams: Sequence[Stream], seconds: float, cpu: float) -> Report:
     """The report, in the driver's form."""
-    ended = sorted(value for each in streams for value in each.whole)
+    ended = sorted(each.figures()["request_latency"] for stream in streams for each in stream.asked)
     lost = sum(each.losses for each in streams)
     statuses: Counter[int] = sum((each.statuses for each in streams), Counter())
+    wrong = sum(each.wrong for each in streams)
 
     def at(share: float) -> float:
         return ended[min(len(ended) - 1, int(share * len(ended)))] if ended else 0.0
@@ -285,13 +358,13 @@ def _report(streams: Sequence[Stream], seconds: float, cpu: float) -> Report:
         cancelled=0,
         reset=0,
         lost=lost,
-        correct=statuses[0],
+        correct=statuses[0] - wrong,
         deadlines=0,
         statuses=dict(statuses),
-        wrong={},
+        wrong={"bytes": wrong} if wrong else {},
         samples=[each.sample for each in streams if each.sample][:1],
         seconds=seconds,
-        rate=len(ended) / seconds,
+        rate=len(ended) / seconds if seconds else 0.0,
         bytes_sent=0,
         bytes_received=0,
         driver_cpu_seconds=cpu,

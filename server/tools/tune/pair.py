@@ -69,6 +69,10 @@ class Pair:
         """
         if best is not None and setting == best.setting and self._has_room:
             return best
+        found = self._measured(setting, best)
+        return self._measured(setting, best) if found.noise else found
+
+    def _measured(self, setting: Setting, best: Tried | None) -> Tried:
         trial, problem = self._serve(setting, best)
         if problem:
             return Tried(setting, None, 0, problem)

@@ -80,6 +80,8 @@ def _tell(tried: Tried) -> None:
     else:
         said = f"{tried.rate:.1f} inferences/s at {tried.best.level:g} in flight, p99 {tried.best.p99 / 1e3:.2f} ms"
         said += f", {tried.memory_mb} MiB"
+        if tried.noise:
+            said += "; noise: the turns say more than in flight / latency, which is shown"
     print(f"  {tried.setting.text()}: {said}", file=sys.stderr, flush=True)
 
 
@@ -113,6 +115,7 @@ def _as_json(search: Search) -> list[Mapping[str, Any]]:
             "memory_mb": tried.memory_mb,
             "problem": tried.problem,
             "inferences": tried.rate,
+            "noise": tried.noise,
             "level": tried.best.as_dict() if tried.best else None,
         }
         for setting, tried in search.tried.items()

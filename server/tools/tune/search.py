@@ -11,6 +11,8 @@ from server.tools.perf.measuring import Level
 
 BETTER = 1.03
 """The factor of throughput that a change must bring to be kept: less may be chance."""
+NOISE = 1.1
+"""A throughput that exceeds the requests in flight divided by their latency by this factor is not believed."""
 RIVAL, RIVALS, AGAIN = 0.8, 3, 2
 """Settings with so much of the best throughput, so many at most, are measured so often again in the end."""
 
@@ -109,8 +111,20 @@ class Tried:
 
     @property
     def rate(self) -> float:
-        """Inferences per second, at the pace of the first measurement; 0 if the setting does not qualify."""
-        return self.best.inferences * self.pace if self.best is not None else 0.0
+        """Inferences per second, at the pace of the first measurement; 0 if the setting does not qualify.
+
+        By Little's law not more than the requests in flight divided by their latency.
+        """
+        return min(self.best.inferences * self.pace, self._most(self.best)) if self.best is not None else 0.0
+
+    @property
+    def noise(self) -> bool:
+        """Whether the pace says more than Little's law allows: the machine's speed has changed too much to tell."""
+        return self.best is not None and self.best.inferences * self.pace > NOISE * self._most(self.best)
+
+    @staticmethod
+    def _most(level: Level) -> float:
+        return level.level / level.mean * 1e6 if level.mean else float("inf")
 
 
 @dataclass(slots=True)

@@ -221,8 +221,15 @@ class CloudSource:
             folders.check_name(name)
         except InvalidArgument as error:
             return ModelFolder(name, path, self._root, problem=str(error))
+        origin = f"{self._url}/{name}"
         return ModelFolder(
-            name, path, self._root, tuple(numbers), seen=_marks(listing, numbers), origin=f"{self._url}/{name}"
+            name,
+            path,
+            self._root,
+            tuple(numbers),
+            seen=_marks(listing, numbers),
+            origin=origin,
+            stands_for=((str(path), origin),),
         )
 
     def close(self) -> None:

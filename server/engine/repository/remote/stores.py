@@ -169,6 +169,17 @@ def _credential(url: str, scheme: str, environment: Mapping[str, str]) -> Any:
         raise ConfigError(f"{CREDENTIALS}: {path}: {why}") from None
 
 
+_METADATA = re.compile(
+    r"^Generic (?P<cloud>\w+) error: .*Error performing \w+ \S*"
+    r"(?:/latest/(?:api/token|meta-data/)|/computeMetadata/|//169\.254\.|[?&]resource=)",
+    re.DOTALL,
+)
+"""Of an error: the store was not asked, as the metadata service, the last to be asked for credentials, gave none."""
+_GIVEN = {
+    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "GCS": "GOOGLE_APPLICATION_CREDENTIALS",
+    "MicrosoftAzure": "AZURE_STORAGE_KEY",
+}
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _STATUS = re.compile(r"status code: (\d+ [\w ]+)")
 _HINTS = {
@@ -185,6 +196,12 @@ def explained(error: BaseException) -> str:
     """An error of a store in one line: its answer and the meaning, without internals."""
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
+    if asked := _METADATA.match(text):
+        answer = f"answers HTTP {status[1].strip()}" if status else "does not answer"
+        return (
+            f"no credentials were found: set {_GIVEN.get(asked['cloud'], 'those of the cloud')}, or {CREDENTIALS}; "
+            f"this machine has none of its own, its metadata service {answer}"
+        )
     if status is None:
         return text.splitlines()[0] if text else type(error).__name__
     return ", ".join(filter(None, (_HINTS.get(status[1][:3]), f"HTTP {status[1].strip()}", code[1] if code else "")))

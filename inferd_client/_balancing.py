@@ -1,0 +1,191 @@
+"""Calls spread over the addresses of a name: which connection takes the next call, and what is to be connected when.
+
+Nothing here waits or connects; `_channel` and `_loops` do that for threads and for event loops.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from inferd_client._calling import Headers, fields_of
+from inferd_client._connecting import Options, Target
+from inferd_client._native.link import Call
+from inferd_client._native.messages import framed
+
+PICK_FIRST, ROUND_ROBIN = POLICIES = ("pick_first", "round_robin")
+LOOK_SECONDS = 0.1
+"""So often at most the addresses are looked at while there are calls."""
+RESOLVE_SECONDS, RESOLVE_AGAIN_SECONDS = 30.0, 1.0
+"""The name is resolved again after so long, and after a connection was lost or not made."""
+FIRST_BACKOFF, LAST_BACKOFF = 0.2, 20.0
+"""Seconds until an address that could not be reached is tried again, at first and at last."""
+OTHERS_SECONDS = 0.1
+"""So long the first call waits at most, when one address is connected, for the others."""
+HEALTH_SECONDS = 1.0
+"""So long a new connection waits at most for the server's health before it takes calls."""
+WATCH = "/grpc.health.v1.Health/Watch"
+SERVING = 1
+
+
+class Place:
+    """An address of the server, and the connection to it.
+
+    Args:
+        target: its numeric address.
+
+    Attributes:
+        holder: the connection, a Link or Polled; None: there is none.
+        link: its Link.
+        watch: the call that tells of the server's health.
+        serving: whether the server says that it serves; also where it says nothing about that.
+        busy: whether a connection is being made.
+        due: when the next one may be made, in time.monotonic().
+        gone: the name has this address no more.
+    """
+
+    __slots__ = ("_failures", "busy", "due", "gone", "heard", "holder", "link", "serving", "target", "watch")
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.holder: Any = None
+        self.link: Any = None
+        self.watch: Call | None = None
+        self.heard: Callable[[], None] | None = None
+        self.serving = True
+        self.busy = self.gone = False
+        self.due = 0.0
+        self._failures = 0
+
+    def watched(self, headers: Headers) -> Call:
+        """A new call that watches the server's health, to be started on the link."""
+        self.watch = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
+        return self.watch
+
+    def told(self, call: Call, done: bool) -> None:
+        """See Owner of link.pyi."""
+        for message, encoding in call.messages():
+            if not encoding:
+                self.serving = dict(fields_of(bytes(memoryview(message)))).get(1, 0) == SERVING
+        if done and call is self.watch:
+            self.watch = None
+            self.serving = True  # without a health service, or with the connection, nothing is known any more
+        if self.heard is not None:
+            self.heard()
+
+    def connected(self, holder: Any, link: Any) -> None:
+        self.holder, self.link = holder, link
+        self._failures = 0
+
+    def failed(self) -> None:
+        self.due = time.monotonic() + min(FIRST_BACKOFF * 2**self._failures, LAST_BACKOFF) * random.uniform(0.8, 1.2)
+        self._failures = min(self._failures + 1, 10)
+
+    def left(self) -> None:
+        """Its connection takes no further calls: it closes when those in flight have ended."""
+        if self.watch is not None and self.link is not None:
+            self.link.give_up(self.watch)
+        self.holder = self.link = self.watch = None
+        self.serving = True
+
+
+class Places:
+    """The addresses of a target.
+
+    Args:
+        target: a name, or several addresses.
+        connections: to each address.
+    """
+
+    def __init__(self, target: Target, connections: int) -> None:
+        self._target = target
+        self._connections = connections
+        self._turn = 0
+        self._resolved = float("-inf")  # when the name was resolved, in time.monotonic()
+        self._look = 0.0  # when the places are to be looked at
+        self.all: list[Place] = []
+        self.resolving = False
+
+    def pick(self) -> Place | None:
+        """The next place in turn that takes calls; one whose server does not serve only if there is no other."""
+        places, other = self.all, None
+        for _ in range(len(places)):
+            self._turn = (self._turn + 1) % len(places)
+            place = places[self._turn]
+            if place.link is not None and place.link.usable:
+                if place.serving:
+                    return place
+                other = place
+        return other
+
+    def due(self) -> bool:
+        """Whether it is time to look at the places."""
+        now = time.monotonic()
+        if now < self._look:
+            return False
+        self._look = now + LOOK_SECONDS
+        return True
+
+    def to_connect(self) -> list[Place]:
+        """Places to connect now; their `busy` is set."""
+        now = time.monotonic()
+        found = []
+        for place in self.all:
+            if place.link is not None and not place.link.usable:
+                place.left()
+            if place.link is None and not place.busy and place.due <= now:
+                place.busy = True
+                found.append(place)
+        return found
+
+    def to_resolve(self) -> bool:
+        """Whether the name is to be resolved now; `resolving` is set then."""
+        whole = all(place.link is not None for place in self.all)
+        wait = RESOLVE_SECONDS if whole and self.all else RESOLVE_AGAIN_SECONDS
+        if self.resolving or time.monotonic() < self._resolved + wait:
+            return False
+        self.resolving = True
+        return True
+
+    def resolved(self, addresses: Iterable[tuple[str, int]]) -> list[Place]:
+        """Take the addresses of the name. Returns the places that are no longer among them."""
+        self._resolved = time.monotonic()
+        wanted = list(dict.fromkeys(addresses))
+        kept: dict[tuple[str, int], list[Place]] = {}
+        for place in self.all:
+            kept.setdefault((place.target.host, place.target.port), []).append(place)
+        self.all = [
+            place
+            for host, port in wanted
+            for place in kept.pop((host, port), None)
+            or [Place(self._target._replace(host=host, port=port, more=())) for _ in range(self._connections)]
+        ]
+        gone = [place for places in kept.values() for place in places]
+        for place in gone:
+            place.gone = True
+        return gone
+
+
+def known_as(options: Options, target: Target) -> Options:
+    """The options for connections to numeric addresses of a target: certificates have its name."""
+    return Options(options.context, options.server_name or target.host, options.keepalive, options.limit)
+
+
+def addresses_of(target: Target) -> list[tuple[str, int]]:
+    """The numeric addresses of a target.
+
+    Raises:
+        OSError: a name has none.
+    """
+    found = []
+    for host, port in target.all:
+        found += numeric(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return found
+
+
+def numeric(places: Sequence[Any]) -> list[tuple[str, int]]:
+    """Hosts and ports of what getaddrinfo has found."""
+    return [address[:2] for *_, address in places]

@@ -1,0 +1,228 @@
+"""Load balancing of both clients: several addresses, their health, names that resolve anew; copies; errors of TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import socket
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+import inferd_client.grpc as grpcclient
+import inferd_client.grpc.aio as aioclient
+from bench.processes import free_port
+from inferd_client import _balancing
+from inferd_client.utils import InferenceServerException
+from server.pb import grpc_service_pb2 as pb
+
+
+class Peer:
+    """A server of grpcio that counts ServerLive, with a health service of its own."""
+
+    def __init__(self, port=0):
+        self.calls = 0
+        self.health = health.HealthServicer()
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        live = grpc.unary_unary_rpc_method_handler(
+            self._live, pb.ServerLiveRequest.FromString, pb.ServerLiveResponse.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerLive": live})]
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.serves(True)
+        self._server.start()
+
+    def _live(self, request, context):
+        self.calls += 1
+        return pb.ServerLiveResponse(live=True)
+
+    def serves(self, yes):
+        kind = health_pb2.HealthCheckResponse
+        self.health.set("", kind.SERVING if yes else kind.NOT_SERVING)
+
+    def stop(self):
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def peers():
+    found = [Peer(), Peer(), Peer()]
+    yield found
+    for each in found:
+        each.stop()
+
+
+class Client:
+    """Either client, for a test without coroutines."""
+
+    def __init__(self, module, url, **said):
+        self._loop = asyncio.new_event_loop() if module is aioclient else None
+        self._client = module.InferenceServerClient(url, **said)
+
+    def _done(self, answer):
+        return self._loop.run_until_complete(answer) if self._loop else answer
+
+    def call(self, times=1):
+        for _ in range(times):
+            assert self._done(self._client.is_server_live(client_timeout=30))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._done(self._client.close())
+        if self._loop:
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()
+
+
+def url_of(peers):
+    return "ipv4:" + ",".join(f"127.0.0.1:{each.port}" for each in peers)
+
+
+def counts(peers):
+    found = [each.calls for each in peers]
+    for each in peers:
+        each.calls = 0
+    return found
+
+
+def settle(client, peers, expected):
+    """Make calls until a dozen of them is shared like this."""
+    while True:
+        counts(peers)
+        client.call(12)
+        if counts(peers) == expected:
+            return
+
+
+MODULES = pytest.mark.parametrize("module", [grpcclient, aioclient])
+
+
+@MODULES
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"load_balancing": "round_robin"},
+        {"load_balancing": "round_robin", "connections": 2},
+        {"channel_args": [("grpc.lb_policy_name", "round_robin")]},
+        {"channel_args": [("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')]},
+    ],
+)
+def test_calls_take_turns(peers, module, said):
+    """Guards round_robin: once all addresses are connected, each has a third of the calls."""
+    with Client(module, url_of(peers), **said) as client:
+        settle(client, peers, [4, 4, 4])
+        client.call(60)
+        assert counts(peers) == [20, 20, 20]
+
+
+@MODULES
+def test_the_first_address_that_answers(peers, module):
+    """Guards pick_first, the default: one address has all calls, the next one when it cannot be reached."""
+    dead = type("Dead", (), {"port": free_port()})
+    with Client(module, url_of([dead, *peers])) as client:
+        client.call(9)
+    assert counts(peers) == [9, 0, 0]
+    with Client(module, url_of([dead, *peers]), load_balancing="round_robin") as client:
+        while min(each.calls for each in peers) < 2:
+            client.call()
+    with (
+        Client(module, url_of([dead, dead]), load_balancing="round_robin") as client,
+        pytest.raises(InferenceServerException, match="failed to connect"),
+    ):
+        client.call()
+
+
+@MODULES
+def test_a_server_that_does_not_serve_gets_no_calls(peers, module):
+    """Guards the health of each address: it leaves, comes back, and if nobody serves, the calls go on."""
+    with Client(module, url_of(peers), load_balancing="round_robin") as client:
+        settle(client, peers, [4, 4, 4])
+        peers[1].serves(False)
+        settle(client, peers, [6, 0, 6])
+        peers[1].serves(True)
+        settle(client, peers, [4, 4, 4])
+        for each in peers:
+            each.serves(False)
+        client.call(30)
+
+
+@MODULES
+def test_a_lost_server_is_left_and_found_again(peers, module):
+    """Guards that calls go on without an address that is gone, and use it when it is back."""
+    with Client(module, url_of(peers), load_balancing="round_robin") as client:
+        settle(client, peers, [4, 4, 4])
+        peers[0].stop()
+        client.call(30)
+        peers[0] = Peer(peers[0].port)
+        while not peers[0].calls:
+            client.call()
+
+
+@MODULES
+def test_a_name_is_resolved_again(peers, module, monkeypatch):
+    """Guards re-resolution: new addresses get calls, and one that the name has no more gets none."""
+    named = [peers[0]]
+    real = socket.getaddrinfo
+
+    def resolve(host, port, *arguments, **said):
+        if host != "models.test":
+            return real(host, port, *arguments, **said)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each.port)) for each in named]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(_balancing, "RESOLVE_SECONDS", 0.0)
+    with Client(module, "models.test:1", load_balancing="round_robin") as client:
+        client.call(3)
+        assert counts(peers) == [3, 0, 0]
+        named[:] = peers[1:]
+        while not (peers[1].calls and peers[2].calls):
+            client.call()
+        counts(peers)
+        client.call(10)
+        assert counts(peers) == [0, 5, 5]
+
+
+def test_policies_that_there_are_not():
+    """Guards the error, and that the first known policy of a service config counts."""
+    with pytest.raises(InferenceServerException, match="pick_first or round_robin"):
+        grpcclient.InferenceServerClient("localhost:1", load_balancing="random")
+    with pytest.raises(InferenceServerException, match=r"grpc\.service_config"):
+        grpcclient.InferenceServerClient("localhost:1", channel_args=[("grpc.service_config", "{")])
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_requests_and_answers_are_copied(again):
+    """Guards pickle and copies of inputs, requested outputs and answers, with all that was set."""
+    given = grpcclient.InferInput("A", [2], "FP32").set_data_from_numpy(np.array([1, 2], np.float32))
+    far = grpcclient.InferInput("B", [2], "FP32").set_shared_memory("region", 8, 16)
+    output = grpcclient.InferRequestedOutput("C", class_count=2)
+    for each in (given, far):
+        other = again(each)
+        assert (other.name(), other.shape(), other.datatype()) == (each.name(), each.shape(), each.datatype())
+        assert other._written() == each._written()
+    assert bytes(again(given)._content) == bytes(given._content)
+    assert again(output)._written() == output._written()
+    answer = pb.ModelInferResponse(model_name="m", id="7", raw_output_contents=[np.arange(3, dtype=np.int32).tobytes()])
+    answer.outputs.add(name="OUT", datatype="INT32", shape=[3])
+    result = again(grpcclient.InferResult(answer))
+    assert (result.model_name, result.id, result.as_numpy("OUT").tolist()) == ("m", "7", [0, 1, 2])
+    result.as_numpy("OUT")[0] = 9
+
+
+def test_errors_of_tls_files_name_them(tmp_path):
+    """Guards which file cannot be read, or has the wrong content."""
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    for said in ({"root_certificates": "none.pem"}, {"certificate_chain": "none.pem"}, {"root_certificates": broken}):
+        (named,) = said.values()
+        with pytest.raises(OSError, match=str(named)):
+            grpcclient.InferenceServerClient("localhost:1", ssl=True, **{key: str(path) for key, path in said.items()})
