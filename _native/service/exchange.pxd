@@ -1,6 +1,6 @@
 # ModelStreamInfer on the native front door: the requests of one stream, and their responses.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from _native.request.request cimport Response
 from _native.service.submission cimport Submission
@@ -17,6 +17,7 @@ cdef struct Exchanges:
 cdef struct ExchangeDoor:
     # Method.context of ModelStreamInfer
     Submission *submission
+    uint32_t window          # requests of one stream that may be open
     const LoadReport *report # for load balancers, sent with the status
     # One stream is over: the sequences that are tied to it end. On the loop, within no call of a stream.
     void (*over)(void *context, uint64_t number) noexcept nogil

@@ -3,7 +3,7 @@
 Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
 number; they leave as they come, and a parameter says which one is the last.
 
-At most WINDOW requests are open. A request is closed when its last response was passed to the transport, which takes it
+At most a window of requests is open. A request is closed when its last response was passed to the transport, which takes it
 only as fast as the client reads. So a client that sends without reading stops the server from reading. A decoupled model
 may have a limited number of undelivered responses for one request: each is acknowledged when the transport has taken it,
 so a client that does not read stops the model, too. It may keep what has been answered, within its limits, but not the
@@ -62,7 +62,6 @@ from _native.transport.stream cimport (
 from _native.transport.unary cimport call_admit, call_wants, message_take
 
 cdef enum:
-    WINDOW = 128             # open requests of a stream: enough to fill a large batch from one
     # Memory that the structures take, beside messages.
     STREAM_MEMORY = 1 << 10
     REQUEST_MEMORY = 4 << 10
@@ -300,7 +299,7 @@ cdef void take_more(Exchange *self) noexcept nogil:
     if self.taking:
         return
     self.taking = True
-    while (self.stream != NULL and self.open < WINDOW and stream.incoming.first != NULL
+    while (self.stream != NULL and self.open < self.door.window and stream.incoming.first != NULL
            and not stream_ended(stream)):
         take(self)
     self.taking = False

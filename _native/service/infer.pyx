@@ -54,6 +54,9 @@ from _native.transport.unary cimport UNARY, Unary
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
+cdef enum:
+    STREAM_WINDOW = 128      # requests of a stream that may be open: enough to fill a large batch from one
+
 cdef struct Door:
     # the context of the native ModelInfer
     Unary unary
@@ -240,6 +243,7 @@ cdef class InferService:
         self.door.unary.cancel = stream_gone
         self.door.unary.place = place_message
         self.exchanges.submission = &self.submission
+        self.exchanges.window = STREAM_WINDOW
         self.exchanges.report = &self.door.report
         self.exchanges.over = stream_over
         self.exchanges.over_context = <void *>self
@@ -290,6 +294,15 @@ cdef class InferService:
     def timers(self) -> TimersHandle:
         """The timers of the loop. The owner of the bridge fires them when it drains the bridge."""
         return self.bridge.timers
+
+    @property
+    def stream_window(self) -> int:
+        """Requests of one native stream that may be read and not yet answered."""
+        return self.exchanges.window
+
+    @stream_window.setter
+    def stream_window(self, requests: int) -> None:
+        self.exchanges.window = requests
 
     @property
     def traffic(self) -> tuple[int, int]:

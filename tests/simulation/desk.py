@@ -1,4 +1,4 @@
-"""What the server does in Python, on an event loop of the world: ModelStreamInfer, by the handlers that are shipped.
+"""What the server does in Python, on an event loop of the world.
 
 The simulation decides when the loop has its turn, and when it reads its descriptors.
 """
@@ -9,18 +9,13 @@ import asyncio
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server.engine.housekeeping.threads import on_thread
-from server.front import services
 from server.front.connection_limits import Admission, ListenerPolicy
-from server.front.context import NativeContext
 from server.front.peer import Peer
-from server.front.serving import serve
-from server.rpc.infer import Inference
-from server.rpc.service import Method
 from tests.simulation.wire import Violation
 from tests.simulation.world import LOOP_FDS, UNWATCHED, World
 
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 UNIMPLEMENTED = 12
 CAN_COPE: ContextVar[bool] = ContextVar("CAN_COPE", default=False)  # whether memory may be refused to a task
-WINDOW = 6  # requests of one stream that may be read and not yet answered
 
 
 class Loop(asyncio.AbstractEventLoop):
@@ -123,20 +117,11 @@ class Loop(asyncio.AbstractEventLoop):
 
 
 class Desk:
-    """Takes the calls that are not native."""
+    """Takes the calls that are not native: there is no handler for any."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
         self.loop = Loop(simulation.world, simulation.later)
-        self.open: set[NativeContext] = set()
         events._set_running_loop(self.loop)
-
-    def open_door(self) -> None:
-        """There is an engine, and who may do what."""
-        simulation = self.simulation
-        method = Method("ModelStreamInfer", None, None, True, True, Inference(simulation.engine, WINDOW).stream)  # type: ignore
-        policy = services.Policy(access=simulation.rights.access, forwarder=simulation.forwarding.forwarder)
-        self._handler = services._handler(method, policy)
         self._listener_policy = ListenerPolicy()
 
     def meet(self, connection: Connection, use: ClientUse, address: str) -> None:
@@ -146,17 +131,7 @@ class Desk:
 
     def take(self, call: Call) -> None:
         """See `Endpoint`."""
-        if call.path != STREAM:
-            call.end(UNIMPLEMENTED)
-            return
-        if self.simulation.packing:
-            call.set_compression("", 1)
-        context = NativeContext(call, self._handler)
-        copes = copy_context()
-        copes.run(CAN_COPE.set, True)
-        context.task = self.loop.create_task(serve(self._handler, context, None), context=copes)  # type: ignore
-        self.open.add(context)
-        context.task.add_done_callback(lambda _: self.open.discard(context))
+        call.end(UNIMPLEMENTED)
 
     def turn(self) -> None:
         """The tasks that can go on do, until they wait."""

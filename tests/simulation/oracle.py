@@ -420,7 +420,7 @@ class Oracle:
         if simulation.is_faulty:
             return
         executed = simulation.endpoint.ledger["executed"]
-        if executed and simulation.service.in_house == 0 and not simulation.desk.open:
+        if executed and simulation.service.in_house == 0 and not simulation.streams_open:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         for version in (*simulation.versions.values(), *simulation.shop.ending):
             pending = version.loaded.lane.pending
