@@ -38,6 +38,7 @@ from server.engine.pbtxt.source import Source
 from server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from server.errors import ConfigError, ServerError
 from server.pb import model_config_pb2
+from tests.simulation.kinds import STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
 
@@ -57,6 +58,11 @@ UNREACHABLE = "the repository cannot be reached now"
 BROKEN = "the model's file is broken today"
 NO_ROOM = "--model-memory-budget lacks"
 LACKS_STEP = "which has no loaded version: see its own error"  # of an ensemble, one of whose models has not loaded
+
+
+def size_of(name: str) -> int:
+    """Bytes of a model's files."""
+    return 1000 + 100 * len(name)
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,8 @@ class Box:
     @property
     def folder(self) -> ModelFolder:
         """As a repository tells of it."""
-        size = 1000 + 100 * len(self.kind.name)
         marks = {
-            "1": Mark(self.generation + 1, 1, size),
+            "1": Mark(self.generation + 1, 1, size_of(self.kind.name)),
             CONFIGURATION: Mark(self.revision + 1, 1, 1),
             REST: NO_FILES,
         }
@@ -557,7 +562,7 @@ class Operator:
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
             lacks_step = LACKS_STEP in text and (self._is_moody or bool(self._unloaded_ns))
             known = UNLOADED in text or UNREACHABLE in text or BROKEN in text
-            known = known or (NO_ROOM in text and self.control.budget > 0)
+            known = known or (NO_ROOM in text and self._simulation.demand.lacks_room(STEPS[name]))
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
 

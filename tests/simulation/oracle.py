@@ -85,6 +85,10 @@ class Oracle:
         now = self.simulation.world.now()
         return any(since <= now and until >= since_ns for since, until in self.away.get(name, ()))
 
+    def there_ns(self, name: str, since_ns: int) -> int:
+        """When this model was there, from then on."""
+        return max((until for since, until in self.away.get(name, ()) if since <= since_ns <= until), default=since_ns)
+
     def _was_replaced(self, kind: Kind, since_ns: int) -> bool:
         """Whether another version has taken the place of this model, or of a step of it, since then."""
         return any(self.since.get(name, 0) >= since_ns or self.was_away(name, since_ns) for name in STEPS[kind.name])
