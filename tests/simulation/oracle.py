@@ -445,7 +445,14 @@ class Oracle:
         """Whether what each instance of a model needs is free, as far as that is known."""
         executions, kinds = self.simulation.executions, self.simulation.kinds.values()
         is_known = kind.style == "fresh" and not any(each.needs and each.style == "worker" for each in kinds)
-        return bool(kind.needs) and is_known and executions.resources_used + kind.needs <= executions.resources
+        free = executions.resources - executions.resources_used
+        # an instance that needs more than there is may be overdue: the others leave it what there is
+        lacks = any(
+            version.kind.needs > free and version.loaded.lane.pending
+            for version in self.simulation.shop.every()
+            if version.kind.needs
+        )
+        return bool(kind.needs) and is_known and not lacks
 
     @staticmethod
     def _check_threads(version: Version, now: int) -> None:
