@@ -50,41 +50,6 @@ async def test_models_that_write_to_their_inputs_do_not_see_each_other(tmp_path,
             np.testing.assert_array_equal(answer.array("then"), x + 10 + 10_000_000)
 
 
-# Answers later, on its sender.
-LATER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            response = pb_utils.InferenceResponse([pb_utils.Tensor("y", request.inputs()[0].as_numpy())])
-            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-
-
-async def test_the_time_of_a_decoupled_step_is_in_the_phases_of_the_ensemble(tmp_path):
-    """Guards that all time of an ensemble's request is told: what a sender answers has no batch that ends with it."""
-    decoupled = "model_transaction_policy { decoupled: true }\n"
-    add_model(tmp_path, "later", LATER, CONFIG + decoupled)
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    (tmp_path / "e" / "config.pbtxt").write_text(ensemble(step("later", {"x": "x"}, {"y": "y"})) + decoupled)
-    async with serving(tmp_path) as engine:
-        answers, over = [], asyncio.Event()
-
-        def deliver(status, text, response):
-            answers.append((status, text))
-            if response is None or len(answers) == 2:  # the response, and the end
-                over.set()
-
-        message = request("e", x=np.array([[1]]))
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
-        engine.submit(message.SerializeToString(), deliver, stream=True)
-        await asyncio.wait_for(over.wait(), 30)
-        assert [status for status, _ in answers] == [0, 0], answers
-        found = engine.model("e").statistics().inference_stats
-        assert 0 < found.compute_infer.ns <= found.success.ns - found.queue.ns
-
-
 # Answers with the pages that its process has asked the system for so far.
 FAULTS = """
 import resource
