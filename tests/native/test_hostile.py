@@ -113,6 +113,7 @@ FLOODS = {
     "PRIORITY": h2cases.priority(1),
     "PRIORITY of idle streams": h2cases.priority(1001),
     "empty DATA": frame(h2cases.DATA, 0, 1),
+    "tiny messages of a stream": frame(h2cases.DATA, 0, 1, (b"\0\0\0\0\x0f" + bytes(15)) * 10),
     "padding": frame(h2cases.DATA, 8, 1, b"\x05abcde"),
     "RST_STREAM of a closed stream": h2cases.reset(1),
     "GOAWAY": h2cases.goaway(),
@@ -133,6 +134,14 @@ def test_flood(wire, name):
     assert wire.connection.finished
     if name != "GOAWAY":  # a peer that goes away is let go, once its calls are over
         assert wire.seen.goaway == CALM
+
+
+def test_messages_of_a_stream_that_may_be_requests_are_no_flood(wire):
+    """From 16 bytes on, a message of a stream may be a request for a model, however many there are."""
+    wire.hold = True
+    wire.send(h2cases.headers(payload=h2cases.block(pseudo_path="/x"), flags=END_HEADERS))
+    wire.send(frame(h2cases.DATA, 0, 1, (b"\0\0\0\0\x10" + bytes(16)) * 4 * SPARE))
+    assert not wire.connection.finished
 
 
 def test_a_flood_in_one_read(wire):
