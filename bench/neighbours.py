@@ -132,10 +132,10 @@ def greeted(client: Client) -> Client:
     return client
 
 
-def send(client: Client, stream: int, data: bytes) -> None:
+def send(client: Client, stream: int, data: bytes, timeout: float = 60.0) -> None:
     """All of a call's messages, as flow control allows."""
     for at in range(0, len(data), 16384):
-        client.receive_until(lambda: client.h2.local_flow_control_window(stream) >= 16384)
+        client.receive_until(lambda: client.h2.local_flow_control_window(stream) >= 16384, timeout)
         client.data(stream, data[at : at + 16384], end=at + 16384 >= len(data))
 
 
@@ -278,9 +278,9 @@ def bombs(attacked: Attacked) -> str:
     message = bomb()
     count = 0
     while attacked.goes_on():
-        with greeted(Client(attacked.address)) as client:
+        with contextlib.suppress(OSError), greeted(Client(attacked.address)) as client:  # it may wait longer than that
             for _ in range(64):
-                ask(client, message, grpc_encoding="gzip")
+                send(client, client.headers(INFER, grpc_encoding="gzip"), message, 5)
                 count += 1
                 if not attacked.goes_on():
                     break

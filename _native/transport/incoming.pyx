@@ -15,7 +15,7 @@ from _native.chain cimport chain_pop, chain_push
 from _native.memory.resource cimport Block, block_give, block_take
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
 from _native.text cimport format_text, text_or_no_memory
-from _native.transport.budget cimport COST_FRAME, budget_spend
+from _native.transport.budget cimport budget_spend
 from _native.transport.client cimport Client
 from _native.transport.compression cimport (
     ENCODING_IDENTITY,
@@ -72,6 +72,7 @@ cdef enum:
     ROOM_FOR_BYTE = 64       # bytes of room that a received byte is good for
     FIRST_ROOM = 4 << 10     # and the first one
     TINY = 16                # bytes: a message of a stream that is smaller brings no call forward, as an empty frame
+    TINY_COST = 10           # of such frames, because it becomes an event for Python
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -149,8 +150,8 @@ cdef void begin_message(Stream *stream) noexcept nogil:
 
 
 cdef bint may_be_tiny(Conn *conn) noexcept nogil:
-    # each costs as much as a large one: tens of thousands in one read would keep the loop from others
-    if budget_spend(&conn.budget, COST_FRAME, conn.host.spare_frames, conn.host.now_ns):
+    # tens of thousands in one read would keep the loop from others
+    if budget_spend(&conn.budget, TINY_COST, conn.host.spare_frames, conn.host.now_ns):
         return True
     conn_calm(conn, "too_many_messages")
     return False
