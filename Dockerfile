@@ -1,12 +1,14 @@
 # syntax=docker/dockerfile:1
 # Images of inferd. Targets:
 #
-#   cpu         ONNX Runtime, Python models (the default target is the last stage: name one)
+#   cpu         ONNX Runtime, Python models, object stores, OpenTelemetry (the default target is the last stage: name one)
 #   cpu-full    the same and PyTorch for CPUs
 #   gpu         the framework builds for GPUs that FRAMEWORKS names; CUDA's libraries come with their wheels
 #
 #   docker build --target cpu -t inferd:cpu .
 #   docker run -v $PWD/models:/models:ro -p 8001:8001 inferd:cpu
+#
+# PACKAGES names more for the environment, for pip: --build-arg PACKAGES="inferd[hf] transformers".
 #
 # The server runs as uid 1000, needs no shell and no writable root. With `args: [tritonserver, --model-store=...]`, as
 # KServe's stock runtime has them, it starts unchanged.
@@ -32,35 +34,6 @@ COPY inferd_client inferd_client
 COPY server server
 ARG REVISION=unknown
 RUN INFERD_COMMIT="${REVISION}" /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
-
-# ---- one virtual environment for each target ------------------------------------------------------------------------
-FROM build AS core
-RUN python3 -m venv --without-pip /opt/inferd \
-    && /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt "$(echo /wheel/*.whl)" \
-    && find /opt/inferd/lib/python3*/site-packages/_native /opt/inferd/lib/python3*/site-packages/backends \
-        /opt/inferd/lib/python3*/site-packages/inferd_client \
-        -name '*.so' -exec strip --strip-unneeded {} + \
-    && find /opt/inferd \( -name tests -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -prune -exec rm -rf {} + \
-    && ln -s inferd /opt/inferd/bin/tritonserver
-ENV PATH=/opt/inferd/bin:$PATH
-
-FROM core AS core-onnx
-RUN /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt onnxruntime ml_dtypes redis \
-    && /sbom/bin/cyclonedx-py environment --of JSON -o /opt/inferd/sbom.cdx.json /opt/inferd/bin/python
-
-# An index that has the CPU build of torch; empty: the index of pip, whose plain build brings gigabytes of CUDA.
-FROM core-onnx AS core-full
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN version="$(sed -n 's/^torch==//p' constraints.txt)" \
-    && /build/bin/pip --python /opt/inferd/bin/python install "torch==${version}+cpu" -c constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-    && /sbom/bin/cyclonedx-py environment --of JSON -o /opt/inferd/sbom.cdx.json /opt/inferd/bin/python
-
-FROM core AS core-gpu
-ARG FRAMEWORKS="onnxruntime-gpu"
-# hadolint ignore=DL3013,SC2086
-RUN /build/bin/pip --python /opt/inferd/bin/python install ml_dtypes ${FRAMEWORKS} \
-    && /sbom/bin/cyclonedx-py environment --of JSON -o /opt/inferd/sbom.cdx.json /opt/inferd/bin/python
 
 # ---- what runs ------------------------------------------------------------------------------------------------------
 # libnghttp2 is the distribution's, so that its security updates reach the image.
@@ -90,6 +63,44 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=120s CMD ["inferd", "heal
 # tini is process 1: it reaps what the processes of models leave behind.
 ENTRYPOINT ["/usr/bin/tini", "--", "inferd", "serve"]
 
+# ---- one virtual environment for each target ------------------------------------------------------------------------
+FROM build AS core
+RUN python3 -m venv --without-pip /opt/inferd \
+    && /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt "$(echo /wheel/*.whl)" \
+    && find /opt/inferd/lib/python3*/site-packages/_native /opt/inferd/lib/python3*/site-packages/backends \
+        /opt/inferd/lib/python3*/site-packages/inferd_client \
+        -name '*.so' -exec strip --strip-unneeded {} + \
+    && find /opt/inferd \( -name tests -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -prune -exec rm -rf {} + \
+    && ln -s inferd /opt/inferd/bin/tritonserver
+ENV PATH=/opt/inferd/bin:/sbom/bin:$PATH
+# What the list of contents is made with: the packages of the base, and a script.
+COPY --from=runtime /var/lib/dpkg/status /runtime/dpkg/status
+COPY tools/sbom.py tools/sbom.py
+
+FROM core AS core-onnx
+ARG PACKAGES=""
+# hadolint ignore=SC2086
+RUN /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt \
+        "inferd[bf16,cloud,otel,redis]" onnxruntime ${PACKAGES} \
+    && python3 tools/sbom.py /opt/inferd/sbom.cdx.json /opt/inferd/bin/python /runtime/dpkg
+
+# An index that has the CPU build of torch; empty: the index of pip, whose plain build brings gigabytes of CUDA.
+FROM core-onnx AS core-full
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN version="$(sed -n 's/^torch==//p' constraints.txt)" \
+    && /build/bin/pip --python /opt/inferd/bin/python install "torch==${version}+cpu" -c constraints.txt \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+    && python3 tools/sbom.py /opt/inferd/sbom.cdx.json /opt/inferd/bin/python /runtime/dpkg
+
+FROM core AS core-gpu
+ARG FRAMEWORKS="onnxruntime-gpu"
+ARG PACKAGES=""
+# hadolint ignore=DL3013,SC2086
+RUN /build/bin/pip --python /opt/inferd/bin/python install \
+        "inferd[bf16,cloud,gpu,otel,redis]" ${FRAMEWORKS} ${PACKAGES} \
+    && python3 tools/sbom.py /opt/inferd/sbom.cdx.json /opt/inferd/bin/python /runtime/dpkg
+
+# ---- the images -----------------------------------------------------------------------------------------------------
 FROM runtime AS gpu
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=core-gpu /opt/inferd /opt/inferd

@@ -4,6 +4,8 @@
     python -m bench.abuse --only resets         one of them
     python -m bench.abuse --quick               a tenth of each, to see that it works
 
+`--only neighbours` (bench/neighbours.py) attacks what clients share, beside a polite client and the ledger.
+
 What must hold: no call of the measuring client fails and its 99th percentile stays below 50 ms, whatever the attack
 does; a reset costs the server at most 6 us; attacks add at most 8 MiB, unread answers at most 64 MiB. The results are
 printed as a table; the exit status is 0 when all of it holds.
@@ -29,7 +31,7 @@ from pathlib import Path
 
 import grpc
 
-from bench import inferd
+from bench import inferd, neighbours
 from bench.processes import ServerProcess
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
@@ -78,9 +80,13 @@ class Plan:
     idle: int = 2_000
     seconds: float = 5.0  # of each flood
     patience: float = 15.0  # seconds for which the readers do not read
+    calm: float = 5.0  # seconds before the attacks on neighbours
+    beside: float = 15.0  # seconds of each of these
 
     def tenth(self) -> Plan:
-        return Plan(self.resets // 10, self.readers // 10, self.idle // 10, self.seconds / 10, self.patience / 3)
+        return Plan(
+            self.resets // 10, self.readers // 10, self.idle // 10, self.seconds / 10, self.patience / 3, 1.0, 3.0
+        )
 
 
 @dataclass
@@ -340,14 +346,21 @@ def repository(folder: Path) -> tuple[Path, Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--only", choices=["resets", "floods", "readers", "idle"])
+    parser.add_argument("--only", choices=["resets", "floods", "readers", "idle", "neighbours"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--probe", nargs=2, metavar=("ADDRESS", "PATH"), help="be the measuring client")
+    parser.add_argument("--polite", nargs=3, metavar=("ADDRESS", "KIND", "ROOT"), help="be the polite neighbour")
     arguments = parser.parse_args()
+    if arguments.polite:
+        neighbours.be_polite(*arguments.polite)
+        return 0
     if arguments.probe:
         probe(*arguments.probe)
         return 0
     plan = Plan().tenth() if arguments.quick else Plan()
+    if arguments.only == "neighbours":
+        with tempfile.TemporaryDirectory(prefix="inferd-abuse-") as name:
+            return 0 if neighbours.run(Path(name), plan.calm, plan.beside) else 1
     failed = False
     print("| attack | calls | failed | p99 ms | MiB | CPU us each | | holds |\n|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="inferd-abuse-") as name:
@@ -367,6 +380,9 @@ def main() -> int:
                 f"{'yes' if r.holds else 'NO'} |",
                 flush=True,
             )
+        if arguments.only is None:
+            print()
+            failed |= not neighbours.run(Path(name), plan.calm, plan.beside)
     return 1 if failed else 0
 
 

@@ -2,6 +2,8 @@
 
     python -m bench.drain                       50 times 8 connections with 16 calls each, a model that takes 20 ms
     python -m bench.drain --door grpcio --times 20
+    python -m bench.drain --slow --times 1000   bench/slow_drain.py: slow readers behind a delaying proxy, up to 16 MiB
+    python -m bench.drain --envoy 60            the same file: Envoy's connections end by their age
 
 A connection keeps its calls in flight until the server says GOAWAY. What must hold, each time: no call is lost or
 reset, every status is OK, every answer has its bytes, the server's exit status is 0 and it left no native object.
@@ -21,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import inferd, messages
+from bench import inferd, messages, slow_drain
 from bench.repository import GATHER, Identity, write
 from bench.soak import LIVE_LINE
 from inferd_client.driver import Driver, Fixed
@@ -78,7 +80,14 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--in-flight", type=int, default=16, help="on each connection")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--envoy", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
+    if arguments.slow or arguments.envoy:
+        slow, seconds, seed = arguments.slow, arguments.envoy, arguments.seed
+        found = slow_drain.run(arguments.times, seed) if slow else slow_drain.run_envoy(seconds, seed)
+        print(json.dumps(found, indent=2))
+        return 1 if found["lost"] else 0
     moments = random.Random(arguments.seed)
     stops = []
     with tempfile.TemporaryDirectory(prefix="inferd-drain-") as folder:

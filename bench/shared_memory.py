@@ -9,14 +9,18 @@ best round of each counts. Every answer is compared; of tensors in a region, wha
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
+import numpy as np
 
 from bench import inferd, messages
 from bench.figures import Figure, best, measure
@@ -33,6 +37,25 @@ MODELS = (
     Identity("large_in", (("FP32", 2), ("FP32", 2)), max_batch_size=0, instances=2, parameters=GATHER),
 )
 ACCESS = {"in place": "map", "copied": "copy"}
+FRAMEWORK = """backend: "{backend}"
+max_batch_size: 0
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {dims} ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {outputs} ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+"""
+CODE = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, x):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", ANSWER)])
+"""
+PYTHON = {"returns its input": "x", "doubles": "x + x", "adds up": "x.sum(keepdims=True)"}
+ONNX = {"fixed": (1, LARGE // 4), "named like the input's": ("N", "L"), "unknown": (None, None)}
+"""Dimensions of the output of an ONNX model that doubles."""
 
 
 class Region:
@@ -51,21 +74,31 @@ class Region:
         )
         call(pb.SystemSharedMemoryRegisterRequest(name="region", key=f"/{self._path.name}", byte_size=self.size))
 
-    def check(self) -> None:
-        """Raise RuntimeError unless the second half is what the first one is."""
-        with self._path.open("rb") as file:
-            file.seek(LARGE)
-            if file.read() != self.content:
-                raise RuntimeError("wrong output in the region")
-
     @contextmanager
-    def cleared(self) -> Iterator[None]:
-        """The second half is zeros before, and right after."""
+    def cleared(self, expected: bytes = b"") -> Iterator[None]:
+        """The second half is zeros before, and afterwards as expected: like the first half, if nothing is given."""
+        expected = expected or self.content
         with self._path.open("r+b") as file:
             file.seek(LARGE)
             file.write(bytes(LARGE))
         yield
-        self.check()
+        with self._path.open("rb") as file:
+            file.seek(LARGE)
+            if file.read(len(expected)) != expected:
+                raise RuntimeError("wrong output in the region")
+
+    def copy(self, seconds: float) -> Figure:
+        """The first half copied to the second one, by this process."""
+        with self._path.open("r+b") as file, mmap.mmap(file.fileno(), self.size) as memory:
+            halves = np.frombuffer(memory, np.uint8).reshape(2, -1)
+            took = []
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                begun = time.perf_counter()
+                np.copyto(halves[1], halves[0])
+                took.append(time.perf_counter() - begun)
+            del halves
+        return Figure(statistics.mean(took) * 1e6, len(took) / seconds, statistics.median(took) * 1e6)
 
 
 def placed(exchange: Exchange, *, output: bool) -> Exchange:
@@ -78,6 +111,31 @@ def placed(exchange: Exchange, *, output: bool) -> Exchange:
         _refer(request.outputs.add(name="OUTPUT0"), LARGE)
         response.raw_output_contents[0] = b""
     return Exchange(request.SerializeToString(), response.SerializeToString())
+
+
+def add_models(repository: Path) -> None:
+    """Models in Python and for ONNX Runtime that get 16 MiB."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    def add(name: str, **config: str) -> Path:
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(FRAMEWORK.format(**config))
+        return version
+
+    for number, answer in enumerate(PYTHON.values()):
+        outputs = "-1, -1" if "sum" not in answer else "1, 1"
+        version = add(f"python{number}", backend="python", dims="-1, -1", outputs=outputs)
+        (version / "model.py").write_text(CODE.replace("ANSWER", answer))
+    for number, dims in enumerate(ONNX.values()):
+        text = ", ".join(str(dim) if isinstance(dim, int) else "-1" for dim in dims)
+        version = add(f"onnx{number}", backend="onnxruntime", dims=text, outputs=text)
+        x = helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, ("N", "L") if None in dims else dims)
+        y = helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, dims)
+        graph = helper.make_graph([helper.make_node("Add", ["INPUT0", "INPUT0"], ["OUTPUT0"])], "g", [x], [y])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
+                  str(version / "model.onnx"))  # fmt: skip
 
 
 def _refer(
@@ -104,15 +162,30 @@ def tables(folder: Path, access: str, in_flight: int, rounds: int, seconds: floa
     """The tables of one way of access: regions used in place, or copied."""
     unix = f"unix:{folder}/{access}"
     options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--client-shm-access", access]
-    server = inferd.start(write(folder / "models", MODELS), folder / f"{access}.log", options=options)
+    repository = write(folder / "models", MODELS)
+    add_models(repository)
+    server = inferd.start(repository, folder / f"{access}.log", options=options)
     with ExitStack() as stack:
         stack.callback(server.stop)
         region = Region(stack, unix)
         small, large, whole = messages.identity(SMALL), messages.large_in(LARGE), messages.identity(LARGE)
 
-        def way(exchange: Exchange) -> Callable[[], Figure]:
+        def way(exchange: Exchange, in_flight: int = in_flight) -> Callable[[], Figure]:
             workload = Fixed([exchange.request], [exchange.response])
             return lambda: measure(server, workload, (1, in_flight), seconds, address=unix)
+
+        def model(name: str, doubled: bytes, summed: bool = False) -> Callable[[], Figure]:
+            exchange = messages.identity(LARGE, name)
+            response = pb.ModelInferResponse.FromString(exchange.response)
+            if summed:
+                response.outputs[0].shape[:] = 1, 1
+            ask = way(placed(Exchange(exchange.request, response.SerializeToString()), output=True), 1)
+
+            def checked() -> Figure:
+                with region.cleared(doubled):
+                    return ask()
+
+            return checked
 
         yield table(
             f"input with a small output, {in_flight} in flight",
@@ -132,6 +205,17 @@ def tables(folder: Path, access: str, in_flight: int, rounds: int, seconds: floa
                 best({"16 MiB on the wire": way(whole), "16 MiB in a region": way(placed(whole, output=True))}, rounds),
                 "16 MiB on the wire",
             )
+        content = np.frombuffer(region.content, np.float32)
+        ways = {"memcpy of 16 MiB": lambda: region.copy(seconds)}
+        for number, (name, answer) in enumerate(PYTHON.items()):
+            summed = "sum" in answer
+            expected = content.sum(keepdims=True) if summed else content + content if answer != "x" else content
+            ways[f"model.py that {name}"] = model(f"python{number}", expected.tobytes(), summed)
+        for number, dims in enumerate(ONNX):
+            ways[f"ONNX, doubles, dimensions of the output {dims}"] = model(
+                f"onnx{number}", (content + content).tobytes()
+            )
+        yield table("16 MiB in and out by region, 1 in flight", best(ways, rounds), "memcpy of 16 MiB")
 
 
 def main() -> int:

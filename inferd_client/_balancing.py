@@ -5,7 +5,6 @@ Nothing here waits or connects; `_channel` and `_loops` do that for threads and 
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +80,9 @@ class Place:
         self._failures = 0
 
     def failed(self) -> None:
-        self.due = time.monotonic() + min(FIRST_BACKOFF * 2**self._failures, LAST_BACKOFF) * random.uniform(0.8, 1.2)
+        from random import uniform
+
+        self.due = time.monotonic() + min(FIRST_BACKOFF * 2**self._failures, LAST_BACKOFF) * uniform(0.8, 1.2)
         self._failures = min(self._failures + 1, 10)
 
     def left(self) -> None:

@@ -23,6 +23,7 @@ from server.engine.config.datatypes import TYPE_OF
 from server.engine.instances.gpu import Gpus
 from server.engine.repository.folders import ModelFolder, check_name, version_folder
 from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
+from server.importing import Imported, imported
 from server.pb import model_config_pb2 as pb
 from server.settings import Settings
 
@@ -48,6 +49,7 @@ class Kind:
     guesses: bool = False
 
 
+PYTHON = Kind("python", "model.py", (".py",), "A model.py declares its tensors in auto_complete_config, or here.")
 KINDS = (
     Kind("onnxruntime", "model.onnx", (".onnx",)),
     Kind(
@@ -62,7 +64,7 @@ KINDS = (
     Kind("tensorflow", "model.savedmodel", ("saved_model.pb",)),
     Kind("tensorflow", "model.graphdef", (".graphdef",), "A GraphDef does not record its tensors: name its operators."),
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
-    Kind("python", "model.py", (".py",), "A model.py declares its tensors in auto_complete_config, or here."),
+    PYTHON,
 )
 """The kinds of model files; the first one with a suffix is the one that the suffix means."""
 
@@ -90,8 +92,9 @@ def make_model(
         AlreadyExists: the repository has such a model.
         ConfigError: the file cannot be read by its framework.
     """
-    kind = kind_of(file)
-    name = name or _usual_name(file)
+    foreign = imported(file)
+    kind = replace(PYTHON, hint=foreign.hint) if foreign else kind_of(file)
+    name = name or (foreign.name if foreign else _usual_name(file))
     check_name(name)
     known = [known_input(text) for text in inputs]
     if known and not kind.guesses:
@@ -99,10 +102,13 @@ def make_model(
     target = repository / name
     if target.exists() and not force:
         raise AlreadyExists(f"{target} exists: give another --name, or --force to write over it")
-    config, problem = _completed(file, kind, name, max_batch_size, known, backend_config)
+    config, problem = _completed(file, kind, name, max_batch_size, known, backend_config, foreign)
     version = target / "1"
     version.mkdir(parents=True, exist_ok=True)
-    _put(file, version / kind.file)
+    if foreign:
+        foreign.put(version)
+    else:
+        _put(file, version / kind.file)
     text = commented(config, kind, file, problem)
     (target / CONFIG).write_text(text)
     print(f"{target / CONFIG}:\n\n{text}")
@@ -128,7 +134,7 @@ def kind_of(file: Path) -> Kind:
             file.is_dir() and any((file / each).exists() for each in kind.suffixes)
         ):
             return kind
-    known = ", ".join(suffix for kind in KINDS for suffix in kind.suffixes)
+    known = ", ".join([*(suffix for kind in KINDS for suffix in kind.suffixes), ".mar", "model-settings.json"])
     raise InvalidArgument(f"{file}: expected a model file whose name ends in one of {known}")
 
 
@@ -180,15 +186,21 @@ def _completed(
     max_batch_size: int | None,
     known: Sequence[TensorSpec],
     backend_config: tuple[str, ...],
+    foreign: Imported | None,
 ) -> tuple[pb.ModelConfig, str]:
     """The completed configuration, and the problem that keeps it from being served."""
     found = minimal = pb.ModelConfig(name=name, backend=kind.backend)
+    if foreign:
+        minimal.MergeFrom(foreign.config)
     if max_batch_size is not None:
         minimal.max_batch_size = max_batch_size
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / name
         (model / "1").mkdir(parents=True)
-        _put(file, model / "1" / kind.file)
+        if foreign:
+            foreign.put(model / "1")
+        else:
+            _put(file, model / "1" / kind.file)
         settings = Settings(model_repository=(folder,), backend_config=backend_config)
         loader, options = make_loader(settings), model_options(settings, Gpus())
         try:

@@ -153,3 +153,15 @@ def test_the_way_of_a_request_names_what_is_there() -> None:
     for code in CODE.findall(page):
         if re.fullmatch(r"[A-Z]\w+|[a-z]+(_[a-z]+)+", code) and code != "_native":
             assert re.search(rf"\b{code}\b", native + python), f"nothing is named {code}"
+
+
+def test_each_rule_against_hostile_clients_names_its_test() -> None:
+    """Every line of the tables says which test attacks."""
+    section = (ROOT / "docs/operations.md").read_text().split("## Hostile clients")[1].split("\n## ")[0]
+    rows = [
+        line for line in section.splitlines() if line.startswith("| ") and not line.startswith(("| attack", "| place"))
+    ]
+    assert len(rows) >= 20
+    for row in rows:
+        path, _, test = row.rsplit("|", 2)[1].strip(" `").partition("::")
+        assert f"def {test}(" in (ROOT / "tests" / path).read_text(), row

@@ -149,9 +149,10 @@ RULES = (
     Rule("server.app", may=("_native", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.authoring",
-        may=("backends.api", "server.composition.engine", "server.engine", "server.pb", *CORE),
+        may=("backends.api", "server.composition.engine", "server.engine", "server.importing", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
+    Rule("server.importing", may=("server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.commands",
         may=(

@@ -10,6 +10,7 @@ from _native.execution.view cimport block_of_array, view_new
 from _native.memory.resource cimport Block, block_take
 from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.request.request cimport Request
 from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
 from _native.tensors.placement cimport place_of_output
 
@@ -22,6 +23,16 @@ cdef bytes encoded_element(object element, str name):
     if not isinstance(element, (bytes, bytearray, memoryview)):
         raise ValueError(f"output '{name}' must have elements of bytes or str, got {type(element).__name__}")
     return bytes(element)
+
+
+cdef bint overlaps_inputs(const Request *request, const uint8_t *data, size_t size) noexcept nogil:
+    # a model may write to its output before it has read all of its inputs
+    cdef uint32_t i
+    for i in range(request.signature.input_count):
+        if (request.inputs[i].present and request.inputs[i].data < data + size
+                and data < request.inputs[i].data + request.inputs[i].size):
+            return True
+    return False
 
 
 cdef class Batch:
@@ -88,32 +99,36 @@ cdef class Batch:
         self.check()
         return self.batch.count == 1 and self.batch.requests[0].placements != NULL
 
-    def place(self, name: str):
+    def place(self, name: str, shape=None):
         """A writable view of the client's shared memory, where the model may write this output itself.
 
-        Then hand over an array over the view by `set_output`. None if there is no such place, or the configuration
-        does not fix the shape of the output: most of the time.
+        Then hand over an array over the view by `set_output`. None if there is no such place: most of the time.
+
+        Args:
+            name: of the output.
+            shape: that it will have, with the batch dimension; needed unless the configuration fixes it.
         """
         cdef uint32_t index = self.output_index(name)
         cdef const TensorSignature *tensor = &self.batch.signature.outputs[index]
-        cdef uint32_t first = 1 if self.batch.signature.max_batch_size > 0 else 0
-        cdef int64_t shape[MAX_RANK]
+        cdef int64_t dims[MAX_RANK]
         cdef uint8_t *data
         cdef Block *block = NULL
         if not self.placed or index >= self.batch.signature.output_count or tensor.state:
             return None
-        if tensor.variable or tensor.reshaped or tensor.like_input or tensor.datatype == DT_BYTES:
+        if tensor.reshaped or tensor.like_input or tensor.datatype == DT_BYTES or (tensor.variable and shape is None):
             return None
-        shape[0] = self.batch.rows
-        for i in range(tensor.rank):
-            shape[first + i] = tensor.dims[i]
-        size = prod([shape[i] for i in range(first + tensor.rank)]) * datatype_size(tensor.datatype)
-        if size >> 62:
+        if shape is None:
+            shape = [self.batch.rows] if self.batch.signature.max_batch_size > 0 else []
+            shape += [tensor.dims[i] for i in range(tensor.rank)]
+        size = prod(shape) * datatype_size(tensor.datatype)
+        if size >> 62 or len(shape) > MAX_RANK:
             return None
+        for i, dim in enumerate(shape):
+            dims[i] = dim
         data = place_of_output(self.batch.requests[0], index, size, &block)
-        if data == NULL:
+        if data == NULL or overlaps_inputs(self.batch.requests[0], data, size):
             return None
-        return view_new(block, data, size, tensor.datatype, shape, first + tensor.rank, True)
+        return view_new(block, data, size, tensor.datatype, dims, len(shape), True)
 
     def set_output(self, name: str, array) -> None:
         """Hand over an output for all rows.

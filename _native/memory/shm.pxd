@@ -17,11 +17,26 @@ cdef enum:
     MAPPED_FROM = 64 << 10   # bytes from which on a worker maps a tensor in a region; it gets copies of smaller ones
 
 ctypedef void (*close_fn)(Region *region) noexcept nogil
+# A region is closed, by any thread; called with a lock that all regions share.
+ctypedef void (*closed_fn)(void *owner, uint64_t number) noexcept nogil
+
+cdef struct RegionWatch:
+    # somebody who keeps more of a region than its block, and lets go of that when the region is closed
+    RegionWatch *previous
+    RegionWatch *next
+    Region *region           # NULL: free
+    closed_fn closed         # set by the owner, as `owner` is
+    void *owner
+
+cdef struct RegionWatches:
+    RegionWatch *first
+    RegionWatch *last
 
 cdef struct Region:
     Region *next             # in its bucket
     Registry *registry
     RegionKind kind
+    uint64_t number          # no other region has or had it
     int64_t scope            # the owner of the region
     Str name
     uint64_t owner           # the connection with which the region ends; 0: none
@@ -30,6 +45,7 @@ cdef struct Region:
     Block *block
     size_t size
     bint writable
+    RegionWatches watches
     close_fn close           # releases the fields below; called once, by any thread
 
     # system
@@ -82,6 +98,10 @@ cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_siz
 # shortened. To be asked after each use.
 cdef bint region_intact(const Region *region) noexcept nogil
 cdef void placements_free(Placement *first) noexcept nogil
+# Have one of `count` watches watch a region that is in use, unless one does. False: none of them is free.
+cdef bint region_watch(Region *region, RegionWatch *watches, uint32_t count) noexcept nogil
+# Free them all. After that nobody calls `closed`.
+cdef void region_unwatch(RegionWatch *watches, uint32_t count) noexcept nogil
 
 # The text for callers that may not use shared memory.
 cdef const char *SHM_DISABLED

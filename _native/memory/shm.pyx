@@ -16,6 +16,7 @@ from libc.string cimport memcpy
 from posix.unistd cimport close
 
 from _native.atomic cimport fetch_add64, load64
+from _native.list cimport list_append, list_remove
 from _native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
 from _native.memory.registry cimport (
     ENTERED,
@@ -38,6 +39,7 @@ from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, b
 from _native.protobuf.codec cimport Str
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport clip, format_text
+from _native.threads cimport Mutex, lock, mutex_init, unlock
 
 import os
 import resource
@@ -48,6 +50,7 @@ cdef enum:
     KEPT_SHARE = 4           # one of so many descriptors of the server may keep an object; connections need the others
 
 cdef int64_t kept_objects = 0
+cdef int64_t regions_made = 0
 cdef int64_t UNLIMITED = resource.RLIM_INFINITY
 
 cdef const char *SHM_DISABLED = (
@@ -92,6 +95,7 @@ cdef void region_close(void *owner) noexcept nogil:
     # the last user has left
     cdef Region *region = <Region *>owner
     cdef Registry *registry = region.registry
+    tell_watches(region)
     region.close(region)
     if registry != NULL:
         registry_forget(registry, region)
@@ -115,10 +119,58 @@ cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, v
     region.key.data = text + len(name)
     region.key.size = <uint32_t>len(key)
     region.kind = kind
+    region.number = <uint64_t>fetch_add64(&regions_made, 1) + 1
     region.fd = -1
     region.scope = scope
     region.size = size
     return region
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Watches
+
+cdef Mutex watching          # of the lists of watches
+mutex_init(&watching, NULL)
+
+
+cdef void tell_watches(Region *region) noexcept nogil:
+    cdef RegionWatch *watch
+    lock(&watching)
+    while region.watches.first != NULL:
+        watch = region.watches.first
+        list_remove(&region.watches, watch)
+        watch.region = NULL
+        watch.closed(watch.owner, region.number)
+    unlock(&watching)
+
+
+cdef bint region_watch(Region *region, RegionWatch *watches, uint32_t count) noexcept nogil:
+    cdef RegionWatch *vacant = NULL
+    cdef bint watched = False
+    cdef uint32_t i
+    lock(&watching)
+    for i in range(count):
+        if watches[i].region == region:
+            watched = True
+            break
+        if watches[i].region == NULL and vacant == NULL:
+            vacant = &watches[i]
+    if not watched and vacant != NULL:
+        vacant.region = region
+        list_append(&region.watches, vacant)
+        watched = True
+    unlock(&watching)
+    return watched
+
+
+cdef void region_unwatch(RegionWatch *watches, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    lock(&watching)
+    for i in range(count):
+        if watches[i].region != NULL:
+            list_remove(&watches[i].region.watches, &watches[i])
+            watches[i].region = NULL
+    unlock(&watching)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

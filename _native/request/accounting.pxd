@@ -9,8 +9,8 @@ from _native.request.statistics cimport Bounds, Execution, Failure, time_index
 # One request has failed, or was abandoned, at `now`: count it on its lane. A request that its queue refused, or that
 # was abandoned, is counted as such, any other as `otherwise`.
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil
-# One request, which was executed alone since `taken_ns`, has ended now: count it.
-cdef void account_detached(const Request *request, int64_t taken_ns) noexcept nogil
+# One request, which was executed alone since `taken_ns`, has ended now: count it, and note its phases.
+cdef void account_detached(Request *request, int64_t taken_ns) noexcept nogil
 # On the loop: count a response of a decoupled model that passes the bridge.
 cdef void account_response(Request *request, const Response *response) noexcept nogil
 # How the request ended, for counters elsewhere.

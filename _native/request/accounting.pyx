@@ -83,13 +83,15 @@ cdef void account_response(Request *request, const Response *response) noexcept 
     request.responded_ns = now
 
 
-cdef void account_detached(const Request *request, int64_t taken_ns) noexcept nogil:
+cdef void account_detached(Request *request, int64_t taken_ns) noexcept nogil:
     cdef Execution execution
     cdef Record *record = <Record *>request.record
     if request.is_warmup:
         return
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = now_ns()
+    request.phases.queue = <uint64_t>(taken_ns - request.queued_ns)
+    request.phases.infer = <uint64_t>(execution.end_ns - taken_ns)
     if record != NULL:
         record.taken_ns = taken_ns
         record.computed_ns = execution.end_ns

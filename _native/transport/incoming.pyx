@@ -15,6 +15,7 @@ from _native.chain cimport chain_pop, chain_push
 from _native.memory.resource cimport Block, block_give, block_take
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
 from _native.text cimport format_text, text_or_no_memory
+from _native.transport.budget cimport budget_spend
 from _native.transport.client cimport Client
 from _native.transport.compression cimport (
     ENCODING_IDENTITY,
@@ -27,6 +28,7 @@ from _native.transport.compression cimport (
 )
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.expiry cimport stream_watch
+from _native.transport.http2 cimport conn_calm
 from _native.transport.ledger cimport (
     CALL_MEMORY,
     MESSAGE_MEMORY,
@@ -42,12 +44,13 @@ from _native.transport.ledger cimport (
     charge_resize,
 )
 from _native.transport.message_compression cimport message_inflate
-from _native.transport.nghttp2 cimport nghttp2_session_consume_stream
+from _native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
 from _native.transport.stream cimport (
     PREFIX,
     RECEIVED_ALL,
     RECEIVING_MESSAGE,
     RECEIVING_PREFIX,
+    Conn,
     Host,
     Incoming,
     Receiver,
@@ -55,6 +58,7 @@ from _native.transport.stream cimport (
     host_look,
     incoming_free,
     mark_dirty,
+    stream_abandon,
     stream_drop_request,
     stream_ended,
     stream_fail,
@@ -67,6 +71,8 @@ cdef enum:
     ALIGNMENT = 64
     ROOM_FOR_BYTE = 64       # bytes of room that a received byte is good for
     FIRST_ROOM = 4 << 10     # and the first one
+    TINY = 16                # bytes: a message of a stream that is smaller brings no call forward, as an empty frame
+    TINY_COST = 10           # of such frames, because it becomes an event for Python
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -137,8 +143,18 @@ cdef void begin_message(Stream *stream) noexcept nogil:
         free(text)
     elif not fits(stream):
         stream_drop_request(stream)
+    elif receiver.size < TINY and not stream.single and not may_be_tiny(stream.conn):
+        stream_abandon(stream, NGHTTP2_ENHANCE_YOUR_CALM)
     elif receiver.size == 0 and find_room(stream, NULL, 0):
         end_message(stream)
+
+
+cdef bint may_be_tiny(Conn *conn) noexcept nogil:
+    # tens of thousands in one read would keep the loop from others
+    if budget_spend(&conn.budget, TINY_COST, conn.host.spare_frames, conn.host.now_ns):
+        return True
+    conn_calm(conn, "too_many_messages")
+    return False
 
 
 cdef inline size_t around(const Stream *stream) noexcept nogil:

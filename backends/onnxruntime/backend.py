@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.api import (
@@ -32,7 +32,7 @@ from backends.api import (
 from backends.onnxruntime import accelerated, options
 from backends.onnxruntime.gpu import OnnxGpuInstance
 from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
-from backends.onnxruntime.session import MODEL_FILE, fixed_outputs, open_session
+from backends.onnxruntime.session import MODEL_FILE, Shape, known_shapes, open_session
 from backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
 from backends.opening import import_framework
 from backends.openvino.reading import make_core
@@ -157,12 +157,19 @@ class OnnxModel(Model):
                 check_active(self._session, providers, f"model '{self.spec.name}'")
             return self._session
 
-    def _placeable(self, session: onnxruntime.InferenceSession) -> frozenset[str]:
-        """Outputs that the session can write to memory of the server's choice: the model fixes their shapes."""
+    def _placeable(self, session: onnxruntime.InferenceSession) -> dict[str, Shape]:
+        """Outputs that the session can write to memory of the server's choice, and their shapes."""
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype in ("BYTES", "BF16") for tensor in tensors):
-            return frozenset()
-        return fixed_outputs(session, self.spec)
+            return {}
+        shapes = known_shapes(session, self.spec)
+        return {tensor.name: shapes[tensor.name] for tensor in self.spec.model_outputs if tensor.name in shapes}
+
+    def place_fixed(self) -> None:
+        """The names of dimensions are wrong: from here on only outputs of fixed shapes are placed."""
+        self.placeable = {
+            name: shape for name, shape in self.placeable.items() if all(isinstance(dim, int) for dim in shape)
+        }
 
     def close(self) -> None:
         """See Model."""
@@ -193,13 +200,13 @@ class OnnxInstance(Instance):
     isolates_failures = True
 
     def __init__(self, model: OnnxModel) -> None:
+        self.model = model
         self.session = model.session
         self.inputs = tuple(
             (tensor.name, tensor.datatype, tensor.name in model.scalars) for tensor in model.spec.model_inputs
         )
         self.outputs = {tensor.name: tensor for tensor in model.spec.model_outputs}
         self.scalars = model.scalars
-        self.placeable = model.placeable
         self.run_options = options.run_options(model.run_config)
 
     def execute(self, batch: Batch) -> None:
@@ -211,7 +218,7 @@ class OnnxInstance(Instance):
                 array = text_array(name, view) if datatype == "BYTES" else view.numpy()
                 feed[name] = array.reshape(()) if scalar else array
         wanted = [name for name in self.outputs if batch.wants(name)]
-        places = _places(batch, self.placeable) if batch.placed else {}
+        places = self._places(batch, feed) if batch.placed else {}
         try:
             results = self.run_into(places, wanted, feed) if places else self.run(wanted, feed)
         except Exception as error:  # as above
@@ -224,6 +231,19 @@ class OnnxInstance(Instance):
             else:
                 batch.set_output(name, array)
 
+    def _places(self, batch: Batch, feed: Mapping[str, Any]) -> dict[str, Any]:
+        places = {}
+        rows = [batch.rows] if self.model.spec.max_batch_size else []
+        for name, dims in self.model.placeable.items():
+            try:
+                shape = [dim if isinstance(dim, int) else feed[dim[0]].shape[dim[1]] for dim in dims]
+            except KeyError:  # of an optional input that is absent
+                continue
+            place = batch.place(name, rows + shape)
+            if place is not None:
+                places[name] = place.numpy()
+        return places
+
     def stop(self) -> None:
         """End the run before its next operator, also inside of a Loop, Scan or If."""
         self.run_options.terminate = True
@@ -233,7 +253,18 @@ class OnnxInstance(Instance):
         self.run_options.terminate = False
 
     def run_into(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
-        """As `run`, with outputs that have a place written there."""
+        """As `run`, with outputs that have a place written there.
+
+        ONNX Runtime refuses a place of another shape than the output's, so a run that fails is tried without places.
+        """
+        try:
+            return self._run_bound(places, wanted, feed)
+        except Exception:
+            results = self.run(wanted, feed)
+            self.model.place_fixed()
+            return results
+
+    def _run_bound(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
         binding = self.session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, array)
@@ -273,10 +304,6 @@ class BoundInstance(OnnxInstance):
             binding.bind_output(name)
         self.session.run_with_iobinding(binding, self.run_options)
         return [unwrap_value(value) for value in binding.get_outputs()]
-
-
-def _places(batch: Batch, names: Iterable[str]) -> dict[str, Any]:
-    return {name: place.numpy() for name in names if (place := batch.place(name)) is not None}
 
 
 def text_array(name: str, view: View) -> Any:

@@ -119,6 +119,30 @@ def engine_cache(source: ModelSource) -> Path:
     return folder
 
 
+Shape = tuple[int | tuple[str, int], ...]
+"""Dimensions without the batch dimension; a pair names the input, and its dimension, that has the same length."""
+
+
+def known_shapes(session: onnxruntime.InferenceSession, spec: ModelSpec) -> dict[str, Shape]:
+    """The outputs whose shapes are known before a run: each dimension is fixed, or named like one of an input.
+
+    What such a name says may be wrong: exporters do not check it.
+    """
+    first = 1 if spec.max_batch_size else 0
+    named = {
+        dim: (node.name, axis)
+        for node in session.get_inputs()
+        for axis, dim in enumerate(node.shape)
+        if isinstance(dim, str)
+    }
+    shapes = {}
+    for node in session.get_outputs():
+        shape = tuple(named.get(dim, dim) for dim in node.shape[first:])
+        if node.shape and all(isinstance(dim, (int, tuple)) for dim in shape):
+            shapes[node.name] = shape
+    return shapes
+
+
 def fixed_outputs(session: onnxruntime.InferenceSession, spec: ModelSpec) -> frozenset[str]:
     """Outputs whose shapes, but for the batch dimension, the model fixes and the configuration confirms."""
     first = 1 if spec.max_batch_size else 0

@@ -10,8 +10,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, Signature
+from backends.openvino.graph import Graph, Shared
 from backends.openvino.instance import OpenVinoInstance, plan_inputs, plan_outputs
-from backends.openvino.options import MODEL_FILE, STREAMS, Options, failed, read_options, warn_unknown
+from backends.openvino.options import MODEL_FILE, STREAMS, Options, alone, failed, read_options, warn_unknown
 from backends.openvino.reading import compile_model, convert_types, make_core, read_model, shape_model
 from backends.openvino.signature import check, describe, ports_of
 
@@ -81,21 +82,29 @@ class OpenVinoModel(Model):
         # a cancelled run of a dynamic model leaves operators with shapes for which they have no memory: the next run
         # with the same shapes would have wrong results
         self._stoppable = not model.is_dynamic()
-        self._compiled: openvino.CompiledModel | None = compile_model(model, spec, core, options)
-        self._alone = len(spec.instances) == 1 and not spec.sequence and _has_one_stream(self._compiled)
+        compiled = compile_model(model, spec, core, options)
+        streams = _streams_of(compiled)
+        self._shared: Shared | None = Shared(
+            compiled,
+            lambda: core.compile_model(model, options.device, alone(options.properties, streams)),
+            streams,
+            model.is_dynamic() and streams > 0,
+        )
+        self._alone = len(spec.instances) == 1 and not spec.sequence and streams == 1
 
     def create_instance(self, spec: InstanceSpec) -> OpenVinoInstance:  # noqa: ARG002 (all are alike)
         """An instance with an infer request of its own; with an alternate if it is the only one, and a single stream
         executes what the two begin, one after the other."""
-        instance = self._make_instance()
+        assert self._shared is not None
+        graph = Graph(self._shared)
+        instance = self._make_instance(graph)
         if self._alone:
-            instance.alternate = self._make_instance()
+            instance.alternate = self._make_instance(graph)
         return instance
 
-    def _make_instance(self) -> OpenVinoInstance:
-        assert self._compiled is not None
+    def _make_instance(self, graph: Graph) -> OpenVinoInstance:
         return OpenVinoInstance(
-            self._compiled,
+            graph,
             self._inputs,
             self._outputs,
             batches=self._batches,
@@ -106,11 +115,11 @@ class OpenVinoModel(Model):
 
     def close(self) -> None:
         """See Model."""
-        self._compiled = None
+        self._shared = None
 
 
-def _has_one_stream(compiled: openvino.CompiledModel) -> bool:
+def _streams_of(compiled: openvino.CompiledModel) -> int:
     try:
-        return bool(compiled.get_property(STREAMS) == 1)
+        return int(compiled.get_property(STREAMS))
     except RuntimeError:  # the device has none
-        return False
+        return 0

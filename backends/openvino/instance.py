@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.api import AsyncInstance, BackendError, ModelSpec, RequestError
+from backends.openvino.graph import Graph
 from backends.openvino.options import PADDING, reason
 from backends.openvino.signature import Port, by_name
 
@@ -107,18 +108,23 @@ class _Run:
         fed: inputs by name; the request itself does not keep their memory.
         made: outputs by name, where they lie or will lie.
         rows: of the batch, of which the run has more; None: as many.
+        inputs, outputs: the request's tensors, by index.
+        mends: of the graph, when the run was begun.
     """
 
     fed: dict[str, Any]
     made: dict[str, Any]
     rows: int | None
+    inputs: dict[int, openvino.Tensor]
+    outputs: dict[int, openvino.Tensor]
+    mends: int
 
 
 class OpenVinoInstance(AsyncInstance):
     """Runs an infer request of its own.
 
     Args:
-        compiled: the model, which instances share.
+        graph: the compiled model.
         inputs: of the model, in any order.
         outputs: likewise; each tensor of the model once.
         batches: the model has a batch dimension.
@@ -131,7 +137,7 @@ class OpenVinoInstance(AsyncInstance):
 
     def __init__(
         self,
-        compiled: openvino.CompiledModel,
+        graph: Graph,
         inputs: Sequence[Given],
         outputs: Sequence[Made],
         *,
@@ -143,8 +149,8 @@ class OpenVinoInstance(AsyncInstance):
         import openvino
 
         self._openvino = openvino
-        self._request = compiled.create_infer_request()
-        self._states = self._request.query_state()
+        self._graph = graph
+        self._make_request()
         self._inputs = inputs
         self._outputs = outputs
         self._batches = batches
@@ -153,7 +159,13 @@ class OpenVinoInstance(AsyncInstance):
         self.stoppable = stoppable
         self._stopped = False
         self._run: _Run | None = None
-        self._elements = {made.index: compiled.outputs[made.index].get_element_type() for made in outputs}
+        ports = graph.compiled.outputs
+        self._elements = {made.index: ports[made.index].get_element_type() for made in outputs}
+
+    def _make_request(self) -> None:
+        self._compiled = self._graph.compiled
+        self._request = self._compiled.create_infer_request()
+        self._states = self._request.query_state()
 
     def begin(self, batch: Batch) -> None:
         """Start a run of the request for the whole batch."""
@@ -167,23 +179,22 @@ class OpenVinoInstance(AsyncInstance):
                 f"'{PADDING}' parameter in model configuration to 'YES' at a performance cost"
             )
         fed: dict[str, Any] = {}
+        inputs: dict[int, openvino.Tensor] = {}
+        outputs: dict[int, openvino.Tensor] = {}
         try:
+            self._graph.look()
             for given in self._inputs:
                 array = _array(given, batch.input(given.name))
                 fed[given.name] = array
                 if short:
                     array = np.concatenate([array, np.zeros((self._rows - rows, *array.shape[1:]), array.dtype)])
-                self._request.set_input_tensor(given.index, self._tensor(array, given.datatype))
+                inputs[given.index] = self._tensor(array, given.datatype)
             made = {}
             for output in self._outputs:
                 if not output.like:
-                    made[output.name] = self._place(batch, output, self._rows or rows)
-            for state in self._states:  # left by the batch before, which had other clients
-                state.reset()
-            run = _Run(fed, made, rows if short else None)
-            # not `infer()`: with a single thread nothing can cancel that, and it hides an error of the model, so that
-            # the results of the run before would be sent
-            self._request.start_async()
+                    made[output.name] = self._place(batch, output, self._rows or rows, outputs)
+            run = _Run(fed, made, rows if short else None, inputs, outputs, self._graph.mends)
+            self._start(run)
             self._run = run
         except RuntimeError as error:
             raise BackendError(f"openvino error: {reason(error)}") from error
@@ -191,18 +202,47 @@ class OpenVinoInstance(AsyncInstance):
             with suppress(RuntimeError):  # then the run goes on, over memory that `end` gives back
                 self._request.cancel()
 
+    def _start(self, run: _Run) -> None:
+        if self._compiled is not self._graph.compiled:
+            self._make_request()
+        for index, tensor in run.inputs.items():
+            self._request.set_input_tensor(index, tensor)
+        for index, tensor in run.outputs.items():
+            self._request.set_output_tensor(index, tensor)
+        for state in self._states:  # left by the batch before, which had other clients
+            state.reset()
+        # not `infer()`: with a single thread nothing can cancel that, and it hides an error of the model, so that
+        # the results of the run before would be sent
+        self._request.start_async()
+
     def end(self, batch: Batch) -> None:
         """Wait for the run, and hand its results over."""
         run, self._run = self._run, None
         assert run is not None
         try:
-            self._request.wait()
+            self._finish(run)
         except RuntimeError as error:
+            self._graph.spoil()
             raise BackendError(f"openvino error: {reason(error)}") from error
         for output in self._outputs:
             if batch.wants(output.name):
                 whole = run.fed[output.like].copy() if output.index < 0 else self._result(run.made, output)
                 _hand_over(batch, output, whole if run.rows is None else whole[: run.rows])
+
+    def _finish(self, run: _Run) -> None:
+        """Wait for the run; once more, if another one has failed meanwhile."""
+        try:
+            self._request.wait()
+        except RuntimeError:
+            self._graph.look()
+            if run.mends == self._graph.mends:
+                raise
+        else:
+            self._graph.look()
+            if run.mends == self._graph.mends:
+                return
+        self._start(run)
+        self._request.wait()
 
     def _tensor(self, array: Any, datatype: str) -> openvino.Tensor:
         """A tensor over the array's memory, which must last until the run is over; strings are copied."""
@@ -216,8 +256,11 @@ class OpenVinoInstance(AsyncInstance):
             return self._openvino.Tensor(array, list(array.shape), self._openvino.Type.bf16)
         return self._openvino.Tensor(array, shared_memory=True)
 
-    def _place(self, batch: Batch, output: Made, rows: int) -> Any:
+    def _place(self, batch: Batch, output: Made, rows: int, tensors: dict[int, openvino.Tensor]) -> Any:
         """Where an output is to lie: new memory, or where the client wants it.
+
+        Args:
+            tensors: gets the request's tensor, by the output's index.
 
         Returns:
             An array, or a tensor that takes its memory when the shape is known.
@@ -230,7 +273,7 @@ class OpenVinoInstance(AsyncInstance):
         if output.shape is None:
             partial = 0 if output.scalar else 1
             tensor = self._openvino.Tensor(element, [0] * max(partial, self._rank(output)))
-            self._request.set_output_tensor(output.index, tensor)
+            tensors[output.index] = tensor
             return tensor
         shape = (rows, *output.shape) if self._batches else output.shape
         place = batch.place(output.name) if batch.placed and not output.scalar and not self._padding else None
@@ -238,7 +281,7 @@ class OpenVinoInstance(AsyncInstance):
         array = np.empty(shape, dtype) if place is None else place.numpy().view(dtype)
         if array.shape != shape:
             array = np.empty(shape, dtype)
-        self._request.set_output_tensor(output.index, self._openvino.Tensor(array, list(shape), element))
+        tensors[output.index] = self._openvino.Tensor(array, list(shape), element)
         return array
 
     def _rank(self, output: Made) -> int:

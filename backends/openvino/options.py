@@ -132,6 +132,14 @@ def _defaults(spec: ModelSpec, device: str, told: Mapping[str, str]) -> dict[str
     return found
 
 
+def alone(properties: Mapping[str, str], streams: int) -> dict[str, str]:
+    """The properties for one of so many streams in a compiled model of its own."""
+    found = {**properties, STREAMS: "1"}
+    if THREADS in found:
+        found[THREADS] = str(max(1, int(found[THREADS]) // streams))
+    return found
+
+
 def _told(parameters: Parameters, values: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
     """The configured properties, checked where Triton checks them; OpenVINO refuses other wrong values."""
     found = {key: value.strip() for key, value in values.items() if key in known}

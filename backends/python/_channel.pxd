@@ -7,6 +7,7 @@ from _native.atomic cimport load64
 from _native.execution.remote cimport Remote
 from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
+from _native.memory.shm cimport RegionWatch
 from _native.request.bridge cimport WatchedDescriptor
 from _native.request.request cimport Request
 from _native.threads cimport Condition, Mutex
@@ -18,6 +19,7 @@ from backends.python._wire cimport Head
 
 cdef enum:
     BLS_BUCKETS = 256
+    KEPT_REGIONS = 64        # regions of clients that a worker keeps mapped
 
 cdef struct Team:
     # the workers of one model version
@@ -82,6 +84,7 @@ cdef struct Channel:
     uint32_t number_capacity
     uint8_t *packet          # PACKET bytes, to send and to receive
     Block *execute_block     # lent for the current EXECUTE, with its record; NULL: the record was in the packet
+    RegionWatch regions[KEPT_REGIONS]  # which it keeps mapped
     double bytes_per_row     # of outputs that do not fit into packets; a decaying mean
 
     # used on the attendant's thread only

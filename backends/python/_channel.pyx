@@ -18,6 +18,7 @@ from _native.atomic cimport fetch_add32, load32, store32, store64
 from _native.clock cimport now_ns
 from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
 from _native.memory.resource cimport Block, block_give
+from _native.memory.shm cimport region_unwatch
 from _native.request.accounting cimport account_detached, account_failed
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.life cimport MOVES_CHECKED
@@ -52,7 +53,7 @@ from backends.python._loans cimport (
     loan_end_last,
 )
 from backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
-from backends.python._wire cimport CREDIT, PACKET, SLOT_MASK, SLOTS, Head
+from backends.python._wire cimport CREDIT, FORGET, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)
@@ -69,6 +70,7 @@ cdef enum:
     MOST_PARCELS = 1 << 17  # packets that may
 
 cdef const char *OUT_OF_MEMORY = "sent what there was no memory for"
+cdef const char *DEAF = "does not read what it is sent"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -88,6 +90,7 @@ cdef void team_give(Team *team) noexcept nogil:
 
 cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t timeout_ns) noexcept nogil:
     cdef Channel *channel = <Channel *>calloc(1, sizeof(Channel))
+    cdef int i
     if channel == NULL:
         return NULL
     channel.name = strdup(name)
@@ -122,6 +125,9 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.pid_fd = -1
     channel.supervisor = -1
     channel.patient = True
+    for i in range(KEPT_REGIONS):
+        channel.regions[i].closed = region_closed
+        channel.regions[i].owner = channel
     fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
     condition_init(&channel.changed)
@@ -217,7 +223,21 @@ cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char 
         finish_detached(channel, slot.request, slot.taken_ns)
         lock(&channel.guard)
     unlock(&channel.guard)
+    region_unwatch(channel.regions, KEPT_REGIONS)
     end_loans(channel)
+
+
+cdef void region_closed(void *owner, uint64_t number) noexcept nogil:
+    # No more of these packets than regions that are kept can wait beside an EXECUTE: the socket has room for them.
+    cdef Channel *channel = <Channel *>owner
+    cdef Head head
+    memset(&head, 0, sizeof(Head))
+    head.kind = FORGET
+    head.id = number
+    lock(&channel.guard)
+    if channel.work >= 0 and packet_send(channel.work, &head, sizeof(Head), NULL, 0, MSG_DONTWAIT) == 1:
+        end_now(channel, DEAF)
+    unlock(&channel.guard)
 
 
 cdef void end_loans(Channel *channel) noexcept nogil:
@@ -373,7 +393,7 @@ cdef void outlet_send(Channel *channel, Outlet *outlet, uint64_t life, const Hea
         if outlet.waiting < MOST_WAITING and outlet.count < MOST_PARCELS:
             parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
         if outlet.waiting >= MOST_WAITING or outlet.count >= MOST_PARCELS:
-            end_now(channel, "does not read what it is sent")
+            end_now(channel, DEAF)
         elif parcel == NULL:
             end_now(channel, OUT_OF_MEMORY)  # it would wait for the packet forever
         else:

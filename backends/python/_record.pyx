@@ -11,13 +11,13 @@ from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
 from _native.memory.arena cimport arena_holds
 from _native.memory.resource cimport SHARED_WITH_FRIEND, Block
-from _native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region
+from _native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region, region_watch
 from _native.request.record cimport Record
 from _native.request.request cimport InputData, Request
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
 from _native.shape cimport reshape
 from _native.traceparent cimport TRACEPARENT, traceparent_write
-from backends.python._channel cimport Channel
+from backends.python._channel cimport KEPT_REGIONS, Channel
 from backends.python._parameters cimport parameters_size, parameters_write
 from backends.python._wire cimport (
     ALL_OUTPUTS,
@@ -184,8 +184,8 @@ cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noex
             placement = placement.next
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
-            if data.present and way_of(channel, data, True) == COPIED:
-                size += data.size
+            if data.present and way_of(channel, data, True) in (COPIED, MAPPED):
+                size += data.size  # what is mapped may be an output, which is copied from there
     return size
 
 
@@ -211,8 +211,12 @@ cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogi
 
 cdef void write_region_memory(Writer *writer, const InputData *data) noexcept nogil:
     cdef RegionMemory *out = <RegionMemory *>(writer.record + writer.at)
-    out.descriptor = <uint32_t>(<const Region *>data.block.owner).fd
-    out.reserved = 0
+    cdef Region *region = <Region *>data.block.owner
+    out.number = region.number
+    out.start = region.offset
+    out.size = region.size
+    out.descriptor = <uint32_t>region.fd
+    out.keep = region_watch(region, writer.channel.regions, KEPT_REGIONS)
     writer.at += sizeof(RegionMemory)
 
 

@@ -29,7 +29,7 @@ from _native.protobuf.datatype cimport (
     datatype_name,
     datatype_size,
 )
-from _native.request.request cimport OutputData, Request, Response, response_fail
+from _native.request.request cimport InputData, OutputData, Request, Response, response_fail
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
 from _native.shape cimport reshape, shape_fits
 from _native.status cimport (
@@ -52,6 +52,7 @@ from backends.python._wire cimport (
     CODE_UNSUPPORTED,
     PLACE_ARENA,
     PLACE_INLINE,
+    PLACE_INPUT,
     RESPONSE_ERROR,
     RESPONSE_OK,
     RESPONSE_RESCHEDULE,
@@ -108,6 +109,20 @@ cdef Block *holder_of(const Origin *origin, const Request *request, uint64_t off
     return NULL
 
 
+cdef Block *part_of_input(const Request *request, const TensorRecord *record, const uint8_t **data) noexcept nogil:
+    # a part of an input where the request has it, with one more reference to its block; NULL: there is none
+    cdef uint32_t index = record.place - <uint32_t>PLACE_INPUT
+    cdef const InputData *input
+    if index >= request.signature.input_count:
+        return NULL
+    input = &request.inputs[index]
+    if (not input.present or input.block == NULL or input.region != NULL or record.offset > input.size
+            or record.size > input.size - record.offset):
+        return NULL
+    data[0] = input.data + record.offset
+    return block_share(input.block)
+
+
 cdef Block *content_of(const Origin *origin, const Request *request, const TensorRecord *record,
                        const uint8_t **data) noexcept nogil:
     # The block that the tensor lies in, with one more reference; NULL: the worker may not put it there. BYTES tensors
@@ -117,10 +132,13 @@ cdef Block *content_of(const Origin *origin, const Request *request, const Tenso
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
         data[0] = origin.record + record.offset
         return block_share(origin.record_block)
-    if record.place != PLACE_ARENA or record.offset > origin.arena.size:
+    if record.place >= PLACE_INPUT:
+        block = part_of_input(request, record, data)
+    elif record.place == PLACE_ARENA and record.offset <= origin.arena.size:
+        data[0] = origin.arena.base + record.offset
+        block = holder_of(origin, request, record.offset, record.size)
+    else:
         return NULL
-    data[0] = origin.arena.base + record.offset
-    block = holder_of(origin, request, record.offset, record.size)
     if block == NULL or record.datatype != DT_BYTES:
         return block
     copy = block_take(max(<size_t>1, record.size))

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 6
+    WIRE_VERSION = 7
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1
@@ -15,6 +15,7 @@ cdef enum Kind:
     EXECUTE = 2
     ALLOCATED = 3
     FINALIZE = 4
+    FORGET = 5
     HELLO = 15
     READY = 16
     DONE = 17
@@ -51,6 +52,7 @@ cdef enum:
     PLACE_ARENA = 1
     PLACE_CUDA = 2
     PLACE_REGION = 3
+    PLACE_INPUT = 4          # plus the index of the input
 
 cdef enum:
     # statuses of a response
@@ -122,8 +124,11 @@ cdef struct CudaMemory:
     uint32_t reserved
 
 cdef struct RegionMemory:
+    uint64_t number
+    uint64_t start
+    uint64_t size
     uint32_t descriptor
-    uint32_t reserved
+    uint32_t keep
 
 cdef struct ResponseRecord:
     uint8_t status

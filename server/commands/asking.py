@@ -60,6 +60,9 @@ def top(
     interval: float = 1.0,
     once: bool = False,
     format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
+    sort: Literal["name", "requests", "failures", "p99", "queue", "compute", "batch", "pending", "busy"] = "name",
+    filter: str = "",  # noqa: A002 - the option's name
+    hide_idle: Switch = False,
     root_cert: Path | None = None,
     header: Several = (),
 ) -> int:
@@ -72,10 +75,14 @@ def top(
         interval: Seconds between two looks.
         once: Print the work of one interval, and end.
         format: Format of --once; json implies --once.
+        sort: The column by which models are sorted, the highest first; key s takes the next one.
+        filter: Names of models to show, with * and ?; key / changes it.
+        hide_idle: Leave out models that did nothing; key i.
         root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
         header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
     """
     from server.tools.looking import target_of
+    from server.tools.rates import Choice
     from server.tools.top import once as print_once
     from server.tools.top import watch
 
@@ -85,7 +92,10 @@ def top(
         target = target_of(url, root_cert, metadata(header))
     except (OSError, ValueError) as error:
         raise Misused(f"top: {url}: {error}") from None
-    return print_once(target, interval, format) if once or format == "json" else watch(target, interval)
+    choice = Choice(sort, filter, not hide_idle)
+    if once or format == "json":
+        return print_once(target, interval, format, choice)
+    return watch(target, interval, choice)
 
 
 def infer(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
@@ -67,6 +68,40 @@ class ModelRates:
     compute_us: float | None
     busy: float | None  # part of the time in which its instances executed
 
+    @property
+    def busy_at_all(self) -> bool:
+        """Whether there were requests, or some wait."""
+        return bool(self.requests or self.failures or self.pending or self.busy)
+
+
+SORTS = ("name", "requests", "failures", "p99", "queue", "compute", "batch", "pending", "busy")
+"""What models may be sorted by: the name ascending, others descending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which models are shown, and in which order.
+
+    Attributes:
+        sort: one of SORTS.
+        pattern: of names, with * and ?; empty: all.
+        idle: also those that did nothing.
+    """
+
+    sort: str = "name"
+    pattern: str = ""
+    idle: bool = True
+
+    def of(self, models: Iterable[ModelRates]) -> tuple[ModelRates, ...]:
+        """The chosen ones."""
+        found = [
+            each for each in models if fnmatchcase(each.model, self.pattern or "*") and (self.idle or each.busy_at_all)
+        ]
+        if self.sort == "name":
+            return tuple(found)
+        field = self.sort if hasattr(ModelRates, self.sort) else f"{self.sort}_us"
+        return tuple(sorted(found, key=lambda each: -(getattr(each, field) or 0.0)))
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -85,19 +120,21 @@ class Rates:
         }
 
 
+EVERYTHING = Choice()
+
+
 def _rounded(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value
 
 
-def between(before: Look, after: Look) -> Rates:
-    """The work between two looks. A counter that has gone back has begun anew."""
+def between(before: Look, after: Look, choice: Choice = EVERYTHING) -> Rates:
+    """The work between two looks, of the chosen models. A counter that has gone back has begun anew."""
     seconds = max(after.at - before.at, 1e-3)
     models = sorted(
         {(dict(having)["model"], dict(having)["version"]) for having in after.samples.get("nv_inference_count", {})}
     )
-    return Rates(
-        seconds, tuple(_of_model(before, after, model, seconds) for model in models), _of_server(before, after, seconds)
-    )
+    found = (_of_model(before, after, model, seconds) for model in models)
+    return Rates(seconds, choice.of(found), _of_server(before, after, seconds))
 
 
 PENDING = "nv_inference_pending_request_count"

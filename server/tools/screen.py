@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from textual.app import App, ComposeResult
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from server.tools.looking import Target
-from server.tools.rates import Look, between
+from server.tools.rates import SORTS, Choice, Look, Rates, between
 from server.tools.rows import COLUMNS, cells, summary
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,23 +26,33 @@ class Screen(App[None]):
         target: the source.
         interval: seconds between two looks.
         first: the first look.
+        choice: the models that are shown at first.
     """
 
     TITLE = "inferd top"
-    BINDINGS = [("q", "quit", "quit")]  # noqa: RUF012 - the library's way
+    BINDINGS = [  # noqa: RUF012 - the library's way
+        ("q", "quit", "quit"),
+        ("s", "sort", "sort by the next column"),
+        ("i", "idle", "idle models"),
+        ("slash", "filter", "filter by name"),
+    ]
     CSS = "Static { height: 1; padding: 0 1; } #server { text-style: bold; } #problem { color: red; }"
+    CSS += " Input { display: none; }"
 
-    def __init__(self, target: Target, interval: float, first: Look) -> None:
+    def __init__(self, target: Target, interval: float, first: Look, choice: Choice) -> None:
         super().__init__()
         self._target = target
         self._interval = interval
         self._before = first
+        self._after = first
+        self._choice = choice
         self._past: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def compose(self) -> ComposeResult:
         yield Static(f"{self._target.url}  a look every {self._interval:g} s", id="server")
         yield Static("", id="problem")
         yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Input(self._choice.pattern, placeholder="names, with * and ?; Enter")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -58,15 +69,42 @@ class Screen(App[None]):
             problem.update(str(error))
             return
         problem.update("")
+        self._before, self._after = self._after, after
         rates = between(self._before, after)
-        self._before = after
-        self.query_one("#server", Static).update(summary(rates))
+        for each in rates.models:
+            self._past[each.model, each.version].append(each.requests)
+        self._show(rates)
+
+    def _show(self, rates: Rates) -> None:
+        choice = self._choice
+        chosen = f"  by {choice.sort}" + (f", {choice.pattern}" if choice.pattern else "")
+        self.query_one("#server", Static).update(
+            summary(rates) + chosen + ("" if choice.idle else ", without idle ones")
+        )
         table = self.query_one(DataTable)
         table.clear()
-        for each in rates.models:
-            past = self._past[each.model, each.version]
-            past.append(each.requests)
-            table.add_row(*cells(each), sparkline(past))
+        for each in choice.of(rates.models):
+            table.add_row(*cells(each), sparkline(self._past[each.model, each.version]))
+
+    def _choose(self, choice: Choice) -> None:
+        self._choice = choice
+        self._show(between(self._before, self._after))
+
+    def action_sort(self) -> None:
+        self._choose(replace(self._choice, sort=SORTS[(SORTS.index(self._choice.sort) + 1) % len(SORTS)]))
+
+    def action_idle(self) -> None:
+        self._choose(replace(self._choice, idle=not self._choice.idle))
+
+    def action_filter(self) -> None:
+        field = self.query_one(Input)
+        field.display = True
+        field.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.input.display = False
+        self.query_one(DataTable).focus()
+        self._choose(replace(self._choice, pattern=event.value))
 
 
 def sparkline(values: Iterable[float]) -> str:

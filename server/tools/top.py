@@ -8,17 +8,18 @@ import time
 
 from backends.installing import pip_install
 from server.tools.looking import Target
-from server.tools.rates import Look, between
+from server.tools.rates import Choice, Look, between
 from server.tools.rows import table
 
 
-def once(target: Target, interval: float, form: str) -> int:
+def once(target: Target, interval: float, form: str, choice: Choice) -> int:
     """Print the work of one interval.
 
     Args:
         target: the source.
         interval: seconds.
         form: "table" or "json".
+        choice: the shown models.
 
     Returns:
         The exit status.
@@ -26,7 +27,7 @@ def once(target: Target, interval: float, form: str) -> int:
     try:
         before = target.look()
         time.sleep(interval)
-        rates = between(before, target.look())
+        rates = between(before, target.look(), choice)
     except (OSError, ValueError) as error:
         print(f"inferd: top: {target.url}: {error}", file=sys.stderr)
         return 1
@@ -34,7 +35,7 @@ def once(target: Target, interval: float, form: str) -> int:
     return 0
 
 
-def watch(target: Target, interval: float) -> int:
+def watch(target: Target, interval: float, choice: Choice) -> int:
     """Show the work on the terminal until the user stops it; the exit status."""
     try:
         from server.tools.screen import Screen
@@ -48,5 +49,5 @@ def watch(target: Target, interval: float) -> int:
     except (OSError, ValueError) as error:
         print(f"inferd: top: {target.url}: {error}", file=sys.stderr)
         return 1
-    Screen(target, interval, first).run()
+    Screen(target, interval, first, choice).run()
     return 0

@@ -101,7 +101,7 @@ class FakeBatch:
     def placed(self) -> bool:
         return bool(self.places)
 
-    def place(self, name: str) -> FakeView | None:
+    def place(self, name: str, shape: Any = None) -> FakeView | None:
         return FakeView(self.places[name], self.datatypes[name]) if name in self.places else None
 
     def set_output(self, name: str, array: Any) -> None:

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from backends.api import BackendError, InstanceSpec, RequestError, TensorSpec
 from backends.openvino import OpenVinoBackend
+from backends.openvino.graph import Graph
 from backends.openvino.options import reason
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch, FakeView
 from tests.backends.models import identity_onnx, instance, refusal, source
@@ -478,6 +479,78 @@ def test_a_run_is_stopped_and_the_next_one_works(backend, tmp_path):
 def test_runs_with_dynamic_shapes_are_not_stopped(backend, tmp_path):
     """Guards against wrong results of the next run: OpenVINO takes the shapes of a cancelled run for done."""
     assert not instance(backend, source(relu(tmp_path), [X], [Y], max_batch_size=4)).stoppable
+
+
+def reshaping(folder):
+    """y is x in a shape that a request gives."""
+    x, s = parameter("x", shape=[-1]), parameter("s", "i64", [2])
+    save(folder, [x, s], {"y": ops.relu(ops.reshape(x, s, False))})
+    right = {"x": np.arange(6, dtype=np.float32), "s": np.array([2, 3])}
+    return right, right | {"s": np.array([4, 2])}, right["x"].reshape(2, 3)
+
+
+def adding(folder):
+    """y is the sum of two tensors."""
+    x, s = parameter("x", shape=[-1]), parameter("s", "i64", [-1])
+    save(folder, [x, s], {"y": ops.add(ops.relu(x), ops.relu(ops.convert(s, "f32")))})
+    right = {"x": np.arange(3, dtype=np.float32), "s": np.array([1, 1, 1])}
+    return right, right | {"s": np.array([1, 1, 1, 1])}, right["x"] + 1
+
+
+@pytest.fixture(params=[reshaping, adding])
+def failing(backend, tmp_path, request):
+    """Makes the instances of a model; and what it is asked rightly and wrongly, and the right answer."""
+    *asked, expected = request.param(tmp_path)
+    inputs = [("x", "FP32", (-1,)), ("s", "INT64", (2 if request.param is reshaping else -1,))]
+    outputs = [("y", "FP32", (-1,) * expected.ndim)]
+
+    def make(count):
+        specs = tuple(InstanceSpec(f"m_{index}") for index in range(count))
+        model = backend.load(source(tmp_path, inputs, outputs, instances=specs))
+        return [model.create_instance(spec) for spec in specs]
+
+    return make, *(FakeBatch(one, {"y": "FP32"}) for one in asked), expected
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_failed_run_changes_no_other_answer(failing, count):
+    """OpenVINO keeps half of its shapes: it would answer what must fail, and fail what is right."""
+    make, right, wrong, expected = failing
+    made = make(count)
+    for turn, batch in enumerate([right, wrong, wrong, right, right, wrong, wrong, right, right, wrong]):
+        if batch is wrong:
+            with pytest.raises(BackendError, match="openvino error"):
+                made[turn % count].execute(batch)
+        else:
+            batch.outputs.clear()
+            assert run(made[turn % count], batch)["y"].tolist() == expected.tolist()
+
+
+def test_what_was_begun_before_a_run_failed_is_executed_again(failing):
+    make, right, wrong, expected = failing
+    [made] = make(1)
+    for _ in range(2):
+        made.begin(right)
+        made.alternate.begin(wrong)
+        made.end(right)
+        made.begin(right)
+        with pytest.raises(BackendError, match="openvino error"):
+            made.alternate.end(wrong)
+        right.outputs.clear()
+        made.end(right)
+        assert right.outputs["y"].tolist() == expected.tolist()
+
+
+def test_a_model_that_cannot_be_mended_is_compiled_again(failing, monkeypatch):
+    make, right, wrong, expected = failing
+    [made] = make(1)
+    monkeypatch.setattr(Graph, "_takes", lambda *_: False)
+    for batch in (right, wrong, wrong, right):
+        if batch is wrong:
+            with pytest.raises(BackendError, match="openvino error"):
+                made.execute(batch)
+        else:
+            assert run(made, batch)["y"].tolist() == expected.tolist()
 
 
 def test_instances_run_side_by_side(backend, tmp_path):

@@ -113,6 +113,7 @@ FLOODS = {
     "PRIORITY": h2cases.priority(1),
     "PRIORITY of idle streams": h2cases.priority(1001),
     "empty DATA": frame(h2cases.DATA, 0, 1),
+    "tiny messages of a stream": frame(h2cases.DATA, 0, 1, (b"\0\0\0\0\x0f" + bytes(15))),
     "padding": frame(h2cases.DATA, 8, 1, b"\x05abcde"),
     "RST_STREAM of a closed stream": h2cases.reset(1),
     "GOAWAY": h2cases.goaway(),
@@ -135,11 +136,31 @@ def test_flood(wire, name):
         assert wire.seen.goaway == CALM
 
 
+def test_messages_of_a_stream_that_may_be_requests_are_no_flood(wire):
+    """From 16 bytes on, a message of a stream may be a request for a model, however many there are."""
+    wire.hold = True
+    wire.send(h2cases.headers(payload=h2cases.block(pseudo_path="/x"), flags=END_HEADERS))
+    for _ in range(4):
+        wire.send(frame(h2cases.DATA, 0, 1, (b"\0\0\0\0\x10" + bytes(16)) * SPARE))
+    assert not wire.connection.finished
+
+
 def test_a_flood_in_one_read(wire):
     wire.send(FLOODS["PING"] * 10_000)
     assert wire.seen.goaway == CALM
     assert wire.connection.finished
     assert len(wire.sent) < 100_000
+
+
+def test_acknowledgements_that_nobody_reads_are_bounded():
+    """A thousand PINGs wait for their answers; a client that reads none of these is sent away."""
+    wire = Wire(1_000_000)
+    wire.send(PREFACE + h2cases.settings())
+    wire.send(FLOODS["PING"] * 900)
+    assert not wire.connection.finished
+    wire.send(FLOODS["PING"] * 1100)
+    assert wire.seen.goaway == CALM
+    wire.close()
 
 
 def test_who_stays_below_the_rate_is_served(wire):

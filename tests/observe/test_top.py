@@ -13,7 +13,7 @@ import pytest
 from server.cli import main
 from server.pb import grpc_service_pb2 as pb
 from server.tools.looking import as_metrics, target_of
-from server.tools.rates import between, understood
+from server.tools.rates import Choice, between, understood
 from tests.conformance import doors
 from tests.observe.test_metrics import IDENTITY, tensor, write
 
@@ -53,6 +53,27 @@ def test_rates_are_what_was_done_between_two_looks():
     assert model.p99_us == pytest.approx(1900)
     assert model.queue_us == 0  # no histogram of it: the mean
     assert rates.server == {"connections": 3, "cpu": 0.5}
+
+
+def test_models_are_sorted_filtered_and_hidden():
+    """Guards the choice of models: by a column, the highest first; by pattern; without those that did nothing."""
+    ends = {"a": 110, "b": 150, "idle": 100}
+
+    def look(at, counts):
+        names = ("nv_inference_count", "nv_inference_request_success")
+        return understood(
+            "\n".join(f'{name}{{model="{model}",version="1"}} {counts[model]}' for name in names for model in counts),
+            at,
+        )
+
+    before, after = look(0.0, dict.fromkeys(ends, 100)), look(1.0, ends)
+
+    def shown(**choice):
+        return [each.model for each in between(before, after, Choice(**choice)).models]
+
+    assert shown() == ["a", "b", "idle"]
+    assert shown(sort="requests", idle=False) == ["b", "a"]
+    assert shown(sort="p99", pattern="?") == ["a", "b"]
 
 
 def test_a_counter_that_began_anew_counts_from_there():
@@ -186,13 +207,16 @@ def test_the_screen_shows_models_and_ends_at_q():
     from server.tools.screen import Screen
 
     async def use(url):
-        screen = Screen(target_of(url), 0.01, target_of(url).look())
+        screen = Screen(target_of(url), 0.01, target_of(url).look(), Choice())
         async with screen.run_test() as pilot:
             table = screen.query_one(textual.DataTable)
             while not table.row_count:
                 await pilot.pause(0.01)
             shown = table.get_row_at(0)
-            await pilot.press("q")
+            await pilot.press("slash", "x", "enter")
+            while table.row_count:
+                await pilot.pause(0.01)
+            await pilot.press("s", "i", "q")
         return shown
 
     with served(BEFORE, AFTER) as url:

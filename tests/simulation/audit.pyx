@@ -8,9 +8,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.ensembles.ensemble cimport EnsembleLane
 from _native.ensembles.run cimport Ensemble, StepLimit
+from _native.execution.python_batch cimport Batch
 from _native.request.lane cimport Lane, LaneHandle
 from _native.request.order cimport OrderEntry
-from _native.request.request cimport REQUEST_QUEUED, Request
+from _native.request.request cimport REQUEST_QUEUED, Request, request_alike
 from _native.scheduling.dispatcher cimport Line
 from _native.scheduling.levels cimport Level, Levels, level_at, level_of
 from _native.scheduling.policy cimport BatchPlan, policy_plan
@@ -49,6 +50,19 @@ def oldest(LaneHandle handle) -> int:
             found = request.queued_ns if found == 0 else min(found, request.queued_ns)
             request = request.next
     return found
+
+
+def fits(LaneHandle handle, Batch batch not None) -> bool:
+    """Whether the first request that waits would have had room in a batch that has just been taken from its queue."""
+    cdef const Queue *queue
+    cdef const Request *waiting
+    if not isinstance(handle, QueueLane):
+        return False
+    queue = (<QueueLane>handle).queue()
+    waiting = queue.levels.first
+    return (waiting != NULL and queue.policy.batching
+            and batch.batch.rows + <uint64_t>waiting.rows <= queue.policy.max_rows
+            and (queue.policy.uniform or request_alike(batch.batch.requests[0], waiting)))
 
 
 def shares(LaneHandle handle) -> list[tuple[int, int]]:

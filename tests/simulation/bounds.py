@@ -72,6 +72,7 @@ class Bounds:
         for version in simulation.serving():
             if version.kind.bounded:
                 self._note_fullness(version, now)
+        simulation.demand.look()
         if self._steps % OFTEN == 0:
             self._audit(now, at_rest=False)
 
@@ -125,6 +126,7 @@ class Bounds:
         """Nothing can go on before time passes."""
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
+        simulation.demand.rest()
         held = simulation.endpoint.held
         if held > simulation.held_limit > 0:
             raise Violation(
@@ -228,6 +230,9 @@ class Bounds:
             timeout_us, yields = call.timeout_us, call.yields
         else:  # a step has the level and the timeout that its request names, as its own policy reads them
             timeout_us, yields = kind.time_to_wait(call.asked_level, call.asked_us), kind.level(call.asked_level).yields
-        if kind.coalesces or call.kind.coalesces:  # the time of the first that asked the same
+        if call.kind.coalesces and kind is not call.kind:  # the most lenient time of those who share the execution
             return 0 < told_us <= max(policy.timeout_us for policy in kind.queue.levels)
-        return not yields and told_us == timeout_us and now >= call.opened_ns + told_us * 1000
+        begun = call.opened_ns
+        if self.simulation.demand.on and kind.sequence is None:  # a request is in no queue before its model is there
+            begun = self.simulation.oracle.there_ns(kind.name, begun)
+        return not yields and told_us == timeout_us and now >= begun + told_us * 1000

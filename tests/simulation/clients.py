@@ -39,6 +39,7 @@ CLIENTS, IN_ACTION = 64, 512  # numbers of requests tell the client, and which i
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
 LONG_TALKS, LONG_TALK = 0.03, 300  # how often a stream is long, and how many requests it has then, at most
+LONG_OF_PACKED = 0.1  # the same, where messages are compressed: what leaks of each is found when there have been many
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -75,6 +76,11 @@ class Temper:
     large: float = 0.02
     largest: int = LARGE
     weight: float = 1.0
+
+    @property
+    def patient(self) -> bool:
+        """Whether it has no deadlines that pass."""
+        return min((each for each in self.deadlines if each >= 0), default=HOUR) == HOUR
 
     @property
     def prompt(self) -> bool:
@@ -353,9 +359,10 @@ class Client:
         if self.simulation.scale.crashes:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.random.random() < self.simulation.talks:
-            is_long = self.random.random() < LONG_TALKS
-            length = min(self.left, self.random.randint(1, LONG_TALK if is_long else LONGEST))
-            self.left -= length
+            share = LONG_OF_PACKED if self.packs else LONG_TALKS
+            is_long = self.random.random() < share and self.left > LONGEST
+            length = self.random.randint(1, LONG_TALK) if is_long else min(self.left, self.random.randint(1, LONGEST))
+            self.left = max(0, self.left - length)
             deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
             talk = open_talk(self, length, deadline, self._headers(deadline))
             self.talks[talk.number] = talk

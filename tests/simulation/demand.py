@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.operator import BROKEN, LACKS_STEP, NO_ROOM, RETRY, UNREACHABLE
+from tests.simulation.kinds import STEPS
+from tests.simulation.operator import BROKEN, LACKS_STEP, NO_ROOM, RETRY, UNREACHABLE, size_of
+from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.simulation.simulation import Simulation
 
 SHARE = 0.15  # of simulations that load models so
@@ -33,4 +37,41 @@ class Demand:
         failed_ns = self._simulation.shop.failed_ns
         if BROKEN in text or UNREACHABLE in text or LACKS_STEP in text:
             return any(failed_ns.get(name, -RETRY) + RETRY >= since_ns for name in names)
-        return NO_ROOM in text and self._simulation.operator.control.budget > 0
+        return NO_ROOM in text and self.lacks_room(names)
+
+    def lacks_room(self, names: Iterable[str]) -> bool:
+        """Whether these models do not fit beside what stays, and beside loads that may wait for them."""
+        simulation = self._simulation
+        stay = set().union(*(STEPS[name] for name in self._pinned if name in simulation.kinds))
+        stay.update(*(STEPS[name] for name, kind in simulation.kinds.items() if kind.asks))
+        return 0 < simulation.operator.control.budget < _bytes({*names, *stay} & simulation.kinds.keys())
+
+    def look(self) -> None:
+        """After each step: memory is within the budget.
+
+        Raises:
+            Violation: it is not, and that is not because of what stays.
+        """
+        simulation = self._simulation
+        budget = simulation.operator.control.budget if self.on else 0
+        if budget and (taken := _bytes(simulation.versions)) > budget and not self.lacks_room(()):
+            raise Violation(f"models of {taken} bytes are there, and the budget is {budget}")
+
+    def rest(self) -> None:
+        """When nothing can go on: nobody waits for a model that is there.
+
+        Raises:
+            Violation: somebody does.
+        """
+        if self.on:
+            for name in self._simulation.versions:
+                if self._simulation.service.awaits(name):
+                    raise Violation(f"a request waits for '{name}', which is there")
+
+    @property
+    def _pinned(self) -> tuple[str, ...]:
+        return self._simulation.operator.control.load
+
+
+def _bytes(names: Iterable[str]) -> int:
+    return sum(size_of(name) for name in names)

@@ -12,6 +12,7 @@ import numpy as np
 from _native.execution.python_batch import Batch
 from backends.api import Instance
 from backends.identity import IdentityInstance
+from tests.simulation.audit import fits
 from tests.simulation.kind import PADDING, SCALE
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Executions:
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
     is_faulty: bool = False  # memory may run out
+    is_whole: bool = False  # whatever was taken from a queue together is executed together
     crowd: Crowd | None = None
     resources_used: int = 0
 
@@ -131,6 +133,8 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
+        if executions.is_whole and self.kind.fills and fits(self.backend.lane, batch):
+            self.complain(f"executes {numbers} without the next, for which there was room")
         if self.kind.instances == (1, 1) and self.kind.sequence is None:
             self._check_order(numbers)
         if executions.crowd is not None:

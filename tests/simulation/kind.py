@@ -125,6 +125,13 @@ class Kind:
         return None if batching.adaptive else batching.max_queue_delay_us
 
     @property
+    def fills(self) -> bool:
+        """Whether a batch has all that fit of what waits: none leaves because its time is over."""
+        batching = self.batching
+        is_patient = not any(policy.timeout_us or policy.overridable for policy in self.queue.levels)
+        return batching is not None and not batching.preferred_sizes and self.sequence is None and is_patient
+
+    @property
     def may_be_late(self) -> bool:
         """Whether its instances may get their threads with the first request."""
         return not (self.steps or self.needs or self.sequence or self.style in ("worker", "gpu"))

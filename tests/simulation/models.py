@@ -11,6 +11,7 @@ from typing import Any
 
 from _native.gpu.instance import GpuLoop
 from _native.memory.arena import ArenaHandle
+from _native.request.lane import LaneHandle
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
 from backends.identity import IdentityGpuInstance
 from backends.python._link import TeamHandle
@@ -44,6 +45,7 @@ class SimulatedBackend(Backend):
         self.world = world
         self.salt = random.random()
         self.late = False  # instances get their threads with the first request
+        self.lane: LaneHandle  # of its version
         self.executions = executions
         self.town = town
         self.workers: list[WorkerInstance] = []
@@ -156,6 +158,7 @@ class Version:
         self.prefix = backend.prefix
         self.count = len(loaded.spec.instances)
         self.backend = backend
+        backend.lane = loaded.lane
         self.loaded = loaded
         self.threads: list[InstanceThread] = []
         self.over = 0  # requests, as it has said

@@ -627,6 +627,18 @@ FAULTS = (
         "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
         "        lock(&channel.guard)\n    unlock",
     ),
+    fault(
+        "a batch leaves one behind that fits",
+        "scheduling/policy",
+        "        if rows + request.rows > policy.max_rows:",
+        "        if rows + request.rows >= policy.max_rows:",
+    ),
+    fault(
+        "what a compressed message had is still counted when it is inflated",
+        "transport/incoming",
+        "    stream.queued -= message.charge.bytes\n    if result",
+        "    if result",
+    ),
     # the thread pool, which compresses and inflates
     fault(
         "the pool tells nobody of messages that it has finished",

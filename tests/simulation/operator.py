@@ -8,6 +8,7 @@ A configuration is not read from a file: `Shop.prepare` makes it of the kind.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence, Set
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from server.engine.pbtxt.source import Source
 from server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from server.errors import ConfigError, ServerError
 from server.pb import model_config_pb2
+from tests.simulation.kinds import STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
 
@@ -57,6 +59,11 @@ UNREACHABLE = "the repository cannot be reached now"
 BROKEN = "the model's file is broken today"
 NO_ROOM = "--model-memory-budget lacks"
 LACKS_STEP = "which has no loaded version: see its own error"  # of an ensemble, one of whose models has not loaded
+
+
+def size_of(name: str) -> int:
+    """Bytes of a model's files."""
+    return 1000 + 100 * len(name)
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,8 @@ class Box:
     @property
     def folder(self) -> ModelFolder:
         """As a repository tells of it."""
-        size = 1000 + 100 * len(self.kind.name)
         marks = {
-            "1": Mark(self.generation + 1, 1, size),
+            "1": Mark(self.generation + 1, 1, size_of(self.kind.name)),
             CONFIGURATION: Mark(self.revision + 1, 1, 1),
             REST: NO_FILES,
         }
@@ -548,6 +554,7 @@ class Operator:
 
     async def _asked(self, name: str, work: Any, what: str) -> None:
         """Have the server do it, which may refuse only with a reason."""
+        began_ns = self._simulation.world.now()
         try:
             await work
             if what == "unload":
@@ -555,11 +562,17 @@ class Operator:
         except ServerError as error:
             text = str(error)
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
-            lacks_step = LACKS_STEP in text and (self._is_moody or bool(self._unloaded_ns))
+            lacks_step = LACKS_STEP in text and (self._is_moody or self._lacks(text, began_ns))
             known = UNLOADED in text or UNREACHABLE in text or BROKEN in text
-            known = known or (NO_ROOM in text and self.control.budget > 0)
+            known = known or (NO_ROOM in text and self._simulation.demand.lacks_room(STEPS[name]))
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
+
+    def _lacks(self, text: str, since_ns: int) -> bool:
+        """Whether a model that an ensemble in this text needs is not there, or was unloaded since then."""
+        needed: set[str] = set().union(*(STEPS[name] for name in re.findall(r"'([^']*)'", text) if name in STEPS))
+        gone = {name for name in needed if name in self._unloaded_ns and name not in self._simulation.versions}
+        return bool(gone) or self.has_unloaded(needed, since_ns)
 
     def has_unloaded(self, names: Set[str], since_ns: int) -> bool:
         """Whether one of these models was unloaded since then."""

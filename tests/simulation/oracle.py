@@ -85,6 +85,10 @@ class Oracle:
         now = self.simulation.world.now()
         return any(since <= now and until >= since_ns for since, until in self.away.get(name, ()))
 
+    def there_ns(self, name: str, since_ns: int) -> int:
+        """When this model was there, from then on."""
+        return max((until for since, until in self.away.get(name, ()) if since <= since_ns <= until), default=since_ns)
+
     def _was_replaced(self, kind: Kind, since_ns: int) -> bool:
         """Whether another version has taken the place of this model, or of a step of it, since then."""
         return any(self.since.get(name, 0) >= since_ns or self.was_away(name, since_ns) for name in STEPS[kind.name])
@@ -441,7 +445,14 @@ class Oracle:
         """Whether what each instance of a model needs is free, as far as that is known."""
         executions, kinds = self.simulation.executions, self.simulation.kinds.values()
         is_known = kind.style == "fresh" and not any(each.needs and each.style == "worker" for each in kinds)
-        return bool(kind.needs) and is_known and executions.resources_used + kind.needs <= executions.resources
+        free = executions.resources - executions.resources_used
+        # an instance that needs more than there is may be overdue: the others leave it what there is
+        lacks = any(
+            version.kind.needs > free and version.loaded.lane.pending
+            for version in self.simulation.shop.every()
+            if version.kind.needs
+        )
+        return bool(kind.needs) and is_known and not lacks
 
     @staticmethod
     def _check_threads(version: Version, now: int) -> None:

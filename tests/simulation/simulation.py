@@ -229,6 +229,8 @@ class Simulation:
         each = max(1, scale.calls // max(1, count))
         for number in range(count):
             self.clients.append(Client(self, number, draw_temper(Random(f"{seed} {number}"), scale), each))
+        is_steady = not (self.preempts or self.is_faulty or scale.crowd)
+        self.executions.is_whole = is_steady and all(client.temper.patient for client in self.clients)
         if unknown := scale.fixed.keys() - self.drawn:
             raise ValueError(f"'fixed' may have {sorted(self.drawn)}, and not {sorted(unknown)}")
         if scale.crowd and any(can_ask(kind) for kind in self.kinds.values()):

@@ -339,3 +339,12 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"pip install 'inferd\[cloud\]'"):
         mirror.CloudSource("s3://bucket/a", {})
+
+
+def test_in_an_image_it_is_said_how_to_build_one_with_the_library(monkeypatch, tmp_path: Path) -> None:
+    """There is no pip in it."""
+    (tmp_path / "sbom.cdx.json").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"build the image with --build-arg 'PACKAGES=inferd\[cloud\]'$"):
+        mirror.CloudSource("s3://bucket/a", {})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import sys
+import types
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +124,82 @@ async def test_what_it_writes_serves(tmp_path, make):
     assert [found["picture"].shape, found["whole"].shape] == [(3, 10), (5, 2)]
     assert found["sums"] == 7
     np.testing.assert_array_equal(found["named"], np.full((2, 3), 2, np.float32))
+
+
+HANDLER = """
+import json
+from pathlib import Path
+
+
+class Adder:
+    def initialize(self, context):
+        self.offset = int(Path(context.system_properties["model_dir"], "offset.txt").read_text())
+
+    def handle(self, data, context):
+        return [{"sum": sum(json.loads(each["body"])) + self.offset} for each in data]
+"""
+UPPER = """
+def upper(data, context):
+    return None if data is None else [each["body"].upper() for each in data]
+"""
+
+
+def archived(path: Path, handler: str, **files: str) -> Path:
+    """An archive as TorchServe has them."""
+    manifest = {"runtime": "python", "model": {"modelName": path.stem, "handler": handler, "modelVersion": "1.0"}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+async def test_models_of_other_servers_serve(tmp_path, make):
+    """Guards archives of TorchServe, with handlers of both kinds, and settings of MLServer: what is made answers."""
+    joblib = pytest.importorskip("joblib")
+    make(archived(tmp_path / "adder.mar", "handler.py", **{"handler.py": HANDLER, "offset.txt": "7"}))
+    make(archived(tmp_path / "upper.mar", "fn:upper", **{"fn.py": UPPER}))
+    (tmp_path / "line").mkdir()
+    stand_in = types.SimpleNamespace(predict=functools.partial(np.sum, axis=1))  # importing sklearn takes seconds
+    joblib.dump(stand_in, tmp_path / "line" / "model.joblib")
+    settings = {
+        "name": "line",
+        "implementation": "mlserver_sklearn.SKLearnModel",
+        "parameters": {"uri": "./model.joblib"},
+    }
+    (tmp_path / "line" / "model-settings.json").write_text(json.dumps(settings))
+    make(tmp_path / "line")
+    asked = {
+        "adder": request("adder", data=np.array([[b"[1, 2]"], [b"[3]"]], np.object_)),
+        "upper": request("upper", data=np.array([[b"one"]], np.object_)),
+        "line": request("line", predict=np.array([[1, 2], [3, 4]], np.float32)),
+    }
+    engine = Engine([tmp_path / "models"], BackendLoader(), Options())
+    assert not await engine.start()
+    try:
+        answers = {name: await infer(engine, each) for name, each in asked.items()}
+        found = {name: each.array(each.response.outputs[0].name).tolist() for name, each in answers.items()}
+    finally:
+        await engine.close()
+    assert found == {"adder": [[b'{"sum": 10}'], [b'{"sum": 10}']], "upper": [[b"ONE"]], "line": [[3.0], [7.0]]}
+
+
+def test_what_is_no_model_of_another_server_is_said(tmp_path, capsys):
+    """Guards the errors of archives and settings that cannot be served, and that nothing is written outside."""
+    broken = tmp_path / "broken.mar"
+    broken.write_bytes(b"PK")
+    outside = archived(tmp_path / "outside.mar", "fn:upper", **{"fn.py": UPPER, "../x": "1"})
+    settings = tmp_path / "model-settings.json"
+    settings.write_text(json.dumps({"name": "x", "implementation": "mlserver_mlflow.MLflowRuntime"}))
+    for file, said in (
+        (broken, "no archive of TorchServe"),
+        (outside, "outside of the archive"),
+        (archived(tmp_path / "none.mar", "handler.py"), "neither in the archive"),
+        (settings, "expected one of mlserver_sklearn.SKLearnModel"),
+    ):
+        assert cli.main(["models", "init", str(file), "--repository", str(tmp_path / "models")]) == 1
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_saved_model_is_described_without_its_framework(tmp_path, make, capsys):

@@ -86,6 +86,7 @@ class Link:
     def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
         self.patience = 0.0
         self._gone = gone
+        self.on_forget: Callable[[int], None] = _nothing  # takes the numbers of regions that are closed
         self.forked = False  # this process is a fork of the link's process: it sends and receives nothing
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
@@ -129,8 +130,12 @@ class Link:
             self._gone()
 
     def receive_work(self) -> Packet:
-        """The next packet of the work socket. Only the main thread reads it."""
-        return self.receive(self.work, self._buffer)
+        """The next packet of the work socket, but for FORGET, which is dealt with. Only the main thread reads it."""
+        while True:
+            packet = self.receive(self.work, self._buffer)
+            if packet.kind != p.FORGET:
+                return packet
+            self.on_forget(packet.id)
 
     def record(self, packet: Packet) -> bytes:
         """The record of a packet as bytes."""
@@ -281,6 +286,10 @@ class Grant(Waiter):
 
     offset: int
     code: int
+
+
+def _nothing(_: int) -> None:
+    """What hears of closed regions where none is mapped."""
 
 
 def no_memory(size: int) -> str:

@@ -32,7 +32,8 @@ the handle in CUDA_MEMORY points): the worker opens that memory itself, reads it
 Or it lies in shared memory of a client that the server trusts (place REGION, `offset` from the beginning of the object;
 REGION_MEMORY has the server's descriptor of it), if READY has said that the worker can open that. The worker maps it
 privately: the client does not see what the worker writes there. The client may change the object once the EXECUTE has
-its DONE, so by then the worker copies what it keeps of it.
+its DONE, so by then the worker copies what the model keeps of it. The mapping may stay until FORGET, which may come at
+any time.
 
 **Memory.** The server owns every byte of the arena; the worker has no allocator.
 
@@ -45,7 +46,9 @@ its DONE, so by then the worker copies what it keeps of it.
   a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not. One of the side
   socket is spent by the message (RESPONSE, BLS_REQUEST) that names any byte of it, or given back unused by FREE.
   The worker must not touch a grant that has ended.
-* An output may also lie in the memory of an input of its own request, or of the EXECUTE: then nothing is copied.
+* An output may also lie in the memory of an input of its own request, or of the EXECUTE: then nothing is copied. If
+  the input is at place REGION, and the worker has not written to it, the output's place is INPUT plus the input's index
+  in the configuration, and `offset` begins there.
 * Whatever is INLINE belongs to its receiver.
 
 **Requests** have a number, unique while the request lives; its low 16 bits are its slot. The byte of the arena at
@@ -70,6 +73,7 @@ DONE           work    server   id of the batch, flag KEPT; a RESPONSE_HEAD and 
 ALLOCATE       both    server   id chosen by the worker, `offset` = bytes
 ALLOCATED      both    worker   that id, `offset`, `code`
 FINALIZE       work    worker
+FORGET         work    worker   id = number of a region that is closed: the worker unmaps it
 FINALIZED      work    server
 RESPONSE       side    server   id of the request, flags FINAL, EMPTY (no response, only the flag FINAL); one
                                 RESPONSE_HEAD and so on. Each that is not EMPTY uses up one credit of the request
@@ -117,7 +121,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 6
+VERSION = 7
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
@@ -130,6 +134,7 @@ CONFIGURE = 1
 EXECUTE = 2
 ALLOCATED = 3
 FINALIZE = 4
+FORGET = 5
 
 HELLO = 15
 READY = 16
@@ -193,12 +198,14 @@ INLINE = 0
 ARENA = 1
 CUDA = 2
 REGION = 3
+INPUT = 4
 
 CUDA_MEMORY = struct.Struct("<64sII")
 """a cudaIpcMemHandle_t, the device by the server's numbers, reserved. Follows the shape of a tensor at place CUDA."""
 
-REGION_MEMORY = struct.Struct("<II")
-"""the server's descriptor of the object, reserved. Follows the shape of a tensor at place REGION."""
+REGION_MEMORY = struct.Struct("<QQQII")
+"""number of the region, its offset and bytes in its object, the server's descriptor of the object, whether it may stay
+mapped. Follows the shape of a tensor at place REGION."""
 
 # -- responses, worker to server
 

@@ -13,7 +13,7 @@ from .datatypes import BYTES
 from .errors import TritonModelException
 from .memory import ANY_MEMORY
 from .received import ReceivedRequest
-from .regions import Mapped, Regions
+from .regions import Regions
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace
 from .response import InferenceResponse
 from .sender import make_sender
@@ -145,10 +145,10 @@ class RequestReader:
                 inputs.append(self._on_gpu(record, at, names[index], datatype, shape, offset))
                 at += p.CUDA_MEMORY.size
             else:
-                descriptor, _ = p.REGION_MEMORY.unpack_from(record, at)
+                region = p.REGION_MEMORY.unpack_from(record, at)
                 at += p.REGION_MEMORY.size
                 try:
-                    memory, offset = self._regions.map(descriptor, offset, size)
+                    memory, offset = self._regions.map(region, offset, size)
                 except TritonModelException as error:
                     self.unreadable[number] = f"input '{names[index]}' cannot be read: {error}"
                 else:
@@ -231,20 +231,25 @@ def _parameter(name: str, value: Any) -> bytes:
 class ResponseWriter:
     """Writes responses into one record.
 
-    An output that is an input of its request, or a part of one, and lies in the arena is not copied.
+    An output that is an input of its request, or a part of one, is not copied if the input lies in the arena or, as its
+    client has put it there, in a region.
 
     Args:
         names: of inputs and outputs.
         memory: the arena.
         take: gives the offset of so many bytes of the arena for an output.
+        regions: knows the inputs that lie in regions.
     """
 
-    __slots__ = ("_borrowed", "_memory", "_names", "_parts", "_take", "size")
+    __slots__ = ("_borrowed", "_memory", "_names", "_parts", "_regions", "_take", "size")
 
-    def __init__(self, names: Names, memory: memoryview, take: Callable[[int], int]) -> None:
+    def __init__(
+        self, names: Names, memory: memoryview, take: Callable[[int], int], regions: Regions | None = None
+    ) -> None:
         self._names = names
         self._memory = memory
         self._take = take
+        self._regions = regions
         self._parts: list[bytes] = []
         self._borrowed: list[tuple[int, tuple[int, ...]]] = []  # places of TENSORs among the parts, and their fields
         self.size = 0
@@ -390,7 +395,7 @@ class ResponseWriter:
 
     def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
         """Where a tensor lies: place, offset, bytes, its data if that goes into the record at `at`, and
-        whether it lies among the inputs.
+        whether it lies among the inputs in the arena.
         """
         array = tensor._array
         if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
@@ -402,7 +407,12 @@ class ResponseWriter:
             return p.INLINE, at, size, view.tobytes(), False
         found = _among(inputs, tensor, size)
         if found is not None:
-            return p.ARENA, found, size, b"", True
+            whole, offset = found
+            if self._regions is None or not self._regions.have(whole._buffer):
+                return p.ARENA, offset, size, b"", True
+            if self._regions.is_unwritten(whole._buffer, offset, size):
+                place = p.INPUT + self._names.inputs.index(whole._name)
+                return place, offset - whole._offset, size, b"", False
         offset = self._take(size)
         self._memory[offset : offset + size] = view.cast("B")
         return p.ARENA, offset, size, b"", False
@@ -413,15 +423,12 @@ def address_of(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-_ELSEWHERE = (bytearray, Mapped)  # of inputs that do not lie in the arena, but in the record or a client's memory
-
-
-def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
-    """The offset in the arena of a tensor whose data is an input's, or a part of it; None for any other."""
+def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> tuple[Tensor, int] | None:
+    """The input whose data a tensor's data is, or is a part of, and its offset in that buffer; None for any other."""
     array = tensor._array
     for each in inputs:
         whole = each._buffer
-        if whole is None or whole.__class__ in _ELSEWHERE:
+        if whole is None or whole.__class__ is bytearray:  # that of a record, or a copy
             continue
         if array is None:
             offset = tensor._offset if tensor._buffer is whole else -1
@@ -430,5 +437,5 @@ def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
         else:
             continue
         if each._offset <= offset and offset + size <= each._offset + each._size:
-            return offset
+            return each, offset
     return None

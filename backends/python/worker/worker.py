@@ -184,6 +184,7 @@ class Worker:
         self._regions = Regions(config.get("descriptors", ""))
         if "descriptors" in config and self._regions.reaches(config["arena"]):
             said["regions"] = True
+            self._link.on_forget = self._regions.forget
         if self._host.has_is_ready:
             self._connection.on_is_ready = self._check_ready
             self._connection.expect_questions()
@@ -245,7 +246,7 @@ class Worker:
             text = f"inputs of this size need numpy in the environment of model '{self._host.name}': {error}"
             self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
             return
-        writer = ResponseWriter(self._names, link.memory, memory.take)
+        writer = ResponseWriter(self._names, link.memory, memory.take, self._regions)
         if self._reader.unreadable:
             self._execute_readable(writer, requests)
         else:

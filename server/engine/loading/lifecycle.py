@@ -250,8 +250,9 @@ class Lifecycle:
                 async with self.lock(needed, asked_by) as lock:
                     candidates = await self._look_under(lock, request, room)
                     needed = frozenset(candidates) | wanted
-                    crowded = frozenset[str]() if asked_by else self._crowded(candidates)
-                    if needed <= lock.names and not crowded:
+                    is_whole = needed <= lock.names
+                    crowded = self._crowded(candidates) if is_whole and not asked_by else frozenset[str]()
+                    if is_whole and not crowded:
                         for name in wanted & set(candidates):
                             candidates[name].explicit = request.explicit
                         self._looking.discard(request)

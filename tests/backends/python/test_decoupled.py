@@ -12,6 +12,7 @@ from server.pb import grpc_service_pb2 as pb
 from server.rpc.exchange import EngineError, Exchange
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.engine.serving import request, row
+from tests.engine.test_ensembles import ensemble, step
 
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }\n"
 
@@ -390,3 +391,20 @@ async def test_views_kept_by_a_thread_are_given_back(tmp_path):
                 break
             await asyncio.sleep(0.01)
         assert arena.used <= before
+
+
+async def test_the_time_of_a_decoupled_step_is_in_the_phases_of_the_ensemble(tmp_path):
+    """Guards that the ensemble's time is told: what a sender answers has no batch whose phases it could have."""
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "config.pbtxt").write_text(
+        ensemble(step("m", {"x": "x"}, {"y": "y"}), extra="model_transaction_policy { decoupled: true }")
+    )
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request("e", x=row(2)))
+        assert [number(response) for response in await client.rest()] == [2, 1]
+        await client.close()
+        found = engine.model("e").statistics().inference_stats
+        assert found.success.count == 1
+        assert 0 < found.compute_infer.ns <= found.success.ns - found.queue.ns

@@ -217,9 +217,9 @@ async def test_memory_released_before_its_batch_is_done(tmp_path):
         assert arena_of("m").used < 100_000 * 8  # the flags, and the grants of one byte
 
 
-@pytest.mark.parametrize("place", ["ARENA", "CUDA", "REGION"])
+@pytest.mark.parametrize("place", ["ARENA", "CUDA", "REGION", "INPUT", "INPUT + 1", "INPUT + (1 << 31)"])
 async def test_an_output_that_lies_where_it_may_not(tmp_path, place):
-    """In the arena, on a GPU, or in shared memory of a client that has named none."""
+    """In the arena, on a GPU, in shared memory of a client that has named none, behind an input or in none."""
     add_hostile(tmp_path, f"""
     while True:
         batch = worker.batch()

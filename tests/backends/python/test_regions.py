@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends.loader import BackendLoader
+from backends.python.arenas import arena_of
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
@@ -17,6 +18,7 @@ from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object
 from tests.engine.region_owner import placed
 from tests.engine.serving import infer, infer_all, request
+from tests.waiting import wait_until
 
 CONFIG = """
 backend: "python"
@@ -35,12 +37,12 @@ model_transaction_policy { decoupled: true }
 parameters { key: "decoupled_model_infer" value { string_value: "true" } }
 """
 )
-ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL = range(7)
+ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL, SLICE = range(8)
 CODE = """
 import os, pathlib, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL = range(7)
+ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL, SLICE = range(8)
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -67,6 +69,8 @@ class TritonPythonModel:
             raise ValueError("on purpose")
         elif order == KEEP_ALL:
             self.all.append(x)
+        elif order == SLICE:
+            x = x[:, 1000:]
         elif order == KEEP:
             self.kept = x
         elif order == KEPT:
@@ -76,6 +80,7 @@ class TritonPythonModel:
             while not (self.folder / "go").exists():
                 time.sleep(0.001)
             (self.folder / "go").unlink()
+            x = x.copy()
         return pb_utils.InferenceResponse([
             pb_utils.Tensor("y", x), pb_utils.Tensor("maps", np.array([[maps]], np.int64))])
 """
@@ -105,12 +110,12 @@ async def serving(root, made, access="map", user=OWN):
         await engine.close()
 
 
-def message(order, columns=X.size, model="m", in_region=True, at=SHIFT, out=None):
+def message(order, columns=X.size, model="m", in_region=True, at=SHIFT, out=None, region="r"):
     """x lies in the region `at` a place, or in the message. With `out` y is wanted there in the region."""
     built = request(model, order=np.array([[order]]), x=X[:, :columns])
     if in_region:
         del built.raw_input_contents[1]
-        placed(built.inputs[1], "r", 8 * columns, at)
+        placed(built.inputs[1], region, 8 * columns, at)
     if out is not None:
         placed(built.outputs.add(name="y"), "r", 8 * columns, out)
         built.outputs.add(name="maps")
@@ -134,12 +139,96 @@ async def test_they_are_mapped_and_what_the_model_writes_there_is_its_own(tmp_pa
             found, maps = await ask(engine, order)
             assert (found == X + more).all() and maps == 1
         assert made.read(2 * SHIFT, X.nbytes) == X.tobytes()
-        assert (await ask(engine, ECHO, in_region=False))[1] == 0, "unmapped when the model has let go of it"
+        assert (await ask(engine, ECHO, in_region=False))[1] == 1, "it stays mapped"
+
+
+async def test_what_is_small_or_lies_across_elements_is_copied(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
         found, maps = await ask(engine, ECHO, columns=100)
-        assert (found == X[:, :100]).all() and maps == 0, "to copy little costs less"
+        assert (found == X[:, :100]).all() and maps == 0
         made.write(X.tobytes(), 2 * SHIFT + 4)
         found, maps = await ask(engine, ECHO, at=SHIFT + 4)
-        assert (found == X).all() and maps == 0, "elements lie where the processor expects them"
+        assert (found == X).all() and maps == 0
+
+
+@pytest.mark.parametrize("order", [ECHO, WRITE, SLICE])
+async def test_what_a_client_writes_between_its_requests_is_seen(tmp_path, made, order):
+    """Also where the model has written to the pages before."""
+    async with serving(tmp_path, made) as engine:
+        for content in (X, -X, X * 7):
+            made.write(content.tobytes(), 2 * SHIFT)
+            found, maps = await ask(engine, order)
+            assert maps == 1
+            if order == SLICE:
+                assert (found == content[:, 1000:]).all()
+            else:
+                assert (found == content + (order == WRITE)).all()
+
+
+async def test_a_region_that_is_unregistered_is_unmapped(tmp_path, made):
+    """At once, not with the next request for it; and what takes its name, or the name of its object, is another."""
+    async with serving(tmp_path, made) as engine:
+        await ask(engine, ECHO)
+        engine.shared_memory.unregister(None, SYSTEM, "r")
+        assert (await ask(engine, ECHO, in_region=False))[1] == 0
+        made.path.unlink()
+        made.path.write_bytes(bytes(2 * SHIFT) + (X * 3).tobytes())
+        engine.shared_memory.register_system(OWN, "r", made.key, SHIFT, SHIFT + X.nbytes)
+        found, maps = await ask(engine, ECHO)
+        assert (found == X * 3).all() and maps == 1
+
+
+async def test_so_many_regions_stay_mapped_and_others_are_mapped_for_their_batches(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        for number in range(70):
+            engine.shared_memory.register_system(OWN, f"r{number}", made.key, SHIFT, SHIFT + X.nbytes)
+        for number in range(70):
+            answer = await infer(engine, message(ECHO, region=f"r{number}"))
+            assert (answer.array() == X).all()
+        assert (await ask(engine, ECHO, in_region=False))[1] == 64
+        for number in range(70):
+            engine.shared_memory.unregister(None, SYSTEM, f"r{number}")
+        assert (await ask(engine, ECHO))[1] == 1
+
+
+async def test_another_worker_maps_a_region_again(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        await ask(engine, ECHO)
+        [instance] = engine.model("m")._instances.live
+        os.kill(instance.worker.pid, 9)
+        await asyncio.to_thread(wait_until, lambda: instance.worker.restarts and instance.worker.state == "up")
+        assert ((await ask(engine, ECHO))[0] == X).all()
+        engine.shared_memory.unregister(None, SYSTEM, "r")
+        assert (await ask(engine, ECHO, in_region=False))[1] == 0
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_mapped_object_that_is_shortened_fails_requests_until_it_is_long_enough(tmp_path, made, before):
+    """Before its first use, or between two; the worker lives on, and uses what has grown again."""
+    async with serving(tmp_path, made) as engine:
+        if not before:
+            await ask(engine, ECHO)
+        os.truncate(made.path, 2 * SHIFT + X.nbytes - 4096)
+        answer = await infer(engine, message(ECHO))
+        assert answer.status == Status.INVALID_ARGUMENT and "input 'x' cannot be read" in answer.text
+        found, maps = await ask(engine, ECHO, columns=X.size // 2)
+        assert (found == X[:, : X.size // 2]).all() and maps == 1, "what is there can be used"
+        os.truncate(made.path, 2 * SHIFT + X.nbytes)
+        found, _ = await ask(engine, ECHO)
+        assert (found[:, :-512] == X[:, :-512]).all() and (found[:, -512:] == 0).all()
+        assert [instance.worker.restarts for instance in engine.model("m")._instances.live] == [0]
+
+
+async def test_an_output_that_is_an_input_takes_no_memory_of_the_arena(tmp_path, made):
+    """It leaves from where the client has put it, unless the model has written to it."""
+    async with serving(tmp_path, made) as engine:
+        arena = arena_of("m")
+        before = arena.used + arena.pooled
+        await ask(engine, ECHO)
+        await ask(engine, SLICE)
+        assert arena.used + arena.pooled - before < X.nbytes // 2
+        await ask(engine, WRITE)
+        assert arena.used + arena.pooled - before > X.nbytes // 2
 
 
 async def test_the_regions_of_others_are_copied(tmp_path, made):
@@ -205,9 +294,10 @@ async def test_a_client_that_cannot_be_seen_has_its_regions_copied(tmp_path, mad
 
 async def test_more_inputs_than_may_be_mapped_are_copied(tmp_path, made):
     async with serving(tmp_path, made) as engine:
-        answers = await infer_all(engine, *[message(KEEP_ALL) for _ in range(300)])
-        assert all((answer.array() == X).all() for answer in answers)
-        assert (await ask(engine, ECHO))[1] == 256
+        for _ in range(300):
+            assert ((await ask(engine, KEEP_ALL))[0] == X).all()
+        found, maps = await ask(engine, ECHO)
+        assert (found == X).all() and maps == 256
 
 
 async def test_an_object_that_is_shortened_while_it_is_used_ends_the_worker_alone(tmp_path, made):
