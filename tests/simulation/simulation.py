@@ -430,6 +430,8 @@ class Simulation:
             self.crowd.end()
         while self.desk.loop.ready:
             self.desk.turn()
+        if left := live_counters()["exchanges"]:
+            raise Violation(f"{left} streams never end")
         if self.workers is not None:
             self.desk.loop.remove_reader(self.workers.event_fd)
             self.workers.close()
