@@ -214,6 +214,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     completes: ClassVar[bool] = False  # models may complete their configurations themselves
+    completes_missing: ClassVar[bool] = False  # but are not asked where nothing is missing
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
     needs_tensors: ClassVar[bool] = True  # a model has at least one input and one output
     gpu_accelerators: ClassVar[frozenset[str]] = frozenset()  # names of execution accelerators that it knows
