@@ -289,6 +289,20 @@ async def test_arguments_of_initialize(tmp_path):
     assert config["input"][0]["data_type"] == "TYPE_INT64"
 
 
+async def test_a_model_may_look_for_leaks_of_shared_memory(tmp_path):
+    """As models of Triton's own tests do."""
+    code = MISCHIEF.replace(
+        "    def execute(",
+        """    def initialize(self, args):
+        import c_python_backend_utils as c_utils
+        self.free = c_utils.shared_memory.free_memory()
+        assert self.free == pb_utils.shared_memory.free_memory()
+    def execute(""",
+    )
+    async with serving(tmp_path, m=code) as engine:
+        assert (await ask(engine, 1)).status == 0
+
+
 HANGING = """
 import pathlib, time
 class TritonPythonModel:

@@ -34,7 +34,8 @@ def parameter(key: str, value: str) -> str:
         START % "fp32_false_true: [ -0.5, 1e9 ]",
         *(CORRID % f"data_type: TYPE_{name}" for name in ("UINT64", "INT64", "UINT32", "INT32", "STRING")),
         STATE % "",
-        STATE.replace('"b"', '"y"').replace("[ 2 ]", "[ 3, 5 ]") % "",  # dims of the output are other ones, as in Triton
+        STATE.replace('"b"', '"y"').replace("[ 2 ]", "[ 3, 5 ]")
+        % "",  # dims of the output are other ones, as in Triton
         STATE % f"{SAME} use_growable_memory: true",
         STATE % (INITIAL % "zero_data: true"),
         'state { input_name: "a" output_name: "b" data_type: TYPE_STRING dims: [ -1 ] }',
