@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _SharedMemory:
-    """The memory of tensors, which grows as needed and gives back what is unused; for programs that look at its room."""
+    """The memory of tensors, which grows as needed; for programs that look at its room."""
 
     def free_memory(self) -> int:
         """Bytes that it can still take: always the same number."""

@@ -260,4 +260,3 @@ class Endings:
                 del self._replaced[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("'%s' did not end well", name, exc_info=error)
-
