@@ -39,6 +39,7 @@ OTHERS_OPTIONS = {
     "enable-feature",  # prometheus
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
     *("draw", "again"),  # of tests.mutants
+    *("install", "page", "rounds"),  # of bench.peers
     "rate",
 }
 """Options in the pages that are not the server's."""

@@ -1,4 +1,4 @@
-"""The state of one ModelStreamInfer call: requests in, responses out.
+"""The state of one ModelStreamInfer call on the grpcio front door: requests in, responses out.
 
 Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
 number; they leave as they come, and a parameter says which one is the last.
@@ -8,7 +8,7 @@ transport, which takes it only as fast as the client reads. So a client that sen
 reading. A decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when
 the transport has taken it, so a client that does not read stops the model, too. It may keep what has been answered,
 within its limits, but not the instance: when others wait for that and it does not read for some seconds, its stream
-ends, and the model is told that nobody wants its responses.
+ends, and the model is told that nobody wants its responses. `_native.service.exchange` is the same for the native door.
 """
 
 from __future__ import annotations
