@@ -37,6 +37,7 @@ from _native.status cimport (
 )
 from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport Timer, timers_clear, timers_set
+from _native.transport.budget cimport COST_FRAME
 from _native.transport.call cimport call_peer
 from _native.transport.client cimport Client
 from _native.transport.errorinfo cimport LoadReport, final_trailers, stream_refuse
@@ -111,6 +112,7 @@ cdef struct Exchange:
     Chain ready              # Sending, responses of decoupled models
     uint32_t open            # requests in both lists
     bint taking              # a message is being taken
+    bint closing             # the server stops: no request that comes now is taken
     bint errors_end          # an error ends the stream
     bint blocked             # the transport has taken a response and lets nothing follow yet
     Block *ack               # of that response
@@ -155,6 +157,9 @@ cdef void begin(Stream *stream) noexcept nogil:
     cdef Client *client = stream.conn.client
     cdef Exchange *self
     if not call_admit(stream):
+        return
+    if door.stopping != NULL:
+        stream_fail(stream, STATUS_UNAVAILABLE, door.stopping)
         return
     if client != NULL and client.max_streams and client.streams >= client.max_streams:
         stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
@@ -255,12 +260,13 @@ cdef void settle(Exchange *self) noexcept nogil:
         return
     if is_read(stream):
         fail(self, STATUS_OK, "", NULL)
-    elif self.door.stopping != NULL and not stream_inflates(stream) and stream.incoming.first == NULL:
+    elif self.closing:
         fail(self, STATUS_UNAVAILABLE, self.door.stopping, NULL)
 
 
 cdef void half_closed(Stream *stream) noexcept nogil:
-    settle(<Exchange *>stream.call)
+    if stream.call != NULL:
+        settle(<Exchange *>stream.call)
 
 
 cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
@@ -271,12 +277,20 @@ cdef void late(Stream *stream) noexcept nogil:
     fail(<Exchange *>stream.call, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded", NULL)
 
 
+cdef inline void close_if_empty(Exchange *self) noexcept nogil:
+    # when the server stops and all that has come is taken: a client that always sends more would keep the stream open
+    if (self.door.stopping != NULL and self.stream.incoming.first == NULL and not stream_inflates(self.stream)
+            and self.stream.receiver.state != RECEIVED_ALL):
+        self.closing = True
+
+
 cdef void exchanges_drain(ExchangeDoor *door, const char *text) noexcept nogil:
     cdef Exchange *self = door.exchanges.first
     cdef Exchange *following
     door.stopping = text
     while self != NULL:
         following = self.next
+        close_if_empty(self)
         settle(self)
         self = following
 
@@ -300,9 +314,11 @@ cdef void take_more(Exchange *self) noexcept nogil:
         return
     self.taking = True
     while (self.stream != NULL and self.open < self.door.window and stream.incoming.first != NULL
-           and not stream_ended(stream)):
+           and not self.closing and not stream_ended(stream)):
         take(self)
     self.taking = False
+    if self.stream != NULL:
+        close_if_empty(self)
 
 
 cdef void take(Exchange *self) noexcept nogil:
@@ -325,7 +341,8 @@ cdef void take(Exchange *self) noexcept nogil:
         free(opened)
         if request != NULL:
             request_free(request)
-        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the request", NULL)
+        if self.stream != NULL:  # else the transport has ended the call meanwhile
+            fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the request", NULL)
         return
     self.door.received += size
     opened.exchange = self
@@ -546,6 +563,7 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
 
 
 EXCHANGE.single = False
+EXCHANGE.reset_cost = COST_FRAME
 EXCHANGE.wants = wants
 EXCHANGE.begin = begin
 EXCHANGE.message = message_came

@@ -107,6 +107,29 @@ def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
         assert process.wait() == 0
 
 
+def test_a_client_that_always_sends_more_does_not_keep_the_server(repository):
+    """Its stream always has a request open; those that had come are answered, and the stream ends."""
+    with (
+        doors.running_server("native", repository) as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        more: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        for _ in range(3):
+            more.put(True)
+        requests = (request("slow", floats(i), id=str(i)) for i, _ in enumerate(iter(more.get, None)))
+        responses, count = Stub(channel).ModelStreamInfer(requests, timeout=20), 0
+        with pytest.raises(grpc.RpcError) as ended:
+            for response in responses:
+                assert response.infer_response.id == str(count)
+                count += 1
+                more.put(True)
+                if count == 1:
+                    process.terminate()
+        more.put(None)
+        assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert process.wait() == 0
+
+
 def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
     with (
         doors.running_server(
