@@ -29,7 +29,6 @@ class TritonApiBackend(Backend):
 
     name = "triton_api"
     completes = True
-    completes_missing = True
     needs_tensors = False
 
     def __init__(self, config: Mapping[str, str], name: str, library: Path) -> None:

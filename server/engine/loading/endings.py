@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.warmup import Halt
 from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models
 from server.engine.models.version import LoadedVersion
-from server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -25,11 +23,6 @@ End = Callable[[LoadedVersion], Awaitable[None]]
 
 MOST_REPLACED = 2
 """The most replaced versions of one model that still finish their requests; each keeps its instances and memory."""
-LOOK_SECONDS = 60.0
-"""Seconds for which a client's load waits for replaced versions; other loads wait on, and the log names the instances.
-
-Longer than `stub-timeout-seconds`, after which a worker is ended that executes what everybody has given up.
-"""
 
 
 class Endings:
@@ -46,18 +39,17 @@ class Endings:
         self._drained = drained
         self._end = end
         self._tasks: dict[asyncio.Task[None], str] = {}  # running ends, each with its model's name
-        # running ends of replaced versions, by model, each with these versions
-        self._replaced: dict[str, dict[asyncio.Task[None], list[weakref.ref[LoadedVersion]]]] = {}
+        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # running ends of replaced versions, by model
         self._steps: dict[asyncio.Task[None], frozenset[str]] = {}  # models that ensembles which end still need
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
         """Hide a model from requests; the task ends with its last request."""
         state = self._models[name]
-        versions = {version: entry.loaded for version, entry in state.loaded.items() if entry.loaded is not None}
-        ends_others = name in self._replaced  # whatever was unloaded or replaced before
+        old = state.loaded
+        versions = {version: entry.loaded for version, entry in old.items() if entry.loaded is not None}
         for entry in state.versions.values():
-            entry.state, entry.reason = (UNLOADING, "") if entry.loaded or ends_others else (UNAVAILABLE, UNLOADED)
+            entry.state, entry.reason = (UNLOADING, "") if entry.loaded else (UNAVAILABLE, UNLOADED)
             entry.loaded = None
         override, state.override = state.override, None
         state.own = state.prepared = state.folder = None
@@ -72,7 +64,8 @@ class Endings:
 
         async def end() -> None:
             await asyncio.gather(*ends)
-            self._settle(name)
+            for entry in old.values():
+                entry.state, entry.reason = UNAVAILABLE, UNLOADED
             if override is not None:
                 await on_thread(override.cleanup)
             if count:
@@ -89,28 +82,17 @@ class Endings:
 
         async def end() -> None:
             await asyncio.gather(*ends)
-            self._settle(name)
             if cleanup is not None:
                 await on_thread(cleanup)
 
         if versions or cleanup is not None:
             self._begin_end(end(), name, versions)
 
-    def _settle(self, name: str) -> None:
-        """One end of a model is over: with the last one, the model is unloaded, unless it was loaded again."""
-        own = asyncio.current_task()
-        if name in self._models and all(task is own for task in self._replaced.get(name, ())):
-            for entry in self._models[name].versions.values():
-                if entry.state == UNLOADING:
-                    entry.state, entry.reason = UNAVAILABLE, UNLOADED
-
     def _begin_end(
         self, work: Coroutine[Any, Any, None], name: str, old: Collection[LoadedVersion]
     ) -> asyncio.Task[None]:
         """Run the end of these versions."""
-        task = self.begin(work, name)
-        if self._is_waited_for(name, old):
-            self._replaced.setdefault(name, {})[task] = [weakref.ref(version) for version in old]
+        task = self.begin(work, name, serves=self._is_waited_for(name, old))
         if steps := frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)):
             self._steps[task] = steps
         return task
@@ -124,43 +106,25 @@ class Endings:
         departing = {each.loaded for each in self._models[name].departing}
         return any(version not in departing for version in old)
 
-    async def room_for(self, names: Collection[str], halts: Mapping[str, Halt], *, bounded: bool) -> None:
-        """Return when none of these models is crowded any more; one whose halt was set counts as such.
-
-        Args:
-            bounded: the wait ends after LOOK_SECONDS.
-
-        Raises:
-            Unavailable: it has.
-        """
+    async def room_for(self, names: Collection[str], halts: Mapping[str, Halt]) -> None:
+        """Return when none of these models is crowded any more; one whose halt was set counts as such."""
+        for name in names:
+            many = len(self._replaced.get(name, ()))
+            log.info("'%s' is loaded when one of %d has ended that were replaced before", name, many)
         while left := [name for name in names if self.is_crowded(name) and not halts[name].is_set]:
-            for name in left:
-                log.warning("%s; the load waits for one of them", self._crowd(name))
             ends = {end for name in left for end in self._replaced[name]}
             halted = {asyncio.create_task(halts[name].wait()) for name in left}
-            ended, _ = await asyncio.wait(ends | halted, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends | halted, return_when=asyncio.FIRST_COMPLETED)
             for each in halted:
                 each.cancel()
-            if not ended and bounded:
-                raise Unavailable(
-                    f"{'; '.join(map(self._crowd, left))}; the load has waited {LOOK_SECONDS:g} s for one of them: try "
-                    "again when one has ended, or end the process that hangs"
-                )
 
     def require_room(self, name: str) -> None:
         """Raise BackendError if the model is crowded, and a load of it cannot wait."""
         if self.is_crowded(name):
-            raise BackendError(f"{self._crowd(name)}; a load that a model asks for does not wait for them, try again")
-
-    def _crowd(self, name: str) -> str:
-        """A sentence about the versions of a crowded model that end, with their instances and processes."""
-        ends = self._replaced.get(name, {})
-        versions = [version for old in ends.values() for each in old if (version := each()) is not None]
-        working = ", ".join(instance for version in versions for instance in version.working())
-        return (
-            f"'{name}' was replaced or unloaded {len(ends)} times, and what was before still finishes its requests: "
-            f"{working or 'no instance'}"
-        )
+            raise BackendError(
+                f"'{name}' was replaced {len(self._replaced[name])} times, and what was before still finishes its "
+                "requests: a load that a model asks for does not wait for them, try again"
+            )
 
     def hurry(self, name: str) -> None:
         """End the sequences on departing versions of the model now."""
@@ -180,7 +144,7 @@ class Endings:
 
     def is_crowded(self, name: str) -> bool:
         """Whether a load of this model would have to wait for replaced versions of it."""
-        return len(self._replaced.get(name, {})) >= MOST_REPLACED
+        return len(self._replaced.get(name, ())) >= MOST_REPLACED
 
     def passed(self, name: str, version: LoadedVersion) -> None:
         """A version is not the latest any more: requests without a version find a later one."""
@@ -244,18 +208,20 @@ class Endings:
         state.versions, state.problem = {}, problem
         self._models.publish(name)
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run an end as a task."""
+    def begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
+        """Run an end as a task; with `serves`, of a version that still finishes requests, so that it may take long."""
         task = asyncio.create_task(work)
         self._tasks[task] = name
+        if serves:
+            self._replaced.setdefault(name, set()).add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
         self._steps.pop(task, None)
-        if task in self._replaced.get(name, {}):
-            del self._replaced[name][task]
+        if task in self._replaced.get(name, ()):
+            self._replaced[name].discard(task)
             if not self._replaced[name]:
                 del self._replaced[name]
         if not task.cancelled() and (error := task.exception()) is not None:
