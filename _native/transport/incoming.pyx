@@ -72,7 +72,7 @@ cdef enum:
     ROOM_FOR_BYTE = 64       # bytes of room that a received byte is good for
     FIRST_ROOM = 4 << 10     # and the first one
     TINY = 16                # bytes: a message of a stream that is smaller brings no call forward, as an empty frame
-    TINY_COST = 10           # of such frames, because it becomes an event for Python
+    TINY_COST = 2            # of such frames: it becomes an event, of Python for some methods
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -329,8 +329,7 @@ def test_outputs_are_written_where_the_client_wants_them(backend, tmp_path):
     runner.execute(given)
     assert np.shares_memory(given.handed_over["y"], places["y"])
     assert places["y"].tolist() == [[-1, -1]] * 4
-    assert not np.shares_memory(given.handed_over["z"], places["z"]), "its shape is not fixed"
-    assert given.outputs["z"].tolist() == [[1, 1]] * 4
+    assert given.outputs["z"].tolist() == [[1, 1]] * 4  # its shape is not fixed: where it is, depends on its names
 
 
 def test_bf16_outputs_live_as_long_as_their_arrays(backend, tmp_path):
