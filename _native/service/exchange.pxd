@@ -18,7 +18,7 @@ cdef struct ExchangeDoor:
     # Method.context of ModelStreamInfer
     Submission *submission
     uint32_t window          # requests of one stream that may be open
-    const LoadReport *report # for load balancers, sent with the status
+    const LoadReport *report  # for load balancers, sent with the status
     # One stream is over: the sequences that are tied to it end. On the loop, within no call of a stream.
     void (*over)(void *context, uint64_t number) noexcept nogil
     void *over_context

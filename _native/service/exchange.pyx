@@ -3,32 +3,31 @@
 Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
 number; they leave as they come, and a parameter says which one is the last.
 
-At most a window of requests is open. A request is closed when its last response was passed to the transport, which takes it
-only as fast as the client reads. So a client that sends without reading stops the server from reading. A decoupled model
-may have a limited number of undelivered responses for one request: each is acknowledged when the transport has taken it,
-so a client that does not read stops the model, too. It may keep what has been answered, within its limits, but not the
-instance: when others wait for that and it does not read for some seconds, its stream ends, and the model is told that
-nobody wants its responses.
+At most a window of requests is open. A request is closed when its last response was passed to the transport, which
+takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
+decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when the
+transport has taken it, so a client that does not read stops the model, too. It may keep what has been answered, within
+its limits, but not the instance: when others wait for that and it does not read for some seconds, its stream ends, and
+the model is told that nobody wants its responses.
 
 `server.rpc.exchange` is the same for the grpcio front door.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp
 
 from _native.atomic cimport add_own
 from _native.chain cimport Chain, Link, chain_pop, chain_push
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
-from _native.protobuf.codec cimport Str
-from _native.request.bridge cimport Bridge, bridge_abandon, bridge_post
+from _native.request.bridge cimport bridge_abandon, bridge_post
 from _native.request.callback cimport PostedCallback
 from _native.request.lane cimport Lane
 from _native.request.record cimport Record
 from _native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
 from _native.service.answer cimport answer_error_outgoing, answer_outgoing
-from _native.service.submission cimport Submission, submission_wake, submit_call
+from _native.service.submission cimport submit_call
 from _native.status cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_OK,
@@ -40,7 +39,7 @@ from _native.timers cimport Timer, timers_clear, timers_set
 from _native.transport.budget cimport COST_FRAME
 from _native.transport.call cimport call_peer
 from _native.transport.client cimport Client
-from _native.transport.errorinfo cimport LoadReport, final_trailers, stream_refuse
+from _native.transport.errorinfo cimport final_trailers, stream_refuse
 from _native.transport.expiry cimport stream_watch
 from _native.transport.headers cimport header_value
 from _native.transport.ledger cimport CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize

@@ -1,7 +1,8 @@
 """ModelInfer: from the front doors to a submission, and from a response to the call that waits for it.
 
-The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects; its streams
-are in `_native.service.exchange`. All other requests enter by `InferService.submit`, and get responses by a `Ticket` (`_native.service.ticket`).
+The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects; its
+streams are in `_native.service.exchange`. All other requests enter by `InferService.submit`, and get responses by a
+`Ticket` (`_native.service.ticket`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
