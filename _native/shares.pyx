@@ -154,6 +154,13 @@ cdef bint is_worth_searching(Shares *self, uint32_t own, uint32_t waiting) noexc
     return True
 
 
+cdef inline bint yields_before(const Share *share, const Share *other) noexcept nogil:
+    # the larger one; of equal ones the least important, of the client that came first: never as the buckets happen to lie
+    if share.count != other.count:
+        return share.count > other.count
+    return share.level > other.level or (share.level == other.level and share.client < other.client)
+
+
 cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last, uint32_t waiting,
                                   uint32_t *most) noexcept nogil:
     cdef const Share *share = find(self, client, first)
@@ -167,7 +174,7 @@ cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first,
         share = self.buckets[i]
         while share != NULL:
             largest = max(largest, share.count)
-            if share.count > own + 1 and first <= share.level <= last and (found == NULL or share.count > found.count):
+            if share.count > own + 1 and first <= share.level <= last and (found == NULL or yields_before(share, found)):
                 found = share
             share = share.following
     self.bound = largest

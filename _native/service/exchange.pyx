@@ -352,7 +352,7 @@ cdef void take(Exchange *self) noexcept nogil:
     request.sink = opened
     request.origin.user = stream.conn.user
     request.origin.identity = stream.conn.identity
-    request.origin.client = <uint64_t>stream.conn.client
+    request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
     request.origin.stream = self.number
     submit_call(self.door.submission, request, block, data, size, stream.forwarded_size, left, stream.caller,
                 &stream.context)

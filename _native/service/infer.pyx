@@ -103,7 +103,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.sink = stream
     request.origin.user = stream.conn.user
     request.origin.identity = stream.conn.identity
-    request.origin.client = <uint64_t>stream.conn.client
+    request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
     stream.call = request
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)

@@ -1,10 +1,11 @@
 # One client, and what all its connections together make the server hold.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from _native.transport.ledger cimport Account
 
 cdef struct Client:
+    uint64_t number          # one that no other client has or had; never 0
     const char *name         # for messages: "10.0.0.7", "user 1000", "certificate CN=robot"
     uint32_t calls           # open RPCs
     uint32_t max_calls       # 0: any number

@@ -1,6 +1,8 @@
 """The resources that one client uses over all its connections; limits are for a client, not for a connection."""
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t
+
+cdef uint64_t clients = 0  # made so far
 
 
 cdef class ClientUse:
@@ -14,6 +16,9 @@ cdef class ClientUse:
     """
 
     def __init__(self, name: str, *, max_calls: int = 0, max_streams: int = 0, max_bytes: int = 0):
+        global clients
+        clients += 1
+        self.client.number = clients
         self.name = name
         self.text = name.encode("utf-8", "replace").replace(b"\0", b" ")
         self.client.name = self.text
@@ -23,8 +28,8 @@ cdef class ClientUse:
 
     @property
     def number(self) -> int:
-        """What tells it from others that there are at the same time; never 0."""
-        return <uintptr_t>&self.client
+        """What tells it from all others, in the order in which they came; never 0."""
+        return self.client.number
 
     @property
     def calls(self) -> int:
