@@ -155,7 +155,8 @@ cdef bint is_worth_searching(Shares *self, uint32_t own, uint32_t waiting) noexc
 
 
 cdef inline bint yields_before(const Share *share, const Share *other) noexcept nogil:
-    # the larger one; of equal ones the least important, of the client that came first: never as the buckets happen to lie
+    # The larger one; of equal ones the least important, then that of the client that came first. How the buckets lie
+    # must not decide.
     if share.count != other.count:
         return share.count > other.count
     return share.level > other.level or (share.level == other.level and share.client < other.client)
@@ -174,8 +175,9 @@ cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first,
         share = self.buckets[i]
         while share != NULL:
             largest = max(largest, share.count)
-            if share.count > own + 1 and first <= share.level <= last and (found == NULL or yields_before(share, found)):
-                found = share
+            if share.count > own + 1 and first <= share.level <= last:
+                if found == NULL or yields_before(share, found):
+                    found = share
             share = share.following
     self.bound = largest
     if found != NULL:
