@@ -193,6 +193,7 @@ def test_a_stream_whose_responses_are_not_taken_ends_and_its_owner_is_told(nativ
     echo.endpoint.clock = Clock()
     peer = Peer(echo.endpoint, reading=False)
     stream = peer.open("/test/Stream")
+    peer.pump()  # with the server's settings a whole message fits its window
     for _ in range(3):
         peer.send(stream, framed(bytes(64 * KIB)))
         peer.pump()

@@ -72,8 +72,8 @@ FAULTS = (
     fault(
         "the client with least makes room",
         "shares",
-        "(found == NULL or share.count > found.count)",
-        "(found == NULL or share.count < found.count)",
+        "        return share.count > other.count\n",
+        "        return share.count < other.count\n",
     ),
     fault(
         "rows that leave a queue are still counted",
