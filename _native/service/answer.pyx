@@ -19,12 +19,11 @@ from _native.protobuf.encoding cimport (
 )
 from _native.protobuf.wire cimport varint_size, write_varint
 from _native.request.request cimport OutputData, Request, Response
-from _native.transport.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix
+from _native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
 
 cdef enum:
     COPY_BELOW = 8192        # answers smaller than this are written as one piece
     REFERENCE_FROM = 4096    # outputs from this size on are sent by reference
-    PREFIX = 5               # bytes in front of a gRPC message
     FEW_OUTPUTS = 16
     FEW_PARAMETERS = 8
     STREAM_ERROR_MESSAGE = 1 << 3 | 2     # tags of ModelStreamInferResponse
@@ -133,14 +132,17 @@ cdef inline size_t wrapping_size(const Answer *answer, bint streamed) noexcept n
     return 1 + varint_size(answer.size) if streamed else 0
 
 
-cdef uint8_t *write_front(const Answer *answer, bint streamed, uint8_t *at) noexcept nogil:
-    # what is in front of the response in a framed message
+cdef inline uint8_t *wrapping_write(const Answer *answer, bint streamed, uint8_t *at) noexcept nogil:
+    if not streamed:
+        return at
+    at[0] = STREAM_INFER_RESPONSE
+    return write_varint(at + 1, answer.size)
+
+
+cdef inline uint8_t *front_write(const Answer *answer, bint streamed, uint8_t *at) noexcept nogil:
+    # the gRPC prefix of the message, and the wrapping
     write_message_prefix(at, wrapping_size(answer, streamed) + answer.size)
-    at += PREFIX
-    if streamed:
-        at[0] = STREAM_INFER_RESPONSE
-        at = write_varint(at + 1, answer.size)
-    return at
+    return wrapping_write(answer, streamed, at + PREFIX)
 
 
 cdef Outgoing *answer_by_reference(const Answer *answer, const Response *response, bint streamed) noexcept nogil:
@@ -159,7 +161,7 @@ cdef Outgoing *answer_by_reference(const Answer *answer, const Response *respons
     if message == NULL:
         return NULL
     start = message.room
-    at = response_head_write(&answer.head, write_front(answer, streamed, start))
+    at = response_head_write(&answer.head, front_write(answer, streamed, start))
     for i in range(output_count(response)):
         out = &response.outputs[i]
         if not out.wanted:
@@ -192,7 +194,7 @@ cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept
     else:
         message = outgoing_new(1, size)
         if message != NULL:
-            answer_write(&answer, response, write_front(&answer, streamed, message.room))
+            answer_write(&answer, response, front_write(&answer, streamed, message.room))
             outgoing_add(message, message.home, message.room, size)
     answer_done(&answer)
     return message
@@ -260,14 +262,11 @@ cdef bytes answer_bytes(const Response *response):
 cdef bytes answer_streamed(const Response *response):
     cdef Answer answer
     cdef bytes out
-    cdef uint8_t *at
     if not answer_measure(&answer, response, True):
         raise MemoryError
     try:
-        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(1 + varint_size(answer.size) + answer.size))
-        at = <uint8_t *>PyBytes_AS_STRING(out)
-        at[0] = STREAM_INFER_RESPONSE
-        answer_write(&answer, response, write_varint(at + 1, answer.size))
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(wrapping_size(&answer, True) + answer.size))
+        answer_write(&answer, response, wrapping_write(&answer, True, <uint8_t *>PyBytes_AS_STRING(out)))
     finally:
         answer_done(&answer)
     return out

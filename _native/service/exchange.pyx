@@ -24,10 +24,9 @@ from _native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_sh
 from _native.request.bridge cimport bridge_abandon, bridge_post
 from _native.request.callback cimport PostedCallback
 from _native.request.lane cimport Lane
-from _native.request.record cimport Record
 from _native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
 from _native.service.answer cimport answer_error_outgoing, answer_outgoing
-from _native.service.submission cimport submit_call
+from _native.service.call_request cimport submit_for_call
 from _native.status cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_OK,
@@ -37,8 +36,7 @@ from _native.status cimport (
 from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport Timer, timers_clear, timers_set
 from _native.transport.budget cimport COST_FRAME
-from _native.transport.call cimport call_peer
-from _native.transport.client cimport Client
+from _native.transport.client cimport Client, client_begin_stream, client_end_stream
 from _native.transport.errorinfo cimport final_trailers, stream_refuse
 from _native.transport.expiry cimport stream_watch
 from _native.transport.headers cimport header_value
@@ -60,6 +58,9 @@ from _native.transport.stream cimport (
     stream_unsent,
 )
 from _native.transport.unary cimport call_admit, call_wants, message_take
+
+cdef extern from "<strings.h>" nogil:
+    int strncasecmp(const char *a, const char *b, size_t size)
 
 cdef enum:
     # Memory that the structures take, beside messages.
@@ -92,11 +93,11 @@ cdef struct Sending:
     # a response that waits for its turn
     Link link
     Opened *opened
-    Outgoing *message        # NULL: there was no memory for it
+    Outgoing *message        # NULL: an error that ends the stream
     Block *ack
     size_t size
-    int status               # of the request
-    char *details            # of an error that ends the stream
+    int status               # of that error
+    char *details
     const char *reason
 
 cdef struct Exchange:
@@ -131,10 +132,6 @@ cdef inline bint is_close_on_error(const uint8_t *name, size_t size) noexcept no
     return size == 17 and memcmp(name, CLOSE_ON_ERROR, 17) == 0
 
 
-cdef inline uint8_t lower(uint8_t letter) noexcept nogil:
-    return letter + 32 if c"A" <= letter <= c"Z" else letter
-
-
 cdef bint ends_on_error(const Stream *stream) noexcept nogil:
     # what the last header of that name says
     cdef nghttp2_vec name, value
@@ -146,8 +143,7 @@ cdef bint ends_on_error(const Stream *stream) noexcept nogil:
             continue
         value = header_value(stream.fields[i].value)
         found = (value.len == 1 and value.base[0] == c"1") or (
-            value.len == 4 and lower(value.base[0]) == c"t" and lower(value.base[1]) == c"r"
-            and lower(value.base[2]) == c"u" and lower(value.base[3]) == c"e")
+            value.len == 4 and strncasecmp(<const char *>value.base, "true", 4) == 0)
     return found
 
 
@@ -160,13 +156,14 @@ cdef void begin(Stream *stream) noexcept nogil:
     if door.stopping != NULL:
         stream_fail(stream, STATUS_UNAVAILABLE, door.stopping)
         return
-    if client != NULL and client.max_streams and client.streams >= client.max_streams:
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
-            "client %s has %u streams in flight, its limit is %u", client.name, client.streams, client.max_streams))
-        return
     self = <Exchange *>calloc(1, sizeof(Exchange))
     if self == NULL:
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+        return
+    if client != NULL and not client_begin_stream(client):
+        free(self)
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+            "client %s has %u streams in flight, its limit is %u", client.name, client.streams, client.max_streams))
         return
     live_add(LIVE_EXCHANGES, 1)
     door.streams += 1
@@ -176,8 +173,6 @@ cdef void begin(Stream *stream) noexcept nogil:
     self.errors_end = ends_on_error(stream)
     self.over.run = tell_over
     list_append(&door.exchanges, self)
-    if client != NULL:
-        client.streams += 1
     stream.call = self
     charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, CALL_MEMORY + STREAM_MEMORY)
     stream_watch(stream)
@@ -202,7 +197,7 @@ cdef void leave(Exchange *self) noexcept nogil:
     self.stream = NULL
     stream.call = NULL
     if stream.conn.client != NULL:
-        stream.conn.client.streams -= 1
+        client_end_stream(stream.conn.client)
     list_remove(&self.door.exchanges, self)
     if self.timer.slot:
         timers_clear(stream.conn.host.timers, &self.timer)
@@ -246,10 +241,9 @@ cdef void fail(Exchange *self, int status, const char *details, const char *reas
     stream_drop_request(stream)
 
 
-cdef inline bint is_read(const Stream *stream) noexcept nogil:
-    # the client's half-close has come, and all that it sent has been taken
-    return (stream.receiver.state == RECEIVED_ALL and not stream_inflates(stream)
-            and stream.incoming.first == NULL)
+cdef inline bint is_taken(const Stream *stream) noexcept nogil:
+    # all messages that have come are taken
+    return stream.incoming.first == NULL and not stream_inflates(stream)
 
 
 cdef void settle(Exchange *self) noexcept nogil:
@@ -257,7 +251,7 @@ cdef void settle(Exchange *self) noexcept nogil:
     cdef Stream *stream = self.stream
     if self.open or stream_ended(stream):
         return
-    if is_read(stream):
+    if stream.receiver.state == RECEIVED_ALL and is_taken(stream):
         fail(self, STATUS_OK, "", NULL)
     elif self.closing:
         fail(self, STATUS_UNAVAILABLE, self.door.stopping, NULL)
@@ -278,8 +272,7 @@ cdef void late(Stream *stream) noexcept nogil:
 
 cdef inline void close_if_empty(Exchange *self) noexcept nogil:
     # when the server stops and all that has come is taken: a client that always sends more would keep the stream open
-    if (self.door.stopping != NULL and self.stream.incoming.first == NULL and not stream_inflates(self.stream)
-            and self.stream.receiver.state != RECEIVED_ALL):
+    if self.door.stopping != NULL and self.stream.receiver.state != RECEIVED_ALL and is_taken(self.stream):
         self.closing = True
 
 
@@ -350,14 +343,8 @@ cdef void take(Exchange *self) noexcept nogil:
     hold(self, opened.size)
     request.deliver = exchange_deliver
     request.sink = opened
-    request.origin.user = stream.conn.user
-    request.origin.identity = stream.conn.identity
-    request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
     request.origin.stream = self.number
-    submit_call(self.door.submission, request, block, data, size, stream.forwarded_size, left, stream.caller,
-                &stream.context)
-    if request.record != NULL:
-        (<Record *>request.record).peer = call_peer(stream)
+    submit_for_call(self.door.submission, request, stream, block, data, size, left)
     opened.decoupled = request.signature != NULL and request.signature.decoupled
     if not opened.decoupled:
         list_append(&self.in_order, opened)

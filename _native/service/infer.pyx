@@ -27,6 +27,7 @@ from _native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, a
 from _native.service.answer cimport answer_outgoing
 from _native.service.answer_store cimport StoreBase, store_install
 from _native.service.authorizer cimport Authorizer, access_deny, access_note
+from _native.service.call_request cimport submit_for_call
 from _native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport (
@@ -44,7 +45,6 @@ from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text, text_or_no_memory
 from _native.timers cimport TimersHandle
 from _native.traceparent cimport TraceContext, traceparent_read
-from _native.transport.call cimport call_peer
 from _native.transport.endpoint cimport Endpoint
 from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set
 from _native.transport.nghttp2 cimport nghttp2_nv
@@ -101,14 +101,8 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.single = True
     request.deliver = deliver_stream
     request.sink = stream
-    request.origin.user = stream.conn.user
-    request.origin.identity = stream.conn.identity
-    request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
     stream.call = request
-    submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
-                stream.caller, &stream.context)
-    if request.record != NULL:
-        (<Record *>request.record).peer = call_peer(stream)
+    submit_for_call((<Door *>context).submission, request, stream, block, data, size, timeout_ns)
 
 
 cdef void deliver_stream(void *sink, Response *response, int status, const char *details) noexcept nogil:
@@ -144,11 +138,13 @@ cdef void stream_gone(void *call) noexcept nogil:
 
 
 cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nogil:
+    cdef const Stream *stream = NULL
     if request.deliver == deliver_stream:
-        access_note(access, <const Stream *>request.sink, request.response.details)
-        return
-    if request.deliver == exchange_deliver:
-        access_note(access, exchange_stream(request.sink), request.response.details)
+        stream = <const Stream *>request.sink
+    elif request.deliver == exchange_deliver:
+        stream = exchange_stream(request.sink)
+    if stream != NULL:
+        access_note(access, stream, request.response.details)
         return
     with gil:
         note_ticket(<Authorizer>access.authorizer, <Ticket>request.sink, request.response.details, request.origin.user)

@@ -22,7 +22,7 @@ from _native.transport.nghttp2 cimport (
     nghttp2_rcbuf_get_buf,
     nghttp2_vec,
 )
-from _native.transport.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix
+from _native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
 from _native.transport.stream cimport (
     RECEIVED_ALL,
     WRITABLE_BELOW,
@@ -298,12 +298,12 @@ cdef class Call:
         cdef Outgoing *out
         if size > 0xffffffff:
             raise ValueError("a gRPC message is smaller than 4 GiB")
-        out = outgoing_new(1, 5 + size)
+        out = outgoing_new(1, PREFIX + size)
         if out == NULL:
             raise MemoryError(f"no memory for a message of {size} bytes")
         write_message_prefix(out.room, size)
-        memcpy(out.room + 5, <const char *>message, size)
-        outgoing_add(out, out.home, out.room, 5 + size)
+        memcpy(out.room + PREFIX, <const char *>message, size)
+        outgoing_add(out, out.home, out.room, PREFIX + size)
         stream_send(stream, out, compress)
         self.connection.has_output()
 

@@ -14,6 +14,17 @@ cdef struct Client:
     Account account          # of requests that are not answered, and of responses that are not sent
     double debt              # of all its calls together; for eviction, which computes it
 
+# Count one more stream. False: the client has as many as it may.
+cdef inline bint client_begin_stream(Client *client) noexcept nogil:
+    if client.max_streams and client.streams >= client.max_streams:
+        return False
+    client.streams += 1
+    return True
+
+
+cdef inline void client_end_stream(Client *client) noexcept nogil:
+    client.streams -= 1
+
 
 cdef class ClientUse:
     cdef Client client

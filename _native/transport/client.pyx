@@ -28,7 +28,7 @@ cdef class ClientUse:
 
     @property
     def number(self) -> int:
-        """What tells it from all others, in the order in which they came; never 0."""
+        """A number that no other client has or had; later clients have higher ones; never 0."""
         return self.client.number
 
     @property
@@ -38,12 +38,16 @@ cdef class ClientUse:
 
     @property
     def streams(self) -> int:
-        """Open RPCs that are streams. Whoever serves one in Python counts it here."""
+        """Open RPCs that are streams."""
         return self.client.streams
 
-    @streams.setter
-    def streams(self, count: int) -> None:
-        self.client.streams = count
+    def begin_stream(self) -> bool:
+        """Count one more stream. False: the client has as many as it may."""
+        return client_begin_stream(&self.client)
+
+    def end_stream(self) -> None:
+        """A stream that was counted is over."""
+        client_end_stream(&self.client)
 
     @property
     def bytes_held(self) -> int:

@@ -45,8 +45,8 @@ from _native.transport.ledger cimport (
 )
 from _native.transport.message_compression cimport message_inflate
 from _native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
+from _native.transport.outgoing cimport PREFIX
 from _native.transport.stream cimport (
-    PREFIX,
     RECEIVED_ALL,
     RECEIVING_MESSAGE,
     RECEIVING_PREFIX,

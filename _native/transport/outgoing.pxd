@@ -34,7 +34,10 @@ cdef void outgoing_free(Outgoing *message) noexcept nogil
 # The message has to wait. It is charged from now on for all memory that it keeps alive: the whole blocks of its
 # segments. A segment that is a small part of its block is copied, which lets the block go.
 cdef void outgoing_keep(Outgoing *message) noexcept nogil
-# Write the five bytes in front of a gRPC message of `size` bytes.
+cdef enum:
+    PREFIX = 5               # bytes in front of each gRPC message
+
+# Write them for a message of `size` bytes.
 cdef void write_message_prefix(uint8_t *out, size_t size) noexcept nogil
 
 

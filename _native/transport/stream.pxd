@@ -255,7 +255,6 @@ cdef struct Conn:
     bint told                # the peer has read the GOAWAY of conn_announce_shutdown
 
 cdef enum:
-    PREFIX = 5                       # bytes in front of each message
     MAX_NATIVES = 4
     WRITABLE_BELOW = 64 << 10    # unsent bytes of a stream below which its call may continue
 

@@ -420,13 +420,12 @@ class NativeDoor:
         use: ClientUse = call.connection.admission.use
         if not (handler.request_streaming or handler.response_streaming):
             return None
-        if 0 < self._limits.per_client.streams <= use.streams:
+        if not use.begin_stream():
             limit = self._limits.per_client.streams
             raise ClientLimitError(f"client {use.name} has {use.streams} streams in flight, its limit is {limit}")
-        use.streams += 1
         return use
 
     def _call_done(self, context: NativeContext, use: ClientUse | None, _: asyncio.Task[None]) -> None:
         self._contexts.discard(context)
         if use is not None:
-            use.streams -= 1
+            use.end_stream()

@@ -1,0 +1,22 @@
+# The request of a native call.
+
+from libc.stdint cimport int64_t, uint8_t
+
+from _native.memory.resource cimport Block
+from _native.request.record cimport Record
+from _native.request.request cimport Request
+from _native.service.submission cimport Submission, submit_call
+from _native.transport.call cimport call_peer
+from _native.transport.stream cimport Stream
+
+
+cdef inline void submit_for_call(Submission *submission, Request *request, const Stream *stream, Block *block,
+                                 const uint8_t *data, size_t size, int64_t timeout_ns) noexcept nogil:
+    # Submit a message of this call, see submit_call. The sink of the request is set.
+    request.origin.user = stream.conn.user
+    request.origin.identity = stream.conn.identity
+    request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
+    submit_call(submission, request, block, data, size, stream.forwarded_size, timeout_ns, stream.caller,
+                &stream.context)
+    if request.record != NULL:
+        (<Record *>request.record).peer = call_peer(stream)
