@@ -9,7 +9,6 @@ import asyncio
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 UNIMPLEMENTED = 12
-CAN_COPE: ContextVar[bool] = ContextVar("CAN_COPE", default=False)  # whether memory may be refused to a task
 
 
 class Loop(asyncio.AbstractEventLoop):
@@ -105,9 +103,7 @@ class Loop(asyncio.AbstractEventLoop):
         for _ in range(len(self.ready)):
             handle = self.ready.popleft()
             if not handle.cancelled():
-                self.world.may_fail(int(handle._context.get(CAN_COPE, False)))  # type: ignore[attr-defined]
                 handle._run()
-                self.world.may_fail(0)
 
     def read(self, ready: int) -> None:
         """What these descriptors have is read."""
