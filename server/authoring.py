@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from server.engine.config.datatypes import TYPE_OF
 from server.engine.instances.gpu import Gpus
 from server.engine.repository.folders import ModelFolder, check_name, version_folder
 from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
-from server.importing import Imported, imported
+from server.importing import imported
 from server.pb import model_config_pb2 as pb
 from server.settings import Settings
 
@@ -102,13 +102,14 @@ def make_model(
     target = repository / name
     if target.exists() and not force:
         raise AlreadyExists(f"{target} exists: give another --name, or --force to write over it")
-    config, problem = _completed(file, kind, name, max_batch_size, known, backend_config, foreign)
+    minimal = pb.ModelConfig(name=name, backend=kind.backend)
+    if foreign:
+        minimal.MergeFrom(foreign.config)
+    put = foreign.put if foreign else lambda version: _put(file, version / kind.file)
+    config, problem = _completed(minimal, put, kind, max_batch_size, known, backend_config)
     version = target / "1"
     version.mkdir(parents=True, exist_ok=True)
-    if foreign:
-        foreign.put(version)
-    else:
-        _put(file, version / kind.file)
+    put(version)
     text = commented(config, kind, file, problem)
     (target / CONFIG).write_text(text)
     print(f"{target / CONFIG}:\n\n{text}")
@@ -180,27 +181,26 @@ def _usual_name(file: Path) -> str:
 
 
 def _completed(
-    file: Path,
+    minimal: pb.ModelConfig,
+    put: Callable[[Path], None],
     kind: Kind,
-    name: str,
     max_batch_size: int | None,
     known: Sequence[TensorSpec],
     backend_config: tuple[str, ...],
-    foreign: Imported | None,
 ) -> tuple[pb.ModelConfig, str]:
-    """The completed configuration, and the problem that keeps it from being served."""
-    found = minimal = pb.ModelConfig(name=name, backend=kind.backend)
-    if foreign:
-        minimal.MergeFrom(foreign.config)
+    """The completed configuration, and the problem that keeps it from being served.
+
+    Args:
+        minimal: is completed.
+        put: writes the model's files into the folder of a version.
+    """
+    found, name = minimal, minimal.name
     if max_batch_size is not None:
         minimal.max_batch_size = max_batch_size
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / name
         (model / "1").mkdir(parents=True)
-        if foreign:
-            foreign.put(model / "1")
-        else:
-            _put(file, model / "1" / kind.file)
+        put(model / "1")
         settings = Settings(model_repository=(folder,), backend_config=backend_config)
         loader, options = make_loader(settings), model_options(settings, Gpus())
         try:
