@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,9 +62,9 @@ MODELS = {
 }
 
 
-def write(folder: Path) -> Path:
-    """Write the repository; returns the folder."""
-    for name, code in MODELS.items():
+def write(folder: Path, models: Mapping[str, str] = MODELS) -> Path:
+    """Write a repository of models, by name the text of each model.py; returns the folder."""
+    for name, code in models.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(CONFIG.replace("NAME", name))
         (folder / name / "1" / "model.py").write_text(code)

@@ -78,7 +78,7 @@ def drawn(number: int, chance: random.Random) -> Round:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
-    """Pass on what comes, piece by piece, and the end."""
+    """Pass on each piece that the reader has, and the end of the stream."""
     with contextlib.suppress(OSError, RuntimeError):  # uvloop raises the latter for closed sockets
         while data := await reader.read(PIECE):
             await asyncio.sleep(delay)

@@ -185,7 +185,7 @@ cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noex
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
             if data.present and way_of(channel, data, True) in (COPIED, MAPPED):
-                size += data.size  # what is mapped may be an output, which is copied from there
+                size += data.size  # an output may be a part of it, which the server copies
     return size
 
 

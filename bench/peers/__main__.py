@@ -27,7 +27,8 @@ import psutil
 from bench import messages, system
 from bench.peers import comparison, environments, page
 from bench.peers.base import AbsentError, Peer
-from bench.peers.comparison import INFERD_C, NATIVE, PAIRS, QUICK, RATES, TRITON_C, WAYS, Effort, Load, Round, Way
+from bench.peers.comparison import INFERD_C, NATIVE, PAIRS, RATES, TRITON_C, WAYS, Load, Round, Way
+from bench.works import QUICK, Effort
 
 T = TypeVar("T")
 

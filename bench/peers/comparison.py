@@ -1,4 +1,4 @@
-"""The rows of the comparison: what is asked, of whom, and how one round of it is measured.
+"""The rows of the comparison: each has a load, the servers that are put under it, and the way to measure one round.
 
 A *way* is a server and one of its models. All ways of a row take turns within each round.
 """
@@ -6,8 +6,6 @@ A *way* is a server and one of its models. All ways of a row take turns within e
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,18 +17,18 @@ from typing import Any
 from bench import messages
 from bench.overload import Probe
 from bench.peers import models
-from bench.peers.base import AbsentError, Peer
+from bench.peers.base import Peer
+from bench.peers.drivers import run_h2load
 from bench.peers.grpc_aio import GrpcAioEcho
 from bench.peers.inferd import InferdShared, InferdSharedGrpcio
 from bench.peers.nghttpd import Nghttpd
 from bench.peers.others import BentoML, HttpServer, KServe, LitServe, MLServer, Mosec, RayServe
 from bench.peers.triton import TritonShared
-from bench.works import ask
+from bench.works import MIB, ask
 from inferd_client.driver import INFER_PATH, Driver, Fixed
 from inferd_client.driver.report import Report
 from inferd_client.grpc import InferenceServerClient
 
-MIB = 1 << 20
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK, UNAVAILABLE = 0, 14
 SATURATED = 0.9  # of the offered rate: what answers less does not keep up
@@ -73,19 +71,8 @@ PAIRS = (NATIVE, INFERD_C, TRITON_C, INFERD_PYTHON, TRITON_PYTHON)
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How long a round of one way takes, and how many there are."""
-
-    seconds: float = 1.5
-    rounds: int = 3
-
-
-QUICK = Effort(0.3, 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of each way."""
+    """The requests that each way gets, and how they come."""
 
     key: str
     title: str
@@ -149,7 +136,7 @@ def exchange_of(load: Load, way: Way) -> messages.Exchange:
 
 
 def check(peer: Peer, way: Way, load: Load) -> None:
-    """Compare one answer with what is expected, by grpc's own client.
+    """Ask once with grpc's own client, and compare the answer.
 
     Raises:
         ValueError: it is another one.
@@ -189,17 +176,18 @@ def measure_http(peer: HttpServer, load: Load, seconds: float) -> Round:
         RuntimeError: a request failed.
         AbsentError: h2load is not installed.
     """
-    binary = shutil.which("h2load")
-    if binary is None:
-        raise AbsentError("h2load: apt-get install nghttp2-client")
     body = peer.folder / "body"
     body.write_bytes(peer.body)
     clients = load.connections * load.in_flight
     duration = max(1, round(seconds))  # in whole seconds only
-    command = [binary, "--h1", f"-c{clients}", f"-D{duration}", "--warm-up-time=1s", "-d", str(body)]
-    command += ["-H", f"content-type: {peer.media_type}", f"http://{peer.address}{peer.path}"]
     cpu = peer.cpu_seconds()
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    text = run_h2load(
+        "--h1",
+        f"-c{clients}",
+        f"-D{duration}",
+        "--warm-up-time=1s",
+        *("-d", str(body), "-H", f"content-type: {peer.media_type}", f"http://{peer.address}{peer.path}"),
+    )
     cpu = peer.cpu_seconds() - cpu
     found = re.search(r"finished in [\d.]+\w+, ([\d.]+) req/s", text)
     codes = re.search(r"status codes: (\d+) 2xx, (\d+) 3xx, (\d+) 4xx, (\d+) 5xx", text)

@@ -42,21 +42,31 @@ def h2load(
         AbsentError: it is not installed.
         RuntimeError: some of its requests failed.
     """
-    binary = shutil.which("h2load")
-    if binary is None:
-        raise AbsentError("h2load: apt-get install nghttp2-client")
     body = folder / "h2load.body"
     body.write_bytes(frame(request))
     arguments = [f"-n{requests}", f"-c{connections}", f"-m{in_flight}", "-H", "content-type: application/grpc"]
     scheme = "https" if encrypted else "http"
     arguments += ["-H", "te: trailers", "-d", str(body), f"{scheme}://{address}{INFER_PATH}"]
-    text = subprocess.run([binary, *arguments], check=True, capture_output=True, text=True).stdout
+    text = run_h2load(*arguments)
     finished = re.search(r"finished in ([\d.]+)(us|ms|s), ([\d.]+) req/s", text)
     succeeded = re.search(r"(\d+) succeeded", text)
     if finished is None or succeeded is None or int(succeeded[1]) != requests:
         raise RuntimeError(f"h2load failed:\n{text}")
     unit = {"us": 1e-6, "ms": 1e-3, "s": 1.0}[finished[2]]
     return Driven(requests, float(finished[1]) * unit, float(finished[3]))
+
+
+def run_h2load(*arguments: str) -> str:
+    """Run h2load; what it prints.
+
+    Raises:
+        AbsentError: it is not installed.
+        subprocess.CalledProcessError: it failed.
+    """
+    binary = shutil.which("h2load")
+    if binary is None:
+        raise AbsentError("h2load: apt-get install nghttp2-client")
+    return subprocess.run([binary, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def perf_analyzer(address: str, model: str, *, concurrency: int, shape: str, milliseconds: int = 2500) -> float:

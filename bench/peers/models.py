@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from bench import python_models
 from bench.peers.base import CACHE
-from bench.python_models import IDENTITY
 from bench.repository import Identity, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,35 +18,31 @@ RESPONSES = 1000
 ROWS = 8
 WAIT_MS = 5
 
-WAITING = IDENTITY.replace(
+WAITING = python_models.IDENTITY.replace(
     "import triton_python_backend_utils", "import time\n\nimport triton_python_backend_utils"
 ).replace("        return [self", f"        time.sleep({WAIT_MS / 1000})\n        return [self", 1)
 """Waits for a whole batch, as a model.py does whose tensors are on a GPU."""
 
-CONFIG = """name: "NAME"
-backend: "BACKEND"
-max_batch_size: 64
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-"""
 BATCHING = "dynamic_batching { }\n"
-DECOUPLED = "model_transaction_policy { decoupled: true }\n"
-LIMITED = f"dynamic_batching {{ default_queue_policy {{ max_queue_size: {8 * ROWS} }} }}\n"
 
 
 def _parameter(key: str, value: int) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
+CONFIG = python_models.CONFIG.replace('"python"', '"echo"')
 COMPILED = {
-    "echo": CONFIG + BATCHING,
-    "busy": CONFIG.replace(": 64", f": {ROWS}") + LIMITED + _parameter("steps", STEPS),
-    "stream": CONFIG.replace(": 64", ": 0").replace("[ -1 ]", "[ -1, -1 ]")
-    + DECOUPLED
+    "echo": CONFIG,
+    "busy": CONFIG.replace("max_batch_size: 64", f"max_batch_size: {ROWS}").replace(
+        BATCHING, f"dynamic_batching {{ default_queue_policy {{ max_queue_size: {8 * ROWS} }} }}\n"
+    )
+    + _parameter("steps", STEPS),
+    "stream": CONFIG.replace("max_batch_size: 64", "max_batch_size: 0")
+    .replace("[ -1 ]", "[ -1, -1 ]")
+    .replace(BATCHING, "model_transaction_policy { decoupled: true }\n")
     + _parameter("responses", RESPONSES),
 }
-PYTHON = {"python": IDENTITY, "waiting": WAITING}
+PYTHON = {"python": python_models.IDENTITY, "waiting": WAITING}
 
 
 def backends(among: Path | None = None) -> Path:
@@ -72,13 +68,8 @@ def write_shared(folder: Path) -> Path:
     """The models in C and in Python; returns the repository."""
     for name, config in COMPILED.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.pbtxt").write_text(config.replace("NAME", name).replace("BACKEND", "echo"))
-    for name, code in PYTHON.items():
-        (folder / name / "1").mkdir(parents=True, exist_ok=True)
-        config = (CONFIG + BATCHING).replace("NAME", name).replace("BACKEND", "python")
-        (folder / name / "config.pbtxt").write_text(config)
-        (folder / name / "1" / "model.py").write_text(code)
-    return folder
+        (folder / name / "config.pbtxt").write_text(config.replace("NAME", name))
+    return python_models.write(folder, PYTHON)
 
 
 def write_own(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.comparison import INFERD_C, INFERD_PYTHON, TRITON_C, TRITON_PYTHON
+from bench.table import rule
 from server.tools.plot import COLOURS
 
 BENCH = Path(__file__).resolve().parents[1]
@@ -58,8 +59,7 @@ def _where_peers_are_better(found: dict[str, Any]) -> Iterator[str]:
 def _row_table(row: dict[str, Any]) -> Iterator[str]:
     yield f"### {row['title']}"
     yield ""
-    yield "| | CPU of the server, µs | answers/s | p50, µs | p99, µs |"
-    yield "|---|---:|---:|---:|---:|"
+    yield from rule("", "CPU of the server, µs", "answers/s", "p50, µs", "p99, µs")
     for name, figures in _best_of(row).items():
         cells = (
             _cell(figures["cpu_us"], 1),
@@ -74,8 +74,9 @@ def _row_table(row: dict[str, Any]) -> Iterator[str]:
 def _overload_table(found: dict[str, Any]) -> Iterator[str]:
     yield "### Overload"
     yield ""
-    yield "| | capacity/s | offered | right answers/s | of capacity | refused | lost | p99 of the accepted, ms |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    yield from rule(
+        "", "capacity/s", "offered", "right answers/s", "of capacity", "refused", "lost", "p99 of the accepted, ms"
+    )
     for name, said in found["overload"].items():
         for factor in ("2", "5"):
             one = said[factor]
@@ -95,8 +96,7 @@ def _overload_table(found: dict[str, Any]) -> Iterator[str]:
 def _loading_table(found: dict[str, Any]) -> Iterator[str]:
     yield "### 500 requests a second while a model.py is loaded and unloaded without pause"
     yield ""
-    yield "| | loads | p50, ms: calm, loading | p99 | p99.9 | max |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield from rule("", "loads", "p50, ms: calm, loading", "p99", "p99.9", "max")
     for name, said in found["loading"].items():
         pairs = [
             f"{said['calm'][key] / 1e3:.2f}, {said['loading'][key] / 1e3:.2f}" for key in ("p50", "p99", "p999", "max")
@@ -108,8 +108,7 @@ def _loading_table(found: dict[str, Any]) -> Iterator[str]:
 def _starts_table(found: dict[str, Any]) -> Iterator[str]:
     yield "### Start and memory"
     yield ""
-    yield "| | from the start to the first right answer, s | resident memory then, MiB |"
-    yield "|---|---:|---:|"
+    yield from rule("", "from the start to the first right answer, s", "resident memory then, MiB")
     for name, said in found["starts"].items():
         yield f"| {name} | {said['seconds']:.2f} | {said['mib']:.0f} |"
     yield ""

@@ -53,7 +53,7 @@ class Use:
         self._watch = weakref.ref(self.array)
 
     def is_held(self) -> bool:
-        """Whether the model still holds memory, once the batch has let go of it."""
+        """Whether the model holds memory of the mapping after the batch has let go of it."""
         self.array = None
         return self._watch() is not None
 
