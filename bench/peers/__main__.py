@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import psutil
 
 from bench import messages, system
@@ -31,6 +32,8 @@ from bench.peers.comparison import INFERD_C, NATIVE, PAIRS, RATES, TRITON_C, WAY
 from bench.works import QUICK, Effort
 
 T = TypeVar("T")
+FAILURES = (AbsentError, RuntimeError, ValueError, OSError, grpc.RpcError)
+"""Of one way under one load: it is left out of that row, and named."""
 
 
 def say(text: str) -> None:
@@ -115,7 +118,7 @@ class Comparison:
                     if way.name not in found:
                         comparison.check(peer, way, load)
                     found.setdefault(way.name, []).append(comparison.measure(peer, way, load, self._effort.seconds))
-                except (AbsentError, RuntimeError, ValueError, OSError) as error:
+                except FAILURES as error:
                     serving.remove((way, peer))
                     self._leave_out(f"{load.title}: {way.name}: {error}")
 
@@ -162,7 +165,7 @@ class Comparison:
                 continue
             try:
                 runs = [comparison.first_answer(way, self._folder) for _ in range(2)]
-            except (AbsentError, RuntimeError, ValueError) as error:
+            except FAILURES as error:
                 self._leave_out(f"{way.name}: {error}")
                 continue
             found[way.server.name] = min(runs, key=lambda each: each["seconds"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
 from bench.messages import Exchange
 from bench.processes import ServerProcess
+from inferd_client.driver import Driver, Fixed
 
 # Where downloaded peers are kept, outside the source tree.
 CACHE = Path(os.environ.get("INFERD_PEERS") or Path.home() / ".cache" / "inferd-peers")
@@ -47,6 +50,24 @@ class Peer(abc.ABC):
         Raises:
             AbsentError: it is not on this machine.
         """
+
+    def probe(self) -> bytes:
+        """A request that is answered OK when the server is ready."""
+        return self.exchange.request
+
+    def wait_ready(self, server: ServerProcess, seconds: float) -> None:
+        """Ask until an answer is OK: some servers listen before they have their model.
+
+        Raises:
+            RuntimeError: none is within this time; with the end of the log.
+        """
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            with contextlib.suppress(OSError), Driver(server.address) as driver:
+                if driver.run(Fixed([self.probe()]), requests=1).statuses.get(0):
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"{self.name} does not answer:\n{server.log_end()}")
 
     @property
     def server(self) -> ServerProcess:

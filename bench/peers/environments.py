@@ -14,7 +14,7 @@ PACKAGES = {
     "ray": ("ray[serve-grpc]==2.60.0", "numpy"),
     "mosec": ("mosec==0.9.8", "numpy"),
     "litserve": ("litserve==0.2.19", "numpy"),
-    "bentoml": ("bentoml==1.4.40", "numpy"),
+    "bentoml": ("bentoml==1.4.38", "numpy"),
 }
 
 

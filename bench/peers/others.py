@@ -33,9 +33,16 @@ class OtherServer(Peer):
             "PYTHONPATH": f"{PROGRAMS}:{PROGRAMS.parents[2]}",
             "HOME": str(self.folder),
         }
-        return ServerProcess(
+        server = ServerProcess(
             [python, *arguments], port, log=self.folder / "log", env=paths | (env or {}), patience=PATIENCE
         )
+        try:
+            if self.speaks_grpc:
+                self.wait_ready(server, PATIENCE)
+        except BaseException:
+            server.stop()
+            raise
+        return server
 
 
 class MLServer(OtherServer):

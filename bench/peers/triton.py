@@ -7,7 +7,6 @@ backend in C of `bench.peers.models`.
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +15,6 @@ from bench.peers import models
 from bench.peers.base import AbsentError, Peer
 from bench.peers.download import unpacked_wheel
 from bench.processes import ServerProcess, free_port
-from inferd_client.driver import Driver, Fixed
 
 WHEEL = "nvidia-pytriton==0.7.0"
 NUMPY_WHEEL = "numpy==1.26.4"
@@ -74,24 +72,11 @@ class Triton(Peer):
         }
         server = ServerProcess(command, port, log=self.folder / "log", env=env, patience=START_SECONDS)
         try:
-            self._wait_ready(server)
+            self.wait_ready(server, START_SECONDS)
         except BaseException:
             server.stop()
             raise
         return server
-
-    def probe(self) -> bytes:
-        """A request that tells whether it is ready."""
-        return self.exchange.request
-
-    def _wait_ready(self, server: ServerProcess) -> None:
-        give_up = time.monotonic() + START_SECONDS
-        while time.monotonic() < give_up:
-            with Driver(server.address) as driver:
-                if driver.run(Fixed([self.probe()]), requests=1).statuses.get(0):
-                    return
-            time.sleep(0.2)
-        raise RuntimeError(f"Triton does not answer:\n{server.log_end()}")
 
 
 class TritonShared(Triton):
