@@ -156,7 +156,10 @@ async def test_few_of_many_instances_get_their_threads_on_the_loop(tmp_path, mon
 
 
 def calls_of(function, counts):
-    """The same function, which notes how many functions are called for each of its calls."""
+    """The same function, which notes how many functions are called for each of its calls.
+
+    The collector waits: what it finalizes are calls of an earlier test.
+    """
 
     def counted(*args, **kwargs):
         count = 0
@@ -165,11 +168,13 @@ def calls_of(function, counts):
             nonlocal count
             count += event in ("call", "c_call")
 
+        gc.disable()
         sys.setprofile(note)
         try:
             return function(*args, **kwargs)
         finally:
             sys.setprofile(None)
+            gc.enable()
             counts.append(count)
 
     return counted
