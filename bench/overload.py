@@ -66,9 +66,8 @@ class Probe:
     """Calls one after the other from a thread, inside a `with` block; latencies in ms by status code."""
 
     address: str
-    latencies: dict[int, list[float]] = field(default_factory=dict)
-
     request: bytes = REQUEST
+    latencies: dict[int, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()

@@ -60,6 +60,8 @@ cdef struct Coalescer:
     bint compares            # compares large inputs byte by byte, and so keeps them
     int64_t ttl_ns           # lifetime of responses; 0: no limit
     Store store
+    void (*push)(void *context, Request *work) noexcept nogil    # queues work that its memo has made by itself
+    void *push_context
     uint64_t era             # increases with coalescer_forget
     uint64_t followers       # requests that got the response to another one in flight
     uint64_t hits

@@ -4,7 +4,8 @@ The first request with a key makes a memo, which has a request of its own (`work
 with the key, the first one too, wait at the memo. Each has its own deadline and its own time in the queue, and may
 leave; when the last one leaves, the work is cancelled. While the work is queued, its terms are those of all who wait:
 the best priority, the latest deadline, the most lenient timeout. A delay ends in time for the earliest deadline. All
-waiting requests get the response by reference.
+waiting requests get the response by reference. An instance may take the work, only to find that its time is over, just
+before a request with more time joins it: who has time left then gets a new memo.
 
 With a cache the memo stays, and its work with it, which holds the key for comparisons and the response. A response
 leaves the cache by last use when the cache exceeds its limit, when it is too old, and when its model version ends.
@@ -18,7 +19,7 @@ Everything happens on the loop. `_native.caching.cache_key` defines which reques
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport strlen
+from libc.string cimport strcmp, strlen
 
 from _native.atomic cimport fetch_add32
 from _native.caching.cache_key cimport KEY_PARAMETERS, Digest, key_digest, key_same
@@ -41,6 +42,7 @@ from _native.request.request cimport (
     REQUEST_NEW,
     REQUEST_TAKEN,
     OutputData,
+    RequestState,
     Response,
     Terms,
     Wait,
@@ -57,7 +59,7 @@ from _native.request.statistics cimport (
     statistics_cache_missed,
     statistics_shared,
 )
-from _native.status cimport STATUS_OK
+from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
 from _native.tensors.completion cimport response_lacks
 from _native.text cimport format_text
 
@@ -216,17 +218,17 @@ cdef void agree(Memo *memo, Request *request) noexcept nogil:
         set_terms(memo, &terms)
 
 
-cdef void detach(Memo *memo, Request *request) noexcept nogil:
+cdef void detach(Memo *memo, Request *request, RequestState after) noexcept nogil:
     list_remove(&memo.waiting, request)
     memo.count -= 1
     memo.late -= request.place == LATE
-    request_stop_waiting(request, REQUEST_TAKEN)
+    request_stop_waiting(request, after)
 
 
 cdef void withdraw(Memo *memo, Request *request) noexcept nogil:
     # it waits no longer; with the last one the work ends
     cdef Request *work = memo.work
-    detach(memo, request)
+    detach(memo, request, REQUEST_TAKEN)
     if memo.delivering:
         return
     if memo.waiting.first == NULL:
@@ -321,6 +323,45 @@ cdef void give(Request *request, const Response *source) noexcept nogil:
         to.parameter_block = block_share(source.parameter_block)
 
 
+cdef bint is_overdue(const Request *work, const Response *response, int status, int64_t now) noexcept nogil:
+    # whether the work was not executed because its own time was over
+    if status == STATUS_DEADLINE_EXCEEDED and 0 < work.terms.deadline_ns <= now:
+        return True
+    return (0 < work.expires_ns <= now and response != NULL and response.reason != NULL
+            and strcmp(response.reason, "QUEUE_TIMEOUT") == 0)
+
+
+cdef inline bint has_time(const Request *request, int64_t now) noexcept nogil:
+    return ((request.terms.deadline_ns == 0 or request.terms.deadline_ns > now)
+            and (request.expires_ns == 0 or request.expires_ns > now))
+
+
+cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
+    # those who wait and have time left have new work, whose time is theirs
+    cdef Coalescer *self = overdue.home
+    cdef Bridge *bridge = <Bridge *>overdue.work.bridge
+    cdef Lane *lane = <Lane *>overdue.work.lane
+    cdef Memo *memo = NULL
+    cdef Request *request = overdue.waiting.first
+    cdef Request *following
+    while request != NULL:
+        following = request.next
+        lane.scheduler.limit(lane, request)
+        if has_time(request, now):
+            if memo == NULL:
+                memo = memo_new(self, overdue.digest, request)
+                if memo == NULL:
+                    return  # there is no memory: they get the error of the old one
+                memo.era = overdue.era
+            detach(overdue, request, REQUEST_NEW)
+            join(memo, request)
+            bridge_watch(bridge, request)
+            add_terms(&memo.work.terms, &request.terms, lane)
+        request = following
+    if memo != NULL:
+        self.push(self.push_context, memo.work)
+
+
 cdef void answered(void *sink, Response *response, int status, const char *details) noexcept nogil:
     cdef Memo *memo = <Memo *>sink
     cdef Bridge *bridge = <Bridge *>memo.work.bridge
@@ -329,10 +370,12 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
     cdef Failure otherwise = FAILURE_OTHER if memo.work.state == REQUEST_NEW else FAILURE_BACKEND
     cdef int64_t now = now_ns()
     forget_stale(memo)
+    if status != STATUS_OK and is_overdue(memo.work, response, status, now):
+        start_over(memo, now)
     memo.delivering = True
     while memo.waiting.first != NULL:  # a delivery may make others leave
         request = memo.waiting.first
-        detach(memo, request)
+        detach(memo, request, REQUEST_TAKEN)
         request.phases = memo.work.phases
         if status == STATUS_OK:
             give(request, response)
@@ -495,7 +538,7 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
     cdef Request *request
     while memo.waiting.first != NULL:
         request = memo.waiting.first
-        detach(memo, request)
+        detach(memo, request, REQUEST_TAKEN)
         return_hit(memo, request, memo.asked_ns)
     lane_discard(memo.work)
     memo_free(memo)

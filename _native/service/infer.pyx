@@ -38,6 +38,7 @@ from _native.service.submission cimport (
     submission_wake,
     submit_call,
     submit_request,
+    submit_work,
 )
 from _native.service.table cimport ModelTable, message_model, table_place
 from _native.service.ticket cimport Ticket, ticket_new
@@ -137,6 +138,10 @@ cdef void stream_gone(void *call) noexcept nogil:
     bridge_abandon(<Request *>call)
 
 
+cdef void push_work(void *context, Request *work) noexcept nogil:
+    submit_work(<Submission *>context, work)
+
+
 cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nogil:
     cdef const Stream *stream = NULL
     if request.deliver == deliver_stream:
@@ -234,6 +239,8 @@ cdef class InferService:
         self.submission.bridge = &bridge.bridge
         self.submission.max_inflight = max_inflight
         self.submission.denied = note_denied
+        self.submission.coalescer.push = push_work
+        self.submission.coalescer.push_context = &self.submission
         self.door.submission = &self.submission
         self.door.unary.context = &self.door
         self.door.unary.run = infer_unary

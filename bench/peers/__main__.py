@@ -1,7 +1,8 @@
 """This server beside those that people would use instead of it, in one run.
 
     python -m bench.peers --install       the environments of servers in Python, under ~/.cache/inferd-peers
-    python -m bench.peers                 a quarter of an hour; writes bench/results/peers.json and docs/performance.md
+    python -m bench.peers                 25 minutes; writes bench/results/peers.json and docs/performance.md
+    python -m bench.peers --only starts   the same for some rows or parts, which replace those of an earlier run
     python -m bench.peers --quick         one short round of everything, to see that it works; writes nothing
     python -m bench.peers --page          docs/performance.md and its pictures from bench/results/peers.json
 
@@ -172,17 +173,11 @@ class Comparison:
             say(f"  {way.server.name:28} {found[way.server.name]}")
         return found
 
-    def run(self) -> dict[str, Any]:
+    def run(self, found: dict[str, Any]) -> None:
+        """Measure; `found` gets each part as soon as it is there."""
         seconds = self._effort.seconds
-        begun = datetime.datetime.now(datetime.UTC)
-        load_before = psutil.getloadavg()
-        loads = [load for load in comparison.closed_loops() if self.wants(load.key)]
-        rows = {
-            load.key: {"title": load.title, "ways": {k: [asdict(r) for r in v] for k, v in self.compare(load).items()}}
-            for load in loads
-        }
         pair = (INFERD_C, TRITON_C)
-        parts: dict[str, Any] = {
+        parts: dict[str, Callable[[], Any]] = {
             "curves": self.curves,
             "overload": lambda: self.each("overload", pair, lambda p, _: comparison.overload(p, 2 * seconds)),
             "loading": lambda: self.each(
@@ -190,18 +185,25 @@ class Comparison:
             ),
             "starts": self.starts,
         }
-        found = {name: part() for name, part in parts.items() if self.wants(name)}
-        return {
-            "date": begun.isoformat(timespec="minutes"),
-            "minutes": round((datetime.datetime.now(datetime.UTC) - begun).total_seconds() / 60, 1),
+        found |= {
+            "date": today(),
             "machine": system.describe(),
-            "load_average_before": load_before,
-            "versions": self.versions | system.versions(),
+            "load_average_before": psutil.getloadavg(),
             "effort": asdict(self._effort),
-            "rows": rows,
-            **found,
-            "absent": self.absent,
         }
+        for load in comparison.closed_loops():
+            if self.wants(load.key):
+                ways = {name: [asdict(each) for each in rounds] for name, rounds in self.compare(load).items()}
+                found.setdefault("rows", {})[load.key] = {"title": load.title, "date": today(), "ways": ways}
+        for name, part in parts.items():
+            if self.wants(name):
+                found[name] = part()
+        found["versions"] = found.get("versions", {}) | self.versions | system.versions()
+        found["absent"] = sorted({*found.get("absent", ()), *self.absent} if self._only else self.absent)
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
 
 
 def main() -> int:
@@ -212,7 +214,7 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="install the peers in Python, then end")
     parser.add_argument("--page", action="store_true", help="write the page from the recorded results, then end")
     parser.add_argument("--quick", action="store_true", help="one short round of each, results not kept")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="only these, results not kept")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="only these; others stay as recorded")
     parser.add_argument("--rounds", type=int, default=Effort().rounds)
     given = parser.parse_args()
     if given.install:
@@ -225,15 +227,19 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="inferd-peers-"))
     effort = QUICK if given.quick else replace(Effort(), rounds=given.rounds)
     run = Comparison(effort, folder, set(given.only))
+    found: dict[str, Any] = {}
+    if given.only and not given.quick and page.RESULTS.exists():
+        found = json.loads(page.RESULTS.read_text())
     try:
-        found = run.run()
+        run.run(found)
     finally:
         run.close()
         shutil.rmtree(folder, ignore_errors=True)
-    if given.quick or given.only:
+        if not given.quick and "rows" in found:  # also those of a run that has failed later
+            page.RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    if given.quick:
         print(json.dumps(found, indent=1))
         return 0
-    page.RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     page.write(found)
     return 0
 

@@ -126,7 +126,7 @@ def _section(found: dict[str, Any]) -> Iterator[str]:
     machine, effort = found["machine"], found["effort"]
     load = ", ".join(f"{value:.2f}" for value in found["load_average_before"])
     yield (
-        f"{found['date']}, {found['minutes']} minutes. "
+        f"{found['date']} (UTC). "
         + "; ".join(f"{k}: {v}" for k, v in machine.items())
         + (f"; load average before: {load}. {effort['rounds']} rounds of {effort['seconds']:g} s.")
     )

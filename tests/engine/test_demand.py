@@ -161,6 +161,20 @@ async def test_a_failed_load_is_answered_to_all_and_tried_again_later(tmp_path, 
         assert (await ask(engine, "a")).status == Status.OK
 
 
+async def test_the_failure_that_is_remembered_keeps_no_frame_of_a_load(tmp_path) -> None:
+    """Guards memory: frames hold what was made in vain, and an error that is raised again and again gets longer."""
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.broken = {"a"}
+        for _ in range(3):
+            assert "no weights" in (await ask(engine, "a")).text
+            with pytest.raises(Unavailable, match="no weights"):
+                await engine.bring("a")
+        assert not await engine.is_on_demand("a"), "the failure is remembered"
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, Unavailable)]
+        assert kept and not any(each.__traceback__ for each in kept)
+
+
 async def test_a_model_that_fails_in_the_same_way_again_is_told_in_a_line(tmp_path, monkeypatch, caplog) -> None:
     """Its traceback is written once: clients may ask for it for hours."""
     monkeypatch.setattr(demand, "RETRY_SECONDS", 0.0)

@@ -14,7 +14,7 @@ from _native.request.order cimport OrderEntry
 from _native.request.request cimport REQUEST_QUEUED, Request, request_alike
 from _native.scheduling.dispatcher cimport Line
 from _native.scheduling.levels cimport Level, Levels, level_at, level_of
-from _native.scheduling.policy cimport BatchPlan, policy_plan
+from _native.scheduling.policy cimport NEVER, BatchPlan, policy_plan
 from _native.scheduling.queue cimport Queue, QueueLane
 from _native.sequences.sequence cimport Sequence, Sequences
 from _native.sequences.sequencer cimport SequenceLane, Sequencer
@@ -213,7 +213,7 @@ cdef str _audit_line(Queue *queue, int64_t now):
     policy_plan(&queue.policy, &queue.predictor, queue.levels.first, now, &plan)
     if plan.count:
         return f"{line.idle_count} instances are idle, and {plan.count} requests are a batch"
-    if line.watched_ns > plan.wake_ns:
+    if line.watched_ns > plan.wake_ns and plan.end_ns == NEVER:  # the time that an execution takes is estimated, too
         return f"instances wait until {line.watched_ns} ns, and there is a batch at {plan.wake_ns} ns"
     return ""
 

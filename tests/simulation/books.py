@@ -77,16 +77,39 @@ class Books:
         uncounted = backend.executed - stats.execution_count, backend.rows - stats.inference_count
         # a request that fails by itself, say for its client has taken its region away, is executed and does not count
         most = said.fail.count, said.fail.count * kind.rows
+        if kind.repeats:  # rows count once, when they have been executed for the last time
+            most = said.fail.count, backend.rows
         if counts_batches(kind) and not all(0 <= count <= limit for count, limit in zip(uncounted, most, strict=True)):
             problem = (
                 f"{stats.execution_count} executions of {stats.inference_count} rows, and there were "
                 f"{backend.executed} of {backend.rows}"
             )
+        problem = problem or self._time_of(version, uncounted[0], is_faulty=is_faulty)
         counted = sum(each.compute_infer.count for each in stats.batch_stats)
         if counted != stats.execution_count and not is_faulty:
             problem = f"batches of all sizes are not {stats.execution_count}"
         if problem:
             raise Violation(f"the statistics of {version.prefix}, with {over} requests: {problem}")
+
+    @staticmethod
+    def _time_of(version: Version, uncounted: int, *, is_faulty: bool) -> str:
+        """What is wrong with the times that a version tells; empty: nothing."""
+        stats, kind, backend = version.loaded.statistics(), version.kind, version.backend
+        said = stats.inference_stats
+        parts = said.queue.ns + said.compute_input.ns + said.compute_infer.ns + said.compute_output.ns
+        # nothing lies between them, but between steps, and where answers come one by one or from others' executions
+        if parts != said.success.ns and not (kind.steps or kind.decoupled or kind.reuses):
+            return f"successes took {said.success.ns} ns, and their parts {parts} ns"
+        if not counts_batches(kind) or uncounted or is_faulty:
+            return ""
+        phases = [(each.compute_input, each.compute_infer, each.compute_output) for each in stats.batch_stats]
+        told_ns = sum(part.ns for batch in phases for part in batch)
+        if told_ns < backend.busy_ns:
+            return f"{stats.execution_count} executions took {told_ns} ns, and its models have taken {backend.busy_ns}"
+        told_ns = parts - said.queue.ns
+        if said.fail.count == 0 and not (kind.reuses or kind.splits) and told_ns < backend.served_ns:
+            return f"requests were computed for {told_ns} ns, and its models have taken {backend.served_ns} for them"
+        return ""
 
     def check(self, kinds: Collection[str]) -> None:
         """All is over.
@@ -109,7 +132,7 @@ def counts_batches(kind: Kind) -> bool:
     """Whether each batch of which an instance knows counts: not one that fails, or has nobody's requests alone."""
     return not (
         kind.steps
-        or kind.sequence
+        or (kind.sequence and not kind.repeats)
         or kind.fails
         or kind.decoupled
         or kind.style.startswith(("native", "gpu", "worker"))

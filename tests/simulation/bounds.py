@@ -1,8 +1,9 @@
 """What limits how much waits, and for how long: looked at natively after every step, and the causes of refusals.
 
 A refusal has a cause: what it says was full, was full when the call was under way, with as many as it says. A limit is
-an upper bound. When nothing can go on, no instance is idle beside a batch, and nothing waits whose time is over. When
-nobody asks anything, nothing is held.
+an upper bound. When nothing can go on, no instance is idle beside a batch, and nothing waits whose time is over. A
+delay that batches have never makes a request miss its deadline, whatever is executed in its place: where all models of
+it are idle, it is executed while there is time. When nobody asks anything, nothing is held.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ RETRY = 10 * MS  # after which a sequence is looked at again for which there was
 SOON = 50 * MS  # in which what a client has said of its streams comes to the server, and is heard there
 OFTEN = 16  # steps, after which all lists are counted
 SLOTS = "slots"
+SPARE = 8  # the part of its time that a request with a deadline has left when it is executed, at least
+PUNCTUAL = MS // 100  # that it may be executed later
 HOUSE = re.compile(r"^Exceeds maximum queue size: the server has (\d+) requests in the house")
 WAITING = re.compile(
     r"^Exceeds maximum queue size: model '([^']*)' version \d+ has (\d+) requests (?:of priority (\d+) )?waiting"
@@ -55,6 +58,7 @@ class Bounds:
         self._faults = 0
         self._left_ns = -1  # when requests may have left a queue in the same step in which others were refused
         self._steps = 0
+        self._hurried: dict[int, tuple[Call, int]] = {}  # calls with a deadline, and when they must be executed
 
     def _versions(self) -> list[Version]:
         return self.simulation.shop.every()
@@ -122,16 +126,52 @@ class Bounds:
 
     # -- when nothing can go on
 
-    def rest(self) -> None:
-        """Nothing can go on before time passes."""
+    def rest(self, until_ns: int) -> None:
+        """Nothing can go on before this time."""
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
+        self._hurry(until_ns)
         simulation.demand.rest()
         held = simulation.endpoint.held
         if held > simulation.held_limit > 0:
             raise Violation(
                 f"{held} bytes are held, where {simulation.held_limit} may be: {simulation.endpoint.ledger}"
             )
+
+    def came(self, call: Call) -> None:
+        """The whole of a call has come to the server, which knows by when its models have to begin."""
+        simulation = self.simulation
+        now = simulation.world.now()
+        left_ns = call.opened_ns + call.deadline_ns - now  # at least: its time began when its headers came
+        is_plain = call.talk is None and not (call.client.packs and simulation.workers is not None)
+        if call.deadline_ns >= 0 and left_ns > 0 and is_plain and call.client.temper.prompt and goes_at_once(call.kind):
+            self._hurried[call.number] = call, now + call.deadline_ns - left_ns // SPARE
+
+    def _hurry(self, until_ns: int) -> None:
+        """No call waits for a batch alone, and goes on doing so until there is no time left."""
+        for number, (call, due_ns) in list(self._hurried.items()):
+            if call.over:
+                del self._hurried[number]
+            elif until_ns > due_ns + PUNCTUAL and not self.simulation.is_faulty and self._only_waits(call):
+                late = (until_ns - due_ns) // 1000
+                raise Violation(f"{call}: its models are idle until {late} us after it should have been executed")
+
+    def _only_waits(self, call: Call) -> bool:
+        """Whether nothing is on its way to or from the client of a call, and no model of it executes anything."""
+        simulation, client = self.simulation, call.client
+        if client.reading or client.pipe.busy:
+            return False
+        waits = False
+        for name in STEPS[call.kind.name]:
+            version = simulation.versions.get(name)
+            since = simulation.oracle.since.get(name, 0)
+            if version is None or since >= call.opened_ns or simulation.oracle.was_away(name, call.opened_ns):
+                return False
+            if not KINDS[name].steps:
+                if not version.count or simulation.world.idle(version.prefix) != version.count:
+                    return False
+                waits = waits or version.loaded.lane.pending > 0
+        return waits
 
     def quiet(self) -> None:
         """Nobody asks anything, and nothing can go on: nothing is held, and nothing waits."""
@@ -236,3 +276,16 @@ class Bounds:
         if self.simulation.demand.on and kind.sequence is None:  # a request is in no queue before its model is there
             begun = self.simulation.oracle.there_ns(kind.name, begun)
         return not yields and told_us == timeout_us and now >= begun + told_us * 1000
+
+
+def goes_at_once(kind: Kind) -> bool:
+    """Whether a request of this model waits for a delay alone, where all instances of it and its steps are idle."""
+    return not any(
+        each.sequence
+        or each.needs
+        or each.decoupled
+        or each.max_inflight
+        or each.queue.preserve_ordering
+        or each.style in ("worker", "gpu")
+        for each in (KINDS[name] for name in STEPS[kind.name])
+    )

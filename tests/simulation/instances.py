@@ -103,6 +103,7 @@ class SimulatedInstance(Instance):
         if self.busy:
             self.complain("executes two batches at a time")
         self.busy = True
+        began, requests = self.backend.world.now(), batch.request_count
         executions.resources_used += self.kind.needs
         if executions.resources_used > executions.resources:
             executions.complain(
@@ -116,6 +117,8 @@ class SimulatedInstance(Instance):
         finally:
             self.busy = False
             self.rested_ns = self.backend.world.now()
+            self.backend.busy_ns += self.rested_ns - began
+            self.backend.served_ns += (self.rested_ns - began) * requests
             executions.resources_used -= self.kind.needs
 
     def complain(self, text: str) -> None:

@@ -11,6 +11,7 @@ from tests.simulation.features import KINDS_OF_PAIRS
 from tests.simulation.kind import IDLE_US, INITIAL, Kind, gated, step
 
 DELAYED = BatchingSpec(preferred_sizes=(4,), max_queue_delay_us=500)
+PATIENT = BatchingSpec(preferred_sizes=(6,), max_queue_delay_us=5000)
 HURRIED = BatchingSpec(preferred_sizes=(32,), max_queue_delay_us=200)
 LEVELS = QueueSpec(
     levels=(
@@ -33,7 +34,7 @@ CHOSEN = {
         Kind("quick", duration_us=0, weight=4),
         Kind("alone", batching=None),
         Kind("delayed", batching=DELAYED, weight=4),
-        Kind("patient", batching=BatchingSpec(preferred_sizes=(6,), max_queue_delay_us=5000), weight=4),
+        Kind("patient", batching=PATIENT, weight=4),
         Kind("adaptive", batching=BatchingSpec(max_queue_delay_us=700, adaptive=True)),
         Kind("levels", queue=LEVELS, instances=(1, 1), weight=4),
         Kind("crowded", queue=LEVELS, instances=(1, 1), batching=None, duration_us=8000, weight=6),
@@ -44,6 +45,9 @@ CHOSEN = {
         Kind("twins", coalesces=True),
         Kind("both", caches=True, coalesces=True, style="in place"),
         Kind("parts", splits=True),
+        # what is executed is not the request itself, and must not wait longer than that may
+        Kind("lingering", caches=True, coalesces=True, batching=PATIENT),
+        Kind("portions", splits=True, batching=PATIENT),
         Kind("inplace", style="in place"),
         Kind("slow", duration_us=30_000),
         Kind("failing", fails=True),

@@ -50,6 +50,7 @@ class SimulatedBackend(Backend):
         self.town = town
         self.workers: list[WorkerInstance] = []
         self.executed = self.rows = 0  # batches, and in them
+        self.busy_ns = self.served_ns = 0  # that executions took, and as often as they had requests
 
     def load(self, source: ModelSource) -> Model:
         return SimulatedModel(self, source.spec)

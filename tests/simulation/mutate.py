@@ -683,6 +683,39 @@ FAULTS = (
         "                version.drain()\n                state.departing.insert(0, Departing(version))\n",
         "                state.departing.insert(0, Departing(version))\n",
     ),
+    # a request keeps its time when it becomes another
+    fault(
+        "what is executed in place of a request has no deadline",
+        "request/request",
+        "    request.terms = outer.terms\n    request.inner = True\n",
+        "    request.terms = outer.terms\n    request.terms.deadline_ns = request.terms.due_ns = 0\n"
+        "    request.inner = True\n",
+    ),
+    fault(
+        "who joins a request that waits must wait as long as that may",
+        "caching/coalescer",
+        "    if other.due_ns and (terms.due_ns == 0 or other.due_ns < terms.due_ns):\n",
+        "    if False:\n",
+    ),
+    fault(
+        "who joins a request that was just dropped as late misses its time with it",
+        "caching/coalescer",
+        "    if status != STATUS_OK and is_overdue(memo.work, response, status, now):\n",
+        "    if False:\n",
+    ),
+    # requests that are executed more than once
+    fault(
+        "an execution that answers nobody does not count",
+        "execution/batch",
+        "    execution.some = batch.handed_back > 0\n",
+        "    execution.some = False\n",
+    ),
+    fault(
+        "of a request that is executed again the last execution alone takes time",
+        "execution/batch",
+        "                add_phases(batch, request)\n                request.queued_ns = batch.end_ns\n",
+        "                request.queued_ns = batch.end_ns\n",
+    ),
     # threads that come with the first request
     Fault(
         "instances without requests have threads",

@@ -131,6 +131,7 @@ class Oracle:
         """The whole of a call has come to the server: how long it may wait is known."""
         now = self.simulation.world.now()
         kind = call.kind
+        self.simulation.bounds.came(call)
         if call.deadline_ns >= 0 and not (kind.steps or kind.splits or kind.sequence):  # else the loop has to end it
             self._gone(call, now + call.deadline_ns)
         if (

@@ -386,9 +386,9 @@ class Simulation:
     def _pass_time(self) -> bool:
         if self.desk.loop.ready:
             return True
-        self.oracle.rest()
-        self.bounds.rest()
         soonest = min(self.world.next(), self.events[0][0] if self.events else NEVER)
+        self.oracle.rest()
+        self.bounds.rest(soonest)
         if soonest == NEVER:
             if not self.calls_open and not any(client.talks for client in self.clients):
                 self.bounds.quiet()

@@ -102,15 +102,18 @@ class Gpus:
                 self._pools[ordinal] = DevicePool(gpu, self._policy.pool_sizes.get(ordinal, DEVICE_POOL_SIZE))
             return self._pools[ordinal]
 
+    def _all(self) -> dict[str, DevicePool | PageLocked]:
+        """The pools, by name. Their own locks guard them: nobody waits here for a driver that is slow to free."""
+        with self._lock:
+            return {
+                **{f"gpu {ordinal}": pool for ordinal, pool in self._pools.items()},
+                **{f"page-locked {node}": pool for node, pool in self._pinned.items()},
+            }
+
     def trim(self) -> int:
         """Return unused memory to the driver; how many bytes."""
-        with self._lock:
-            return sum(pool.trim() for pool in (*self._pools.values(), *self._pinned.values()))
+        return sum(pool.trim() for pool in self._all().values())
 
     def usage(self) -> dict[str, dict[str, int]]:
         """The pools in use, as `Memory.usage` says; "gpu 0" and "page-locked 0" by device and by node."""
-        with self._lock:
-            return {
-                **{f"gpu {ordinal}": pool.usage() for ordinal, pool in self._pools.items()},
-                **{f"page-locked {node}": pool.usage() for node, pool in self._pinned.items()},
-            }
+        return {name: pool.usage() for name, pool in self._all().items()}

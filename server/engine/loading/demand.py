@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
@@ -95,7 +96,7 @@ class Demand:
     def failure(self, name: str) -> ServerError | None:
         """The recent failure because of which this model is not tried again now; None without one."""
         until, error = self._failed.get(name, (0.0, None))
-        return error if self._clock() < until else None
+        return copy(error) if self._clock() < until else None  # to be raised: it gets a traceback
 
     async def has(self, name: str) -> bool:
         """Whether a repository has a model of this name; False also if that cannot be found out now."""
@@ -254,7 +255,7 @@ class Demand:
         """Note a failure and drop old ones: while a repository cannot be read, clients may name anything."""
         now = self._clock()
         self._failed.pop(name, None)
-        self._failed[name] = (now + RETRY_SECONDS, error)
+        self._failed[name] = (now + RETRY_SECONDS, copy(error))  # without a traceback, whose frames hold the models
         while (oldest := next(iter(self._failed))) != name and self._failed[oldest][0] <= now:
             del self._failed[oldest]
 
