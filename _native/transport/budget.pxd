@@ -1,4 +1,4 @@
-# Limits the frames of a peer that bring no call forward: a token bucket for each connection.
+# Limits the frames of a peer that advance no call: a token bucket for each connection.
 
 from libc.stdint cimport int64_t
 
@@ -7,7 +7,7 @@ cdef struct Budget:
     int64_t filled_ns        # when it was last filled
 
 cdef enum:
-    # the costs of frames; the server answers or looks up every one of them, and some cause more work
+    # the costs of frames: the server answers or looks up each of them, and some cause more work
     COST_FRAME = 1           # PING, PRIORITY, WINDOW_UPDATE, empty DATA, the end of a call that is served natively
     COST_SETTINGS = 10       # may touch every open stream
     COST_PYTHON_RESET = 10   # the end of a call that had become a Python task

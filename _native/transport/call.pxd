@@ -16,7 +16,7 @@ cdef class CallOwner:
     cdef readonly object peer    # the other end, for handlers and logs
     cdef object events           # deque of (Call, kind) for the handlers
     cdef public object flush     # called without arguments when there is output to send
-    # Some stream has got output outside of a read of the connection.
+    # A stream has got output outside of a read of the connection.
     cdef int has_output(self) except -1
     # Deliver the events.
     cdef int dispatch(self) except -1
@@ -30,6 +30,6 @@ cdef class Call:
     cdef readonly int64_t timeout_ns
     cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
     cdef public object on_event      # called with one of the EVENT_* names
-    cdef size_t memory               # what it takes itself, without its messages
-    cdef size_t held                 # by its handler, see `hold`
+    cdef size_t memory               # bytes of the call itself, without its messages
+    cdef size_t held                 # bytes that its handler holds, see `hold`
     cdef Stream *open_stream(self) except NULL

@@ -1,6 +1,6 @@
 """Calls of methods that Python handles.
 
-A new call comes to `Endpoint.on_call` (`_native.transport.endpoint`). No method of a call waits; calls have events.
+A new call comes to `Endpoint.on_call` (`_native.transport.endpoint`). No method of a call blocks; a call has events.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -75,7 +75,7 @@ cdef enum:
 
 
 cdef inline void note(Stream *stream, str kind) noexcept:
-    if stream.call != NULL:  # else there was no memory for it, and it has failed
+    if stream.call != NULL:  # else there was no memory for the call, and it has failed
         (<CallOwner>stream.conn.owner).events.append((<Call>stream.call, kind))
 
 
@@ -152,12 +152,12 @@ cdef int call_new(Stream *stream, size_t memory) except -1:
 
 
 class CallOverError(ConnectionError):
-    """A handler does something with a call that is over: answered, reset, refused by the transport, or its client is
-    gone. Nobody waits for what it says."""
+    """A handler used a call that is over: answered, reset, refused by the transport, or left by its client. The output
+    is discarded."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the handler of a call does with it
+# Calls, for their handlers
 
 cdef nghttp2_nv *nv_of(list pairs) except? NULL:
     # header pairs with their bytes in one allocation from malloc; NULL without an exception for no pairs
@@ -189,7 +189,7 @@ cdef nghttp2_nv *nv_of(list pairs) except? NULL:
 
 
 cdef class Call:
-    """One call of a method that Python handles: messages in, messages and a status out, nothing waits.
+    """One call of a method that Python handles: messages in, messages and a status out; no method blocks.
 
     `on_event` is called with an EVENT_* name, never from inside a method of the call.
     """
@@ -237,14 +237,14 @@ cdef class Call:
         return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
 
     def expect_one(self) -> None:
-        """The call has one request message: the client has as long for it as for a native call's."""
+        """Expect one request message: the client has as much time for it as in a native call."""
         if self.stream != NULL:
             self.stream.single = True
             stream_watch(self.stream)
 
     def hold(self, size: int) -> None:
-        """The call makes the server hold so many bytes more, of requests that are taken and not answered, or of
-        responses that are not sent yet; fewer when `size` is negative. All are let go of when the call ends."""
+        """Charge the call for `size` more bytes of unanswered requests or unsent responses; for fewer when `size` is
+        negative. The end of the call releases the charge."""
         cdef Stream *stream = self.stream
         if stream == NULL or stream_ended(stream):
             return
@@ -254,7 +254,7 @@ cdef class Call:
         charge_resize(&stream.executed, <size_t>(<Py_ssize_t>stream.executed.bytes + <Py_ssize_t>size))
 
     def let_go(self) -> None:
-        """The handler has taken what it needs of the request: the call holds no message any more, only itself."""
+        """Release the charge of the request messages: the handler has taken what it needs of them."""
         cdef Stream *stream = self.stream
         if stream != NULL and not stream_ended(stream):
             charge_resize(&stream.executed, self.memory + self.held)
@@ -323,6 +323,6 @@ cdef class Call:
         self.connection.has_output()
 
     def reset(self) -> None:
-        """Break the call off (RST_STREAM)."""
+        """Reset the call (RST_STREAM)."""
         stream_cut(self.open_stream(), NGHTTP2_INTERNAL_ERROR)
         self.connection.has_output()

@@ -12,7 +12,7 @@ cdef struct Client:
     uint32_t streams         # of these, the streams
     uint32_t max_streams     # 0: any number
     Account account          # of requests that are not answered, and of responses that are not sent
-    double debt              # of all its calls together; for eviction, which computes it
+    double debt              # of all its calls together; eviction computes it
 
 # Count one more stream. False: the client has as many as it may.
 cdef inline bint client_begin_stream(Client *client) noexcept nogil:

@@ -9,10 +9,10 @@ cdef class ClientUse:
     """One client.
 
     Args:
-        name: who it is, for texts.
+        name: the client's name in messages.
         max_calls: open RPCs; further ones are refused. 0 for any number.
         max_streams: of these, streams.
-        max_bytes: of its requests that are not answered yet and of answers that it has not read; 0 for any number.
+        max_bytes: of its unanswered requests and unread responses; 0 for any number.
     """
 
     def __init__(self, name: str, *, max_calls: int = 0, max_streams: int = 0, max_bytes: int = 0):
@@ -46,10 +46,10 @@ cdef class ClientUse:
         return client_begin_stream(&self.client)
 
     def end_stream(self) -> None:
-        """A stream that was counted is over."""
+        """Count one stream less."""
         client_end_stream(&self.client)
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of requests that are not answered yet and of answers that are not sent."""
+        """Bytes of its unanswered requests and unsent responses."""
         return self.client.account.total

@@ -5,15 +5,15 @@
 #   CONN_ANNOUNCED   the peer has been asked to open no more streams; those that it    any later one but CONN_LINGERING
 #                    opens meanwhile are still served
 #   CONN_DRAINING    further streams are refused, the open calls are answered          CONN_PARTING, _SHUT, _GONE
-#   CONN_PARTING     nothing is read or answered any more; the last words, a GOAWAY    CONN_SHUT, _GONE
-#                    with the reason or the answer to HTTP/1, are not framed yet
+#   CONN_PARTING     nothing is read or answered any more; the last output, a GOAWAY   CONN_SHUT, _GONE
+#                    with the reason or the response to HTTP/1, is not framed yet
 #   CONN_SHUT        all is framed, and calls are over; the socket's end for writing   CONN_LINGERING, _GONE
 #                    closes behind these bytes, with TLS after a close_notify
 #   CONN_LINGERING   that end is closed; what the peer still sends is discarded        CONN_GONE
 #   CONN_GONE        the socket is closed
 #
-# A socket that is closed while bytes in it are unread, or come later, resets the connection, and what the peer has not
-# received by then is lost. So the socket stays open, and is read, until the peer closes its end or its time is over.
+# Closing a socket while bytes in it are unread, or before more come, resets the connection, and the peer loses what it
+# has not received. So the server keeps the socket open and reads it until the peer closes its end or its time is over.
 # Rules for the time in each state are in server/front/keepalive.py (Age, Farewell) and in the stop of the front door.
 
 cdef enum ConnState:
@@ -39,7 +39,7 @@ cdef inline bint closing_allows(ConnState state, ConnState following) noexcept n
     return CLOSING_NEXT[<int>state] >> <int>following & 1
 
 
-# Every transition of every connection.
+# The only function that changes the state of a connection.
 cdef inline void closing_move(ConnState *state, ConnState following) noexcept nogil:
     closing_assert(closing_allows(state[0], following))
     state[0] = following

@@ -64,8 +64,8 @@ cdef struct Deflater:
 # Inflate one message to at most `limit` bytes (0: 4 GiB). `out` is set for RESULT_OK only.
 cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
                             Inflated *out) noexcept nogil
-# The same a slice at a time: begin, slices while RESULT_MORE comes, end. The Inflater is zeroed, `data` stays.
-# `worked`: the bytes that the slice has made.
+# The same, a slice at a time: begin, slices while they return RESULT_MORE, end. The caller zeroes the Inflater and
+# keeps `data`. `worked`: the bytes that the slice has made.
 cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
                            size_t limit) noexcept nogil
 cdef Result inflater_slice(Inflater *self, size_t *worked, Inflated *out) noexcept nogil

@@ -1,8 +1,8 @@
 """Compression of whole messages with zlib, into blocks that grow with the result.
 
-Inflating obeys its limit at every moment: no byte is written beyond it, and memory grows geometrically with the
-output. A gzip message has its inflated size in its last four bytes, and gets exactly that much memory. So a bomb with
-the true size is refused before it is inflated, and one with a false size ends at that size.
+Inflating never writes a byte beyond its limit, and memory grows geometrically with the output. A gzip message states
+its inflated size in its last four bytes, and gets exactly that much memory. So a bomb that states its true size is
+refused before it is inflated, and one that states a false size ends at that size.
 
 Results of MAPPED_FROM bytes and more have memory mappings of their own: these grow without a copy, untouched
 pages cost nothing, and nothing stays in the pool when the message is freed.
@@ -43,14 +43,14 @@ cdef enum:
     PREFIX = 5               # bytes of gRPC in front of a message
     MAPPED_FROM = 1 << 20
     SLICE = 256 << 10        # bytes that are inflated at a time, in about a millisecond
-    DEFLATED = 64 << 10      # and bytes that are compressed, which takes longer
-    FIRST_GUESS = 4          # an inflated message is taken to be so many times larger
+    DEFLATED = 64 << 10      # bytes that are compressed at a time, which takes longer than inflating
+    FIRST_GUESS = 4          # assumed ratio of inflated to compressed size
     SMALLEST = 1024
     MAX_RATIO = 1032         # of deflate: a match of 258 bytes in two bits
     GZIP_FRAME = 18          # bytes of an empty gzip header and of the trailer
     GZIP_BITS = 16           # added to the window bits: gzip instead of zlib format
     MAX_WINDOW_BITS = 15
-    PROBE_FROM = 64 << 10    # larger messages are tried on a sample first
+    PROBE_FROM = 64 << 10    # of larger messages a sample is compressed first
     SAMPLE = 8 << 10
 
 cdef size_t UNLIMITED = 0xffffffff  # the length of a gRPC message has four bytes
@@ -114,7 +114,7 @@ cdef bint room_map(Room *room, size_t capacity) noexcept nogil:
 
 
 cdef bint room_set(Room *room, size_t capacity) noexcept nogil:
-    # make it so large, keeping what is in it
+    # set the capacity; the contents stay
     cdef Block *old = room.block
     cdef const uint8_t *data = room.data
     if capacity >= MAPPED_FROM:
@@ -153,7 +153,7 @@ cdef void room_drop(Room *room) noexcept nogil:
 
 
 cdef Block *room_take(Room *room) noexcept nogil:
-    # the block with everything in it; NULL when there is no memory, the room is dropped then
+    # the block with the contents; NULL: there is no memory, and the room is dropped
     cdef Block *block = room.block
     if block == NULL:
         block = block_wrap(room.data, room.capacity, unmap, room.mapping)
@@ -214,7 +214,7 @@ cdef Result run_inflate(Inflater *self, size_t *worked) noexcept nogil:
         return RESULT_CORRUPT
     if self.stream.avail_out:
         return RESULT_TRUNCATED  # there was room and no more came: the input is used up
-    # A full room may hold all there is: only a call without any room finds out whether just the trailer is left.
+    # A full room may hold the whole message: only a call without any room shows whether just the trailer is left.
     if offered == 0:
         code = room_grow(room)
         if code != RESULT_OK:
@@ -225,7 +225,7 @@ cdef Result run_inflate(Inflater *self, size_t *worked) noexcept nogil:
 cdef Result inflater_slice(Inflater *self, size_t *worked, Inflated *out) noexcept nogil:
     cdef Result result = run_inflate(self, worked)
     if result == RESULT_TOO_LARGE and self.encoding == ENCODING_GZIP:
-        return RESULT_CORRUPT  # more than the trailer says is not too large, it is not true
+        return RESULT_CORRUPT  # the message is larger than its trailer says, so the trailer is false
     if result != RESULT_OK:
         return result
     out.data = self.room.data + self.ahead
@@ -258,7 +258,7 @@ cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size,
 # Deflating
 
 cdef bint deflate_open(z_stream *stream, Encoding encoding, int level, size_t size) noexcept nogil:
-    # the window and the tables follow the size: those of a large message would cost a small one more than its bytes
+    # window and tables follow the size: those of a large message would cost a small one more than its bytes
     cdef int bits = 9
     while bits < MAX_WINDOW_BITS and <size_t>1 << bits < size:
         bits += 1
@@ -268,7 +268,7 @@ cdef bint deflate_open(z_stream *stream, Encoding encoding, int level, size_t si
 
 
 cdef bint run_deflate(z_stream *stream, int flush, Room *room) noexcept nogil:
-    # all of the input; False: there is no more room
+    # compress all of the input; False: there is no more room
     cdef size_t offered
     cdef int code
     while True:
@@ -290,7 +290,7 @@ cdef inline size_t worthwhile(size_t size) noexcept nogil:
 
 
 cdef bint sample_shrinks(const Outgoing *message) noexcept nogil:
-    # what is in the middle of the largest segment speaks for the message
+    # judge the message by the middle of its largest segment
     cdef const Segment *largest = message.segments
     cdef z_stream stream
     cdef Room room

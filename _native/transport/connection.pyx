@@ -78,7 +78,7 @@ cdef class Connection(CallOwner):
         peer: the address of the peer, for handlers and logs ("ipv4:127.0.0.1:40000").
         user: the user of the peer's process, on a unix socket; -1 if it is not known.
         identity: a number for the peer's certificate or user; 0 if neither is known.
-        use: the counts for the limits of its client; None for no such limits.
+        use: what its client uses, for the client's limits; None for no such limits.
         interceptor: the check of its native calls, in place of the endpoint's.
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
@@ -117,11 +117,11 @@ cdef class Connection(CallOwner):
         if self.endpoint.host.others_ran:
             self.endpoint.host.others_ran = False
             self.has_output()
-        # when a receiver raises, the events behind it wait for the next call: none is lost
+        # when a receiver raises, the events behind it stay for the next call
         while self.events:
             call, kind = self.events.popleft()
             if kind is EVENT_CALL:
-                # otherwise it was reset, or failed, in the same read: no handler knows it
+                # a call that was reset or has failed in the same read reaches no handler
                 if (<Call>call).open:
                     self.endpoint.on_call(call)
             elif kind is EVENT_PING:
@@ -154,8 +154,8 @@ cdef class Connection(CallOwner):
     def receive_buffer(self):
         """The writable buffer for reads from this connection's socket, instead of the endpoint's.
 
-        Each time that its memory is requested, that is the memory for the next read, valid until `received`. So most of
-        a large message is read to where it stays.
+        Each time that its memory is requested, it is the memory for the next read, valid until `received`. So most of
+        a large message is read to its final place.
         """
         cdef DirectBuffer buffer = DirectBuffer.__new__(DirectBuffer)
         buffer.connection = self
@@ -179,7 +179,7 @@ cdef class Connection(CallOwner):
             with nogil:  # because much is read and copied
                 self.take_in(&target, count, socket)
         else:
-            self.take_in(&target, count, -1)  # short: to get the GIL back would take longer
+            self.take_in(&target, count, -1)  # short: releasing the GIL would cost more
         self.dispatch()
 
     cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil:
@@ -189,7 +189,7 @@ cdef class Connection(CallOwner):
         conn_end_round(&self.conn)
 
     def collect_output(self, limit: int = 1 << 20) -> int:
-        """Prepare the output for the socket, about `limit` bytes at most; how many bytes there are."""
+        """Prepare the output for the socket, about `limit` bytes at most; returns the number of prepared bytes."""
         host_look(&self.endpoint.host)
         conn_collect(&self.conn, limit)
         self.dispatch()
@@ -207,11 +207,11 @@ cdef class Connection(CallOwner):
         return output_part(&self.conn.output, size)
 
     def waits(self, handed: int, beside: int = 0, fd: int = -1) -> None:
-        """What has been taken of the output, but for `handed` bytes, is written; those wait for the socket `fd`, and so
-        does the prepared output; `beside` are kept without being told of. 0, with no output prepared: nothing waits any
-        more.
+        """Say which output waits for the socket `fd`: the prepared output, and `handed` bytes that were taken from it.
 
-        The connection is charged for what waits, and has the time that a response has; then it is `stalled`.
+        All other bytes that were taken are written. The connection is charged for what waits, and for `beside` bytes
+        more that its owner keeps. It has the time that a response has; then it is `stalled`. With `handed` 0 and no
+        prepared output nothing waits any more.
         """
         conn_waits(&self.conn, handed, <size_t>beside + (unread(fd) if fd >= 0 else 0))
 
@@ -226,7 +226,7 @@ cdef class Connection(CallOwner):
 
     @property
     def finished(self) -> bool:
-        """Whether all is said: the peer broke the protocol, or all output after `go_away` was taken."""
+        """Whether nothing is left to send: the peer broke the protocol, or all output after `go_away` was taken."""
         return conn_finished(&self.conn)
 
     @property
@@ -236,12 +236,12 @@ cdef class Connection(CallOwner):
 
     @property
     def parting(self) -> bool:
-        """Whether nothing more is read or answered: what `take_output` returns are the last words."""
+        """Whether the connection reads and answers no more: `take_output` returns its last bytes."""
         return self.conn.state >= CONN_PARTING
 
     @property
     def stalled(self) -> bool:
-        """Whether the peer has not taken output for too long. The socket is to be closed at once."""
+        """Whether the peer has taken no output for too long. The owner closes the socket at once."""
         return self.conn.stalled
 
     @property
@@ -303,13 +303,13 @@ cdef class Connection(CallOwner):
         conn_fail_calls(&self.conn, status, text)
 
     def shut(self) -> None:
-        """All output is taken: end the calls. The socket's end for writing closes when the bytes are written."""
+        """End the calls, when all output is taken. The owner shuts the socket for writing when that is written."""
         conn_shut(&self.conn)
         self.flush = None
         self.dispatch()
 
     def linger(self) -> None:
-        """The socket's end for writing is closed; what the peer sends is discarded."""
+        """The owner has shut the socket for writing: discard what the peer sends."""
         if not conn_linger(&self.conn):
             raise RuntimeError(f"a connection that is {self.state} cannot linger")
 

@@ -1,7 +1,7 @@
 """Direct reads: the bytes of a large message are read from the socket into the block where they stay.
 
-While a DATA frame of a message is arriving, the number of the next bytes of the message, and their place, are known. So
-they are read to that place, and bytes behind them to the buffer that all connections share. nghttp2 gets the bytes from
+While a DATA frame of a message is arriving, the number of the next bytes of the message, and their place, are known.
+They are read to that place, and bytes behind them to the buffer that all connections share. nghttp2 gets the bytes from
 wherever they are, in order, and counts and checks them as usual; `stream_receive` moves those that are not in place.
 If the expectation is wrong, the cost is a copy.
 
@@ -19,9 +19,9 @@ from _native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_en
 
 cdef enum:
     HEAD = 9                 # bytes of a frame's head
-    BEGINNING = 16 << 10     # bytes that are read where a large message may begin; those of it are copied
+    BEGINNING = 16 << 10     # bytes of a read in which a large message may begin; its bytes in it are copied
     DIRECT_FROM = 32 << 10   # bytes of a message and of a frame that are worth a read of their own
-    READ_AT_MOST = 512 << 10  # bytes before others have their turn
+    READ_AT_MOST = 512 << 10  # bytes before other connections have their turn
 
 cdef extern from "sys/uio.h" nogil:
     struct iovec:
@@ -31,7 +31,7 @@ cdef extern from "sys/uio.h" nogil:
 
 
 cdef Stream *large_message(const Conn *conn) noexcept nogil:
-    # whose message the frame is of that comes, or came last, if both are large
+    # the stream of the arriving or last frame; NULL unless that frame and its message are large
     cdef Stream *stream
     if conn.session == NULL or conn.frame_size < DIRECT_FROM:
         return NULL
@@ -62,7 +62,7 @@ cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nog
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil:
     cdef size_t filled = min(size, target.size)
     if target.block != NULL:
-        block_share(target.block)  # bytes that come may end the call
+        block_share(target.block)  # the received bytes may end the call
     conn_receive(conn, target.data, filled)
     if size > filled:
         conn_receive(conn, buffer, size - filled)
@@ -86,7 +86,7 @@ cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
         wanted = target.size + target.behind
         size = readv(fd, parts, 2)
         if size <= 0:
-            return  # the caller's next read tells it why
+            return  # the caller's next read shows the reason
         conn_received(conn, &target, buffer, <size_t>size)
         if <size_t>size < wanted:
             return

@@ -18,7 +18,7 @@ cdef class Endpoint:
     cdef object dirty_hook       # called when flush_dirty must be called
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()
-    # Serve calls of this path so. `context` must outlive the endpoint.
+    # Serve the calls of this path by `service`. `context` must outlive the endpoint.
     cdef int add_native(self, bytes path, const Service *service, void *context) except -1
 
 

@@ -51,21 +51,21 @@ cdef class Endpoint:
     """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
 
     Args:
-        on_call: called with each new `Call`: that is each call whose path is not that of a native method.
+        on_call: called with each new `Call`: each call whose path is not a native method's.
         max_message: largest request message in bytes; 0 for no limit.
         max_streams: open streams that a connection may have.
-        spare_frames: frames per second that a connection may send without bringing a call forward.
+        spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        workers: inflate and compress large messages, see `collect_jobs`; without them the loop does that at once.
+        workers: inflate and compress large messages, see `collect_jobs`; without them the loop does that itself.
         max_held: bytes of requests without a response, and of responses that clients have not read, over all
-            connections. Beyond it, calls end: those of the connections that hold most and move least. 0 for no limit.
+            connections. Beyond it, the server ends calls of the clients that hold most and progress least. 0: no limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first
             MiB that has come, and for each 256 KiB of the rest; 0 for any time.
         send_timeout: seconds that a client may take for a response, in the same way.
         timers: the timers of the loop; None: timers of the endpoint, see `expire`.
 
-    Set `clock`, a function that returns seconds, for another clock than time.monotonic(); then without `timers`.
+    Set `clock` to a function that returns seconds to replace time.monotonic(); not together with `timers`.
     """
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
@@ -228,7 +228,7 @@ cdef class Endpoint:
         cdef CallOwner connection
         if account_exceeded(&self.host.account):
             host_relieve(&self.host)
-        self.host.others_ran = False  # it requests this call
+        self.host.others_ran = False  # it has requested this call
         if self.host.waits:
             end_round(&self.host)
         while self.host.first_dirty != NULL:

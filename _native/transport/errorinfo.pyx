@@ -29,8 +29,8 @@ from _native.transport.stream cimport Stream, stream_end
 import binascii
 
 cdef enum:
-    # A longer text goes without details: both are sent, and clients refuse more than 8 KiB of headers. Percent-encoded
-    # it is also short enough to be never cut, so that the two texts are the same, which clients check.
+    # A longer text goes without details: text and details repeat it, and clients refuse more than 8 KiB of headers. A
+    # shorter one is never cut, even percent-encoded, so that the two texts are the same, which clients check.
     MAX_TEXT = 1024
     MAX_REASON = 63
     # everything but the text: five type names and numbers, reason and domain
@@ -85,12 +85,12 @@ cdef uint8_t *write_detail(uint8_t *at, const char *kind, const uint8_t *value, 
 
 
 cdef inline bint passes(const char *reason) noexcept nogil:
-    # what is exhausted will not be for long
+    # the limit is exceeded only for a moment: a retry may help
     return strcmp(reason, "SERVER_FULL") == 0 or strcmp(reason, "CLIENT_LIMIT") == 0
 
 
 cdef size_t status_write(uint8_t *out, int status, const char *text, const char *reason) noexcept nogil:
-    # google.rpc.Status into MAX_STATUS bytes; 0: the text cannot travel in it
+    # google.rpc.Status into MAX_STATUS bytes; 0: the text or the reason is too long, or the text is not UTF-8
     cdef uint8_t detail[128]
     cdef uint8_t duration[16]
     cdef uint8_t *at = out
@@ -196,7 +196,7 @@ def rich_status(status: int, text: str, reason: str = "") -> bytes:
     """An encoded google.rpc.Status for `grpc-status-details-bin`; empty when the text is too long to be sent twice.
 
     Args:
-        status: the gRPC status code; UNAVAILABLE carries a RetryInfo, as do limits that others use up meanwhile.
+        status: the gRPC status code; UNAVAILABLE and limits that are exceeded only for a moment carry a RetryInfo.
         text: exactly the call's error text.
         reason: of the ErrorInfo, in UPPER_SNAKE_CASE; the usual one of the status when empty.
     """

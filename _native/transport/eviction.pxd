@@ -2,11 +2,11 @@
 
 from _native.transport.stream cimport Conn, Host, Stream
 
-# If the server holds more than it may, end calls until it holds clearly less. To be called between rounds, when no
+# If the server holds more than it may, end calls until it holds clearly less. Call this between rounds, when no
 # response is being delivered and no bytes are being received. Other connections than the current one may then have
 # output (Host.others_ran).
 cdef void host_relieve(Host *host) noexcept nogil
 # End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil
-# End the connection, because the peer does not take what is framed: its output is dropped, and all its calls.
+# End the connection, because the peer does not take what is framed: its output is discarded, and its calls end.
 cdef void conn_evict(Conn *conn) noexcept nogil

@@ -1,13 +1,13 @@
-"""Eviction: when the server holds too much, calls of clients that hold most and progress least end; all others go on.
+"""Eviction: when the server holds too much, it ends calls of the clients that hold most and progress least.
 
-Nobody waits because the server is full. What exceeds the limit is freed at once, from the clients whose calls owe most
-together: bytes of requests that were begun and do not come, and of responses that the peer does not read. A debt is
-weighted by its age and by its progress since, so a trickle helps little, and a call that has just begun owes nothing.
-The debts of a client count over all its connections, so many small ones are as much as a large one. If no client owes
-much, there are simply too many requests. Then calls of the client that holds most end: on that of its connections that
-holds most, the largest first, and of equal ones the latest.
+A full server makes no request wait. It frees at once what exceeds the limit, from the client whose calls owe most
+together. A call owes the bytes of a request that was begun and does not come, and of responses that the peer does not
+read. A debt is weighted by its age and by the progress since, so a trickle helps little, and a call that has just begun
+owes nothing. The debts of a client add up over all its connections, so many small ones count as much as a large one. If
+no client owes much, there are simply too many requests. Then the server ends calls of the client that holds most: on
+that of its connections that holds most, the largest call first, and of equal ones the latest.
 
-Framed output cannot be taken back from a stream: where a connection owes most by that, the connection ends.
+Framed output cannot be taken back from a stream: if it is the largest debt, its connection ends.
 """
 
 from libc.stdint cimport int64_t
@@ -35,9 +35,9 @@ from _native.transport.stream cimport (
 )
 
 cdef enum:
-    GOOD_FAITH = 256 << 10   # bytes that every call is thought to have moved
-    RELIEF = 16              # the part of the limit that is made free, so that this is seldom done
-    AT_ONCE = 32             # calls that are found in one look at all of them
+    GOOD_FAITH = 256 << 10   # bytes credited to every call, as if it had moved them
+    RELIEF = 16              # eviction frees 1 / RELIEF of the limit, so that it runs seldom
+    AT_ONCE = 32             # debtors that one pass over all calls finds
 
 cdef double SECOND = 1e9
 cdef double WORTH_NAMING = 1.0
@@ -49,7 +49,7 @@ cdef struct Debtor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who owes
+# Debts
 
 cdef inline double weighed(size_t owed, int64_t for_ns, size_t moved) noexcept nogil:
     return <double>owed * (<double>for_ns / SECOND) / <double>(moved + GOOD_FAITH)
@@ -74,12 +74,12 @@ cdef inline double debt_of_output(const Conn *conn) noexcept nogil:
 
 
 cdef inline double *debt_with(Conn *conn) noexcept nogil:
-    # where the debts are added up with which those of the connection count
+    # the sum of the client's debts, to which those of the connection are added
     return &conn.client.debt if conn.client != NULL else &conn.debt
 
 
 cdef double *most_indebted(Host *host) noexcept nogil:
-    # where the highest sum of a client is; NULL: nobody owes as much as is worth naming
+    # the highest sum of a client; NULL: no client owes WORTH_NAMING
     cdef Conn *conn = host.connections.first
     cdef const Stream *stream
     cdef double *found = NULL
@@ -101,7 +101,7 @@ cdef double *most_indebted(Host *host) noexcept nogil:
 
 
 cdef int add_debtor(Debtor *worst, int count, Conn *conn, Stream *stream, double debt) noexcept nogil:
-    # who owes most is first; their number
+    # keep `worst` sorted, the largest debt first; returns the number of entries
     cdef int at
     if debt <= 0 or (count == AT_ONCE and debt <= worst[count - 1].debt):
         return count
@@ -116,7 +116,7 @@ cdef int add_debtor(Debtor *worst, int count, Conn *conn, Stream *stream, double
 
 
 cdef int find_debtors(Host *host, const double *together, Debtor *worst) noexcept nogil:
-    # up to AT_ONCE of that client; their number
+    # the largest debts of that client, up to AT_ONCE; returns their number
     cdef Conn *conn = host.connections.first
     cdef Stream *stream
     cdef int count = 0
@@ -132,7 +132,7 @@ cdef int find_debtors(Host *host, const double *together, Debtor *worst) noexcep
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who holds
+# Holders
 
 cdef inline const Account *account_with(Conn *conn) noexcept nogil:
     return &conn.client.account if conn.client != NULL else &conn.account
@@ -179,7 +179,7 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
         # a status would have to wait behind what the peer does not take
         stream_cut(stream, NGHTTP2_ENHANCE_YOUR_CALM)
         return
-    # without what it holds now: that is less than the limit already if others have been evicted before this one
+    # The text does not say what the server holds now: earlier evictions may have brought that below the limit.
     stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "SERVER_FULL", format_text(
         "the requests and answers that the server held had more bytes than its limit of %zu", host.account.limit))
     stream_drop_request(stream)
@@ -207,7 +207,7 @@ cdef inline void evict(const Debtor *debtor) noexcept nogil:
 
 
 cdef inline size_t evictable(const Host *host) noexcept nogil:
-    # Without what jobs hold that run for calls which are over: no eviction gives that back, only their end.
+    # Without the bytes held by jobs of calls that are over: only the end of the job frees them, no eviction does.
     return host.account.total - (host.thread_pool.departed.total if host.thread_pool != NULL else 0)
 
 

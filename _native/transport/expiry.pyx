@@ -1,9 +1,9 @@
 """Ends what takes too long: requests that do not arrive, responses that are not read, and calls that have not begun at
 their deadline.
 
-A call has one timer for all of this. A call that is complete in the read in which it began, and whose response the peer
-takes at once, needs none: the timer is set when a read ends before the request does, or output ends before the response
-does. Progress does not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
+A call has one timer for all of this. A call needs none if one read brings it whole and the peer takes its response at
+once: the timer is set when a read ends before the request does, or output ends before the response does. Progress does
+not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t
@@ -44,9 +44,9 @@ from _native.transport.stream cimport (
 )
 
 cdef enum:
-    SMALL = 1 << 20                  # bytes of a message that may come slowly
-    SLOWEST = 16 << 10               # a second, of these
-    SLOWEST_OF_MORE = 256 << 10      # and of the others, so that 2 GiB are not a matter of days
+    SMALL = 1 << 20                  # the first bytes of a message, which may come slowly
+    SLOWEST = 16 << 10               # bytes a second, of these
+    SLOWEST_OF_MORE = 256 << 10      # and of the rest, so that 2 GiB do not take days
 
 cdef int64_t SECOND = 1000000000
 cdef int64_t NEVER = INT64_MAX
@@ -56,7 +56,7 @@ cdef int64_t NEVER = INT64_MAX
 # What is due when
 
 cdef inline int64_t time_for(const Stream *stream, int64_t beginning_ns, size_t moved) noexcept nogil:
-    # what a transfer of which so much has moved may have taken; those of one connection share its line
+    # when a transfer of which `moved` bytes have moved is late; the streams of a connection share its bandwidth
     cdef size_t small = min(moved, <size_t>SMALL)
     cdef int64_t rate = max(<int64_t>SLOWEST, <int64_t>SLOWEST_OF_MORE // max(<int64_t>stream.conn.streams, 1))
     return beginning_ns + <int64_t>small * SECOND // SLOWEST + <int64_t>(moved - small) * SECOND // rate
@@ -70,7 +70,7 @@ cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
 
 
 cdef int64_t arrives_by(const Stream *stream) noexcept nogil:
-    # when what arrives must have arrived
+    # when the arriving message must be complete
     cdef const Host *host = stream.conn.host
     if host.receive_ns == 0 or not is_awaited(stream):
         return NEVER
@@ -78,7 +78,7 @@ cdef int64_t arrives_by(const Stream *stream) noexcept nogil:
 
 
 cdef int64_t taken_by(const Stream *stream) noexcept nogil:
-    # when the first response that waits must have been taken
+    # when the peer must have taken the first waiting response
     cdef const Host *host = stream.conn.host
     cdef const Outgoing *message = <const Outgoing *>stream.sender.outgoing.first
     if host.send_ns == 0 or message == NULL or stream.sender.waits_ns == 0:
@@ -87,7 +87,7 @@ cdef int64_t taken_by(const Stream *stream) noexcept nogil:
 
 
 cdef int64_t ends_by(const Stream *stream) noexcept nogil:
-    # the client's deadline, as far as nobody else looks after it; before the headers are complete nothing can end
+    # the client's deadline, unless the service watches it; nothing can end before the headers are complete
     if stream.timeout_ns < 0 or stream.receiver.state == RECEIVING_HEADERS or stream_ended(stream):
         return NEVER
     if stream.call != NULL and stream.method.service.late == NULL:
@@ -96,7 +96,7 @@ cdef int64_t ends_by(const Stream *stream) noexcept nogil:
 
 
 cdef int64_t written_by(const Conn *conn) noexcept nogil:
-    # when the socket must have taken what waits for it
+    # when the socket must have taken the waiting output
     cdef size_t moved = <size_t>(conn.taken - conn.waits_from)
     if conn.host.send_ns == 0 or conn.waits_ns == 0:
         return NEVER
@@ -104,7 +104,7 @@ cdef int64_t written_by(const Conn *conn) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# When somebody looks
+# The timers
 
 cdef void stream_watch(Stream *stream) noexcept nogil:
     cdef int64_t due = min(min(arrives_by(stream), taken_by(stream)), ends_by(stream))
@@ -112,13 +112,13 @@ cdef void stream_watch(Stream *stream) noexcept nogil:
         return
     stream.timer.fire = look
     stream.timer.owner = stream
-    if not timers_set(stream.conn.host.timers, &stream.timer, due):  # what nobody watches could stay for ever
+    if not timers_set(stream.conn.host.timers, &stream.timer, due):  # without a timer it could stay for ever
         stream_abandon(stream, NGHTTP2_INTERNAL_ERROR)
         stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
 
 
 cdef void conn_watch(Conn *conn) noexcept nogil:
-    # the latest are the first
+    # the latest streams are the first
     cdef Stream *stream = conn.open.first
     cdef int64_t now = conn.host.now_ns
     while stream != NULL and stream.arrived_ns == now:
@@ -129,7 +129,7 @@ cdef void conn_watch(Conn *conn) noexcept nogil:
 
 
 cdef inline void charge_beginning(Stream *stream) noexcept nogil:
-    # a call that has not come whole takes memory before the first byte of its message; with that it has its charge
+    # an incomplete call takes memory before the first byte of its message, from which on the message has a charge
     if stream_ended(stream):
         return
     if stream.receiver.state < RECEIVED_ALL and stream.receiver.messages == 0 and (
@@ -147,12 +147,12 @@ cdef void conn_watch_answers(Conn *conn) noexcept nogil:
             if stream.sender.waits_ns == 0:
                 stream.sender.waits_ns = conn.host.now_ns
                 outgoing_keep(<Outgoing *>stream.sender.outgoing.first)
-            stream_watch(stream)  # also where one was framed whole and the next was not
+            stream_watch(stream)  # also when one response was framed whole and the next was not
         stream = stream.next
 
 
 cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
-    # Progress is that all bytes go which waited at one time: then a new time begins for those that wait now.
+    # There is progress when all bytes have gone that waited at one time; then the bytes that wait now get a new time.
     cdef size_t waiting = handed + conn.output.size
     cdef size_t memory
     conn.taken = conn.output.taken - min(<uint64_t>handed, conn.output.taken)
@@ -183,7 +183,7 @@ cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
 cdef void watch_output(Conn *conn) noexcept nogil:
     cdef int64_t due = written_by(conn)
     if due != NEVER and not timers_set(conn.host.timers, &conn.timer, due):
-        conn_evict(conn)  # what nobody watches could stay for ever
+        conn_evict(conn)  # without a timer it could stay for ever
 
 
 cdef void look_at_output(Timer *timer, int64_t now) noexcept nogil:
@@ -221,7 +221,7 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
 
 
 cdef void end_late(Stream *stream) noexcept nogil:
-    stream.timeout_ns = -1  # once
+    stream.timeout_ns = -1  # report it once
     if stream.call != NULL:
         stream.method.service.late(stream)
         return

@@ -38,7 +38,7 @@ from _native.transport.stream cimport (
 
 
 cdef enum:
-    KNOWN_BYTES = 256        # of a header that is remembered
+    KNOWN_BYTES = 256        # the largest header that is remembered
 
 
 cdef inline bint equals(nghttp2_vec text, const char *literal, size_t size) noexcept nogil:
@@ -64,7 +64,7 @@ cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *va
 
 
 cdef bint is_common(Host *host, nghttp2_vec name, nghttp2_vec value, KnownField *said) noexcept nogil:
-    # whether the header says the same in every call, and what
+    # whether the header means the same in every call; `said` gets the meaning
     if equals(name, ":path", 5):
         said.method = native_of(host, value)
         return said.method != NULL
@@ -83,7 +83,7 @@ cdef bint is_common(Host *host, nghttp2_vec name, nghttp2_vec value, KnownField 
 
 cdef int read_own(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer, nghttp2_vec name,
                   nghttp2_vec value) noexcept nogil:
-    # what it says of this call
+    # a header whose meaning is this call's own
     if equals(name, ":path", 5):
         return take_path(stream, value)
     if equals(name, "grpc-timeout", 12):
@@ -146,7 +146,7 @@ cdef int take_path(Stream *stream, nghttp2_vec path) noexcept nogil:
 
 
 cdef void note_trace(Stream *stream, nghttp2_vec name, nghttp2_vec value, nghttp2_rcbuf *value_buffer) noexcept nogil:
-    # what may be W3C's headers; of several with baggage the first one counts
+    # the trace headers of W3C; of several baggage headers the first one counts
     if equals(name, "traceparent", 11):
         traceparent_read(&stream.context, value.base, value.len)
     elif equals(name, "baggage", 7) and stream.baggage == NULL:
@@ -202,4 +202,4 @@ cdef void head_complete(Stream *stream) noexcept nogil:
         stream.method.service.begin(stream)
     stream_drop_fields(stream)
     if stream.arrived_ns != stream.conn.host.now_ns:
-        stream_watch(stream)  # of those that began in this round the end of the round takes care
+        stream_watch(stream)  # conn_watch does this for the calls that began in this round

@@ -67,7 +67,7 @@ cdef char *message_encode(const char *text) noexcept nogil:
         if c & 0xc0 != 0x80:
             whole = at
         if at + (1 if plain else 3) > room:
-            at = whole  # what is cut stays UTF-8
+            at = whole  # the cut text stays UTF-8
             break
         if plain:
             out[at] = <char>c
@@ -90,7 +90,7 @@ cdef list metadata_pairs(const uint8_t *name, size_t name_size, const uint8_t *v
 
 
 cdef bytes binary_value(bytes raw):
-    # base64, with or without padding; what cannot be read is given as it came
+    # base64, with or without padding; a value that cannot be decoded is returned as it came
     try:
         return binascii.a2b_base64(raw + b"=" * (3 - (len(raw) + 3) % 4))
     except binascii.Error:
@@ -98,7 +98,7 @@ cdef bytes binary_value(bytes raw):
 
 
 cdef list metadata_headers(object metadata):
-    # header pairs in bytes; ValueError for what cannot travel
+    # header pairs in bytes; ValueError for a pair that cannot be sent
     cdef list out = []
     for key, value in metadata or ():
         if not KEY.fullmatch(key) or (key.startswith("grpc-") and key != STATUS_DETAILS):

@@ -17,7 +17,7 @@ cdef const char *HTTP1_ANSWER = ANSWER
 
 cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
     # A request line begins with a method and a space, and ends with " HTTP/1" and a version. Its end may be missing,
-    # and so may its beginning: that of POST was taken for the preface of HTTP/2.
+    # and so may its beginning: the first bytes of POST may have passed as the preface of HTTP/2.
     cdef size_t i, method = 0
     while method < size and method < LONGEST_METHOD and c"A" <= data[method] <= c"Z":
         method += 1

@@ -13,13 +13,13 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
 cdef void conn_end_round(Conn *conn) noexcept nogil
 # Frame output into conn.output, until that holds `limit` bytes.
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil
-# Whether all is said: the peer violated the protocol, or all is framed after conn_go_away.
+# Whether nothing is left to send: the peer violated the protocol, or all is framed after conn_go_away.
 cdef bint conn_finished(Conn *conn) noexcept nogil
-# The end, as closing.pxd has it. All output has been collected, or none can be any more: end the calls.
+# End the calls, when all output has been collected or no more can be; see closing.pxd for the states.
 cdef void conn_shut(Conn *conn) noexcept nogil
-# The socket's end for writing is closed. False: that comes later.
+# The owner has shut the socket for writing. False: it is too early for that.
 cdef bint conn_linger(Conn *conn) noexcept nogil
-# Ask the peer to open no more streams (announce); refuse further ones (go away). Once is enough, more do no harm.
+# Ask the peer to open no more streams (announce); refuse further ones (go away). Repeated calls have no effect.
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil
 cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil
 # Send a PING. Any byte of the peer counts as its answer (received_ns).

@@ -8,9 +8,9 @@ control (`_native.transport.stream`). The `Service` of its method serves a call:
 Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages no
 handler takes.
 
-Floods. Frames that bring no call forward, including resets and what the server must reset because of the peer's errors,
-are paid from a budget (`_native.transport.budget`); a peer without budget is disconnected. nghttp2 limits CONTINUATION
-frames and queued acknowledgements.
+Floods. Frames that advance no call, including resets and streams that the server must reset because of the peer's
+errors, are paid from a budget (`_native.transport.budget`); a peer without budget is disconnected. nghttp2 limits
+CONTINUATION frames and queued acknowledgements.
 
 Frames of closed streams. Some versions of nghttp2 keep closed streams, which costs memory with every call; others
 forget them. So each connection remembers the numbers of a few. HEADERS of a stream that the peer has ended or
@@ -77,10 +77,10 @@ cdef enum:
     MAX_SENT_FRAME = 64 << 10
     HEADER_BOMB = 256 << 10          # beyond this the connection ends: one byte of HPACK can stand for 4 KiB
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
-    # Here resets come out of the budget, so the library's is set out of reach.
+    # Here resets are paid from the budget, so the library's limit is turned off.
     UNLIMITED_RESETS = 1 << 30
     SHOWN_OF_NAME = 256              # bytes of a header's name in a text
-    CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
+    CONTINUATIONS = 64               # of one header block; each read that ends inside a frame's head counts too
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
 cdef const uint8_t *SHUTDOWN = <const uint8_t *><const char *>b"shutdown"  # opaque data of a PING
@@ -198,7 +198,7 @@ cdef bint spend(Conn *conn, int64_t cost) noexcept nogil:
 
 
 cdef inline int64_t frame_cost(Conn *conn, const nghttp2_frame *frame) noexcept nogil:
-    # what a received frame costs; 0 if it brings a call forward
+    # the cost of a received frame; 0 if it advances a call
     cdef Stream *stream
     cdef bint empty
     if frame.hd.type == NGHTTP2_HEADERS:
@@ -231,7 +231,7 @@ cdef void note_over(Conn *conn, int32_t stream_id) noexcept nogil:
 
 
 cdef bint is_over(Conn *conn, int32_t stream_id) noexcept nogil:
-    # whether the peer has ended or reset the stream; unknown streams have not
+    # whether the peer has ended or reset the stream; False for unknown streams
     cdef int i
     if stream_of(conn, stream_id) != NULL:
         return False  # nghttp2 checks this case
@@ -253,7 +253,7 @@ cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_i
 
 
 cdef inline void look_at_window(Stream *stream) noexcept nogil:
-    # the peer has changed it
+    # the peer has changed the window of the stream
     stream_shut(stream, nghttp2_session_get_stream_remote_window_size(stream.conn.session, stream.id) <= 0)
 
 
@@ -306,7 +306,7 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
         conn.answer_frames += 1
         budget_earn(&conn.budget, EARNED_BY_ANSWER, conn.host.spare_frames)
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
-        spend(conn, COST_FRAME)  # because of an error of the peer, or more streams than it may open
+        spend(conn, COST_FRAME)  # the peer made an error, or opened more streams than it may
     elif frame.hd.type == NGHTTP2_GOAWAY:
         if conn.state == CONN_PARTING and frame.goaway.error_code == NGHTTP2_ENHANCE_YOUR_CALM:
             closing_move(&conn.state, CONN_SHUT)
@@ -485,9 +485,9 @@ cdef void conn_shut(Conn *conn) noexcept nogil:
     if conn.session == NULL or conn.state > CONN_SHUT:
         return
     closing_break(&conn.state)
-    conn.frame_size = 0  # nothing is read to a place of its own any more
+    conn.frame_size = 0  # no more direct reads
     conn.frame_left = 0
-    conn.waits_ns = 0  # its output has the time of a farewell
+    conn.waits_ns = 0  # the last output has a time limit of its own (Farewell)
     if conn.timer.slot:
         timers_clear(conn.host.timers, &conn.timer)
     while conn.open.first != NULL:

@@ -1,8 +1,8 @@
 """Request messages: assembled from the bytes of a stream, inflated in order, passed to the service of the call.
 
-Announcing a message reserves nothing: a message has memory for at most ROOM_FOR_BYTE times the bytes of it that have
-come, or a page. When enough have come, it gets its final block, and the bytes are copied there. Nearly all messages
-have their final block from the first bytes on.
+An announced message reserves nothing: its memory is at most ROOM_FOR_BYTE times the bytes that have come, or a page.
+When enough have come, it gets its final block, and the bytes are copied there. Nearly all messages have their final
+block from the first bytes on.
 
 Messages wait until a handler takes them; while many wait, the stream gets no more flow control credit.
 """
@@ -69,17 +69,17 @@ cdef enum:
     PLACED_FROM = 16 << 10   # bytes from which a message may go where its model wants it; smaller ones are copied there
     QUEUED_LIMIT = 1 << 20   # memory of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
-    ROOM_FOR_BYTE = 64       # bytes of room that a received byte is good for
-    FIRST_ROOM = 4 << 10     # and the first one
-    TINY = 16                # bytes: a message of a stream that is smaller brings no call forward, as an empty frame
-    TINY_COST = 2            # of such frames: it becomes an event, of Python for some methods
+    ROOM_FOR_BYTE = 64       # bytes of room for each received byte
+    FIRST_ROOM = 4 << 10     # and for the first one
+    TINY = 16                # bytes: a smaller message of a stream is paid from the budget, like an empty frame
+    TINY_COST = 2            # in frames: each becomes an event, for some methods one of Python
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Messages
 
 cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint last) noexcept nogil:
-    # Credit is kept back only where a message is taken later, which gives it. Who sends no more needs none.
+    # Withhold credit only while messages wait: taking them gives it back. After its last frame the peer needs none.
     if not last:
         if stream.queued < QUEUED_LIMIT:
             nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
@@ -110,9 +110,9 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
             return
         part = min(size, receiver.room - receiver.received)
         if data == receiver.data + receiver.received:
-            stream.conn.host.direct += part  # it was read to there
+            stream.conn.host.direct += part  # a direct read has put it in place
         else:
-            memmove(receiver.data + receiver.received, data, part)  # where it was read to may overlap
+            memmove(receiver.data + receiver.received, data, part)  # the two places may overlap
         receiver.received += part
         data += part
         size -= part
@@ -150,7 +150,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
 
 
 cdef bint may_be_tiny(Conn *conn) noexcept nogil:
-    # tens of thousands in one read would keep the loop from others
+    # tens of thousands in one read would keep the loop from other connections
     if budget_spend(&conn.budget, TINY_COST, conn.host.spare_frames, conn.host.now_ns):
         return True
     conn_calm(conn, "too_many_messages")
@@ -158,12 +158,12 @@ cdef bint may_be_tiny(Conn *conn) noexcept nogil:
 
 
 cdef inline size_t around(const Stream *stream) noexcept nogil:
-    # memory beside the bytes of a message: the call's, too, if there is only this one
+    # memory in addition to the bytes of a message, with that of the call if this is its only message
     return CALL_MEMORY if stream.single else MESSAGE_MEMORY
 
 
 cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexcept nogil:
-    # There is none left, and `more` of the message has come. False: the call has ended.
+    # The room is full, and `more` of the message has come: get more room. False: the call has ended.
     cdef Receiver *receiver = &stream.receiver
     cdef Block *block
     cdef size_t come = receiver.received + more_size
@@ -187,8 +187,8 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
         charge_resize(&receiver.charge, room + around(stream))
     else:
         charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + around(stream))
-    # The message ends at a cache line: so does, in nearly all requests, the last tensor, and a tensor whose size is a
-    # multiple of the line begins at one and is used in place.
+    # The message ends at a cache line. In nearly all requests so does the last tensor; if its size is a multiple of the
+    # line, it also begins at one and is used in place.
     more = block.data + (whole - receiver.size if room == receiver.size else 0)
     if receiver.received:
         memcpy(<uint8_t *>more, receiver.data, receiver.received)
@@ -200,7 +200,7 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
 
 
 cdef Block *place_for(Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
-    # where the message stays, which begins with `head`
+    # the final block of the message that begins with `head`
     cdef Block *block = NULL
     if stream.method.service.place != NULL and size >= PLACED_FROM and not stream.receiver.prefix[0]:
         block = stream.method.service.place(stream, head, head_size, size)
@@ -215,7 +215,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     receiver.state = RECEIVING_PREFIX
     receiver.prefix_size = 0
     if compressed or message.block != NULL:
-        message = <Incoming *>malloc(sizeof(Incoming))  # a worker may have it for longer than the stream lives
+        message = <Incoming *>malloc(sizeof(Incoming))  # a worker may hold it longer than the stream lives
         if message == NULL:
             stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
             return
@@ -238,7 +238,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
 
 
 cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
-    # takes it over
+    # takes over `message`
     charge_move(&message.charge, STAGE_QUEUED)
     chain_push(&stream.incoming, message)
     stream.method.service.message(stream)
@@ -261,7 +261,7 @@ cdef void stream_drop_message(Stream *stream) noexcept nogil:
         nghttp2_session_consume_stream(stream.conn.session, stream.id, stream.withheld)
         stream.withheld = 0
         mark_dirty(stream.conn)
-        if stream.receiver.state == RECEIVING_MESSAGE:  # the time in which the peer was not let send is not its own
+        if stream.receiver.state == RECEIVING_MESSAGE:  # the time in which the peer could not send does not count
             host_look(stream.conn.host)
             stream.receiver.begun_ns = stream.conn.host.now_ns
             stream_watch(stream)
@@ -274,12 +274,12 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil:
         return
     if not whole:
         stream_fail(stream, STATUS_INTERNAL, "the request ends in the middle of a message")
-    elif not stream_inflates(stream):  # else inflate_rest tells
+    elif not stream_inflates(stream):  # else inflate_rest calls it
         stream.method.service.half_closed(stream)
 
 
 cdef bint fits(Stream *stream) noexcept nogil:
-    # False: nobody else may hold anything, and still there is no room for the message that is announced
+    # False: the announced message exceeds a limit by itself, and the call is refused
     cdef const Host *host = stream.conn.host
     cdef const Client *client = stream.conn.client
     cdef size_t size = stream.receiver.size
@@ -313,7 +313,7 @@ cdef void inflate_next(Stream *stream) noexcept nogil:
 
 
 cdef void inflate_rest(Stream *stream) noexcept nogil:
-    # Go on with what waits, as far as somebody takes it: inflated messages are bounded like others.
+    # Inflate the messages that wait, as long as the handler takes them: inflated messages are bounded like others.
     cdef Incoming *message
     cdef Result result
     while stream.compressed.first != NULL and stream.inflating == NULL and not stream_ended(stream) and (
@@ -333,7 +333,7 @@ cdef void inflated_later(Stream *stream, Incoming *message, Result result) noexc
 
 
 cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept nogil:
-    # `message.charge` is still for what had come
+    # `message.charge` is still that of the compressed message
     stream.queued -= message.charge.bytes
     if result != RESULT_OK or stream_ended(stream):
         incoming_free(message)

@@ -1,12 +1,12 @@
 # The ledger: the memory that peers make the server hold. A charge moves with its message and is released once.
 #
-# A charge is of memory, not of payload: the room for a message and, for each message and each call, what the structures
-# around it take, so that nothing is free, not even an empty message. An announced message costs nothing. From its first
-# byte on it has a charge, which moves with the message through the stages below, and each response has a charge of its
-# own, until its bytes are written: framed output that the socket does not take is charged to its connection. What keeps
-# more memory alive than its own bytes is charged for that, or copied (outgoing.pyx). A charge belongs to an account: a
-# connection's, which is within its client's, which is within the server's. At every moment the bytes of an account are
-# the sum of the charges within it. An account outlives the accounts within it.
+# A charge counts memory, not payload: the room for a message, and the structures around each message and each call. So
+# nothing is free, not even an empty message. An announced message costs nothing. From its first byte on it has a
+# charge, which moves with it through the stages below. Each response has a charge of its own until its bytes are
+# written; framed output that the socket does not take is charged to its connection. A message that keeps more memory
+# alive than its own bytes is charged for that memory, or copied (outgoing.pyx). A charge belongs to the account of a
+# connection, which is within its client's account, which is within the server's. At every moment the bytes of an
+# account are the sum of the charges within it. An account outlives the accounts within it.
 #
 # Used on the event loop only.
 

@@ -11,5 +11,5 @@ cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inf
 # Compress the message as set by `stream_compress`; the same with `deflated` and sender.deflating.
 cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil
 # Abandon the job of a stream (stream.inflating or sender.deflating), if there is one. Its charge is released now. The
-# result is dropped when the worker returns it, without a callback.
+# result is discarded when the worker returns it, without a callback.
 cdef void compression_abandon(Job **job) noexcept nogil

@@ -34,10 +34,10 @@ from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
 from _native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
 
 cdef enum:
-    COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
+    COMPRESS_HERE = 8 << 10          # bytes up to which a response is compressed at once, on the calling thread
     INFLATE_HERE = 16 << 10          # the same for received messages
-    INFLATED_HERE = 64 << 10         # and for what becomes of them
-    BEGINNING = 16 << 10             # bytes that the beginning of a job costs as much as
+    INFLATED_HERE = 64 << 10         # and for their inflated size
+    BEGINNING = 16 << 10             # the cost of beginning a job, in bytes
 
 cdef struct Task:
     Job job
@@ -68,12 +68,12 @@ ctypedef void (*done_fn)(Job *job) noexcept nogil
 
 
 cdef inline uint64_t client_of(const Stream *stream) noexcept nogil:
-    # whose turns it takes; connections without a client are each for itself
+    # whose turns the job takes; a connection without a client counts as a client
     return <uintptr_t>stream.conn.client if stream.conn.client != NULL else <uintptr_t>stream.conn
 
 
 cdef void *task_new(Stream *stream, size_t size, run_fn run, done_fn done) noexcept nogil:
-    # a structure that begins with a Task, zero but for it; NULL: no memory
+    # a zeroed structure that begins with a Task, which is set; NULL: no memory
     cdef Task *task = <Task *>calloc(1, size)
     if task != NULL:
         task.job.run = run
@@ -83,8 +83,8 @@ cdef void *task_new(Stream *stream, size_t size, run_fn run, done_fn done) noexc
 
 
 cdef void compression_abandon(Job **job) noexcept nogil:
-    # What no worker has begun is let go of at once, so that only as many messages of calls that are over are held as
-    # there are workers, who are told; they are nobody's but the server's.
+    # A job that no worker has begun ends at once; a running one is cancelled. So at most one message for each worker
+    # is held for calls that are over; these messages are charged to the server only.
     cdef Task *task = <Task *>job[0]
     cdef ThreadPool *thread_pool
     if task == NULL:
@@ -177,7 +177,7 @@ cdef void inflation_done(Job *job) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers
+# Responses
 
 cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil:
     if plain.left > COMPRESS_HERE and stream.conn.host.thread_pool != NULL and begin_deflation(stream, plain, then):

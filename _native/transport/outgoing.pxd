@@ -32,7 +32,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil
 cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, size_t size) noexcept nogil
 cdef void outgoing_free(Outgoing *message) noexcept nogil
 # The message has to wait. It is charged from now on for all memory that it keeps alive: the whole blocks of its
-# segments. A segment that is a small part of its block is copied, which lets the block go.
+# segments. A segment that is a small part of its block is copied, so that the block can be freed.
 cdef void outgoing_keep(Outgoing *message) noexcept nogil
 cdef enum:
     PREFIX = 5               # bytes in front of each gRPC message
@@ -57,10 +57,10 @@ cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept
 cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcept nogil
 # Write to a non-blocking socket. False: it accepts no more now, or is broken; the rest stays in the output.
 cdef bint output_write(Output *output, int fd) noexcept nogil
-# The output has to wait: the bytes of all memory that its pieces keep alive. As for messages, a piece that is a small
-# part of its block is copied.
+# The output has to wait. Returns the bytes of memory that its pieces keep alive. As for messages, a piece that is a
+# small part of its block is copied first.
 cdef size_t output_keep(Output *output) noexcept nogil
-# The first so many bytes, or fewer if there are no more, copied out.
+# Take the first `size` bytes, or all if there are fewer, as a copy.
 cdef bytes output_part(Output *output, size_t size)
 # All pieces as objects with the buffer protocol; the output is empty afterwards.
 cdef list output_take(Output *output)

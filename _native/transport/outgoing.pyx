@@ -12,8 +12,8 @@ cdef enum:
     SCRATCH = 16384          # bytes collected before a new piece begins
     REFERENCE_FROM = 4096    # from this size on, bytes are referenced: a reference costs about as much as copying 4 KiB
     AT_ONCE = 256            # pieces that are written together
-    KEPT_FOR_BYTE = 2        # memory that a byte which has to wait may keep alive
-    KEPT_BESIDE = 1 << 20    # and what a connection's output may, beside that, so that a short stall copies nothing
+    KEPT_FOR_BYTE = 2        # bytes of memory that each waiting byte may keep alive
+    KEPT_BESIDE = 1 << 20    # and bytes in addition for a connection's output, so that a short stall copies nothing
 
 cdef extern from "sys/uio.h" nogil:
     struct iovec:
@@ -91,7 +91,7 @@ cdef void outgoing_keep(Outgoing *message) noexcept nogil:
             continue
         if keeps_much(segment):
             segment_own(segment)  # without memory for a copy it keeps the block, and is charged for it
-        # what its size class leaves unused of a block was not touched
+        # the rest of a block that is nearly full is slack of its size class: untouched, so not charged
         kept += segment.block.size if segment.block.size // 4 * 3 > segment.size else segment.size
     if message.charge.account != NULL:
         charge_resize(&message.charge, max(kept, message.left) + MESSAGE_MEMORY)
@@ -175,7 +175,7 @@ cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcep
 
 
 cdef void drop_written(Output *output, size_t size) noexcept nogil:
-    # the first so many bytes are gone
+    # the first `size` bytes have left
     cdef uint32_t gone = 0
     cdef Segment *piece
     output.size -= size
@@ -221,7 +221,8 @@ cdef inline bint is_small(const Segment *piece) noexcept nogil:
 
 
 cdef uint32_t measure_run(const Output *output, uint32_t at, size_t *size) noexcept nogil:
-    # how many pieces there are from here on of one large block, with the small ones between them; their bytes of it
+    # The number of pieces, from `at` on, that belong to one large block, with the small pieces between them. `size`
+    # gets the bytes of that block.
     cdef const Block *block = output.pieces[at].block
     cdef uint32_t end = at
     size[0] = 0

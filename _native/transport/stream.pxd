@@ -28,7 +28,7 @@ from _native.transport.workers cimport Job, ThreadPool
 #                              the client's half-close         RECEIVED_ALL: the call has failed
 #   RECEIVED_ALL               nothing
 #
-#   answer                     what is said                    next
+#   response                   what the service sends          next
 #   ANSWER_NONE                initial metadata or a message   ANSWER_OPEN
 #                              the status, no message          ANSWER_LAST: headers and trailers are one frame
 #                              the status, messages that are   ANSWER_READY
@@ -36,8 +36,8 @@ from _native.transport.workers cimport Job, ThreadPool
 #   ANSWER_OPEN                a message                       ANSWER_OPEN
 #                              the status                      ANSWER_LAST
 #   ANSWER_READY               a message is compressed         ANSWER_LAST
-#   ANSWER_LAST                nothing; what is queued leaves
-#   any but ANSWER_CUT         the call is broken off          ANSWER_CUT: what is queued is dropped
+#   ANSWER_LAST                nothing; queued messages leave
+#   any but ANSWER_CUT         the call is reset               ANSWER_CUT: queued messages are discarded
 
 cdef enum Receiving:
     RECEIVING_HEADERS        # the header block is not complete
@@ -53,8 +53,8 @@ cdef enum Answer:
     ANSWER_LAST              # the headers are submitted, and the status is final
     ANSWER_CUT               # RST_STREAM is submitted
 
-# How the calls of a method are served: a table for each kind of service. The loop calls all functions while bytes are
-# received or collected; it also calls `closed` where the transport ends a call.
+# The functions that serve the calls of a method: one table for each kind of service. The loop calls them while it
+# receives or collects bytes, and `closed` also when the transport ends a call.
 cdef struct Service:
     bint single              # a call has one request message
     int64_t reset_cost       # the cost of a reset by the peer, in frames; see budget.pxd
@@ -62,14 +62,14 @@ cdef struct Service:
     bint (*wants)(Stream *stream, const uint8_t *name, size_t size) noexcept nogil
     # The request headers are complete. May end the call, or set stream.call.
     void (*begin)(Stream *stream) noexcept nogil
-    # The block for a large message of `size` bytes that begins with these; NULL: ordinary memory. May end the call.
+    # The block for a large message of `size` bytes that begins with `head`; NULL: ordinary memory. May end the call.
     Block *(*place)(Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
     void (*message)(Stream *stream) noexcept nogil       # one more message is in stream.incoming
-    void (*half_closed)(Stream *stream) noexcept nogil   # there will be no more messages
+    void (*half_closed)(Stream *stream) noexcept nogil   # the client sends no more messages
     void (*writable)(Stream *stream) noexcept nogil      # less than WRITABLE_BELOW is unsent again
     # The client's deadline has passed; NULL: the handler of the call checks it. Only while stream.call is set.
     void (*late)(Stream *stream) noexcept nogil
-    # The answer is not wanted any more; the stream is or will be closed. Only while stream.call is set; clears it.
+    # The response is no longer wanted, and the stream is or will be closed. Only while stream.call is set; clears it.
     void (*closed)(Stream *stream, uint32_t error_code) noexcept nogil
 
 cdef enum:
@@ -128,24 +128,24 @@ cdef struct Receiver:
     Block *block             # NULL before the first byte of a message
     uint8_t *data
     size_t size              # as announced
-    size_t room              # bytes at `data`: the announced size, or less while little has come
+    size_t room              # bytes at `data`: the announced size, or less while few bytes have come
     size_t received
     Charge charge            # for `room`
-    int64_t begun_ns         # begin of the request of a call with one request message, else of the message
+    int64_t begun_ns         # when the request of a call with one request message began, else when this message did
     uint32_t messages        # that are completely received
 
 cdef struct Sender:
-    # the answer
+    # the response
     Answer state
     uint8_t accepted         # encodings that the client accepts, as bits 1 << ENCODING_*
     Encoding encoding        # ENCODING_IDENTITY: messages are not compressed
     int level                # zlib's
     Chain uncompressed       # Outgoing that wait until the one before is compressed
     Job *deflating           # on the thread pool
-    size_t plain             # bytes in all of these
+    size_t plain             # bytes of the messages that are being compressed or wait for that
     Chain outgoing           # Outgoing, to be framed
     size_t unsent            # bytes in them
-    int64_t waits_ns         # since when the first of them waits for the peer; 0: it was not offered to the peer yet
+    int64_t waits_ns         # since when the first of them waits for the peer; 0: it was not yet offered to the peer
     bint deferred            # nghttp2 asked for data, and there was none
     bint shut                # the stream's own flow control window is used up
     int status
@@ -158,10 +158,10 @@ cdef struct Stream:
     Conn *conn
     int32_t id
     Method *method           # NULL until the path is known
-    int64_t arrived_ns       # the time of its first header
+    int64_t arrived_ns       # when its first header came
     TraceContext context     # from its `traceparent`, if Host.traced
     nghttp2_rcbuf *baggage   # contains the baggage in `context`
-    void *call               # the service's; NULL: there is none, or the service has finished with the stream
+    void *call               # the service's object for it; NULL: none, or the service has finished with the stream
 
     # the head
     uint32_t seen            # bits of HEADER_*
@@ -173,8 +173,8 @@ cdef struct Stream:
     uint32_t field_capacity
     char *path               # of a call that is not native
     bint single              # the call has one request message
-    uint64_t caller          # of a native call, from the interceptor; 0: unknown
-    uint8_t *forwarded       # from malloc: the headers for its request, encoded by the forwarding
+    uint64_t caller          # of a native call, set by the interceptor; 0: unknown
+    uint8_t *forwarded       # from malloc: the headers that its request gets, encoded by the forwarding
     size_t forwarded_size
 
     Receiver receiver
@@ -185,7 +185,7 @@ cdef struct Stream:
     Job *inflating           # on the thread pool
     size_t queued            # bytes of complete messages that no handler has taken
     size_t withheld          # flow control credit that is withheld because of them
-    Charge executed          # for requests that are taken and not answered
+    Charge executed          # for requests that the handler has taken and not answered
 
     Sender sender
     Timer timer              # for everything that may take too long, see expiry.pxd
@@ -216,31 +216,31 @@ cdef struct Conn:
     Conn *next
     Output output
     size_t output_limit      # of the `take_output` call that is running
-    Charge framed            # for output that the socket does not take; made when it has to wait
+    Charge framed            # for framed output that the socket does not take
     Timer timer              # while it waits, see conn_waits in expiry.pxd
     int64_t waits_ns         # since when; 0: it does not
-    uint64_t waits_from      # what had been taken of all output by then,
-    uint64_t waits_until     # and what is to be taken for it to have been progress
-    uint64_t taken           # so much has been, as far as is known
+    uint64_t waits_from      # bytes of output that had been taken by then
+    uint64_t waits_until     # bytes of output that must be taken to count as progress
+    uint64_t taken           # bytes of output that have been taken, as far as is known
     size_t unsent            # bytes of all streams' responses that are not framed yet
-    size_t shut              # of these: bytes behind the windows of single streams, which hold up nobody else
-    bint narrow              # the peer opens streams with a window of nothing
+    size_t shut              # of these, bytes held back by the windows of their own streams: they delay no other stream
+    bint narrow              # the peer opens streams with a window of 0 bytes
     int32_t stream_window    # of the stream whose frame is being made
-    bint answered            # some of them have come since the peer was last offered output
+    bint answered            # responses were added since the peer was last offered output
     Streams open             # the latest first
     uint32_t streams         # their number
     Stream *latest           # the stream of the last callback of nghttp2; NULL: it is closed
-    size_t received          # bytes of DATA for which the peer has not got connection credit back
+    size_t received          # bytes of DATA for which the peer has not yet got connection credit back
     KnownField known[KNOWN_FIELDS]  # the first headers of calls
     Chain parked             # Stream, unary calls that wait until the peer reads
     void *owner              # passed to the callback of mark_dirty
     int64_t user             # of the process at the other end of a unix socket; -1: unknown
     uint64_t identity        # of the client, by certificate or user; 0: unknown
-    double debt              # of a connection without a client; for eviction
+    double debt              # of a connection without a client; eviction computes it
     Conn *next_dirty
     bint dirty               # in the host's list
     ConnState state          # how far the end of the connection has come
-    bint stalled             # the peer has not taken output for too long: the socket is closed without it
+    bint stalled             # the peer took no output for too long: the socket is closed, and the output discarded
     bint http1               # the peer speaks HTTP/1: the last output is an HTTP/1 response
     bint greeted             # the preface and the peer's first SETTINGS have come
     int64_t received_ns      # when the peer last sent anything
@@ -248,10 +248,10 @@ cdef struct Conn:
     size_t frame_size        # its size if it is DATA without padding, else 0
     size_t frame_left        # bytes of it that have not come
     uint64_t answer_frames   # HEADERS and DATA framed so far
-    Budget budget            # for frames that bring no call forward
+    Budget budget            # for frames that advance no call
     int32_t last_stream      # the latest that the peer has opened
     int32_t over[REMEMBERED]  # the latest that the peer has ended or reset
-    uint32_t over_count      # the number of entries ever written to `over`, in turn
+    uint32_t over_count      # entries written to `over` so far; `over` is a ring
     bint told                # the peer has read the GOAWAY of conn_announce_shutdown
 
 cdef enum:
@@ -270,7 +270,7 @@ cdef struct Interceptor:
     void *context
 
 cdef struct Forwarding:
-    # the headers that native calls forward to their requests; all NULL: none
+    # passes headers of native calls on to their requests; all NULL: none
     bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `attach`
     bint (*attach)(void *context, Stream *stream) noexcept nogil  # sets stream.forwarded; False: it has ended the call
     void *context
@@ -281,7 +281,7 @@ cdef struct Host:
     uint32_t native_count
     Method other             # every other path
     void (*pinged)(Conn *conn) noexcept nogil            # the peer has sent a PING, which is answered
-    void (*refused)(Conn *conn, const char *text) noexcept nogil  # an HTTP/2 violation ended a call or all
+    void (*refused)(Conn *conn, const char *text) noexcept nogil  # an HTTP/2 violation has ended one call, or all
     Interceptor interceptor
     Forwarding forwarding
     Account account          # the bytes that all connections make the server hold
@@ -289,7 +289,7 @@ cdef struct Host:
     size_t max_message       # bytes of a request message; 0: unlimited
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, for responses of native methods; 0: no compression
-    ThreadPool *thread_pool  # inflates and compresses large messages; NULL: done at once
+    ThreadPool *thread_pool  # inflates and compresses large messages; NULL: the loop does that
     bint traced              # Stream.context is needed
     uint32_t max_streams
     uint64_t direct          # bytes of request messages that were read directly, see direct_read.pyx
@@ -299,26 +299,26 @@ cdef struct Host:
     Conns connections        # all, the latest first
     uint32_t connection_count
     size_t peak              # maximum of host_kept since memory was last returned
-    Timer quiet              # set while clients make the server hold much less
+    Timer quiet              # set while clients make the server hold much less than `peak`
     uint64_t resets          # calls that either side reset
     bint others_ran          # connections other than the current one have output: flush the dirty ones
-    int64_t spare_frames     # frames that bring no call forward: limit for each connection and second
+    int64_t spare_frames     # limit of frames that advance no call, for each connection and second
     int64_t now_ns           # the host's time at the last `host_look`
     int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
     void *clock_context
     Conn *first_dirty        # connections with output that was not collected yet
-    # Called after each read that may have brought native calls, `another` if not from the connection of the one before.
-    # Returns True to put the wake-ups of these calls off until `end_round`, together with those of more connections.
+    # Called after each read that may have brought native calls; `another`: the read before was of another connection.
+    # Returns True to put off the wake-ups for these calls until `end_round`, together with those of more connections.
     # NULL: native calls wake nobody.
     bint (*after_read)(void *context, int64_t now_ns, bint another) noexcept nogil
-    # Wakes what was put off. The endpoint calls it after each round.
+    # Does the wake-ups that were put off. The endpoint calls it after each round.
     void (*end_round)(void *context) noexcept nogil
     void *round_context
-    bint rounds              # somebody sees to it that a round ends soon after `others_ran` (Endpoint.on_dirty)
-    bint waits               # for `end_round`
-    const Conn *reader       # the last connection that was read, which may be gone
+    bint rounds              # the owner ends a round soon after `others_ran` (Endpoint.on_dirty)
+    bint waits               # wake-ups are put off until `end_round`
+    const Conn *reader       # the last connection that was read; it may be gone
 
-# Read the clock: before conn_open, conn_receive and any other event.
+# Read the clock. Call this before conn_open, conn_receive and any other event.
 cdef inline void host_look(Host *host) noexcept nogil:
     host.now_ns = now_ns() if host.clock == NULL else host.clock(host.clock_context)
 
@@ -326,32 +326,32 @@ cdef inline void host_look(Host *host) noexcept nogil:
 
 # A new stream of the connection; NULL when there is no memory.
 cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil
-# The stream is closed, with or without an answer: tell the service, and free the stream.
+# The stream is closed, with or without a response: tell the service, and free the stream.
 cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil
 # Free the request's headers.
 cdef void stream_drop_fields(Stream *stream) noexcept nogil
 # Free the received part of the request. The call has ended.
 cdef void stream_drop_request(Stream *stream) noexcept nogil
-# Tell the service that the call is not to be served any more.
+# Tell the service to stop serving the call.
 cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil
 
-# --- answers
+# --- responses
 
 # Answer a unary call with one message (taken over) and status OK.
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil
 # End a call with an error; the text is plain UTF-8.
 cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil
-# The same, with this HTTP status instead of 200 if the error is the whole answer.
+# The same, with this HTTP status instead of 200 if the error is the whole response.
 cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil
-# The same in steps: initial metadata, messages (taken over), final status with trailing metadata (from malloc, taken
+# A response in steps: initial metadata, messages (taken over), final status with trailing metadata (from malloc, taken
 # over; names and values may be in the same allocation).
 cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil
 cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil
 cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers, size_t count) noexcept nogil
-# To be called before the first of these: compress responses with zlib's `level` (0: do not), in `encoding` if the
-# client accepts it; ENCODING_UNKNOWN leaves the choice open.
+# Compress responses with zlib's `level` (0: do not), in `encoding` if the client accepts it; ENCODING_UNKNOWN leaves
+# the choice open. Call this before the first step.
 cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil
-# Reset the call (RST_STREAM with this code); waiting responses are dropped.
+# Reset the call (RST_STREAM with this code); waiting responses are discarded.
 cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil
 # nghttp2's send_data callback, for the frames of responses.
 cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t length,
@@ -419,14 +419,14 @@ cdef inline void mark_dirty(Conn *conn) noexcept nogil:
 
 
 cdef inline void end_round(Host *host) noexcept nogil:
-    # native calls have been made in this round
+    # do the wake-ups of the native calls of this round
     host.waits = False
     if host.end_round != NULL:
         host.end_round(host.round_context)
 
 
 cdef inline void end_read(const Conn *conn) noexcept nogil:
-    # the same, if other connections may be read before the round ends
+    # the same, or leave it until other connections have been read
     cdef Host *host = conn.host
     cdef bint another = host.reader != conn
     host.reader = conn

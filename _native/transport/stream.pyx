@@ -1,7 +1,7 @@
 """Calls: their life, and the framing of their responses on libnghttp2.
 
-Responses are framed only while the socket takes output. Messages of a response that are to be compressed keep their
-order: those behind one that is being compressed wait.
+Responses are framed only while the socket takes output. The messages of a response keep their order: a message that is
+being compressed holds up those behind it.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
@@ -29,7 +29,7 @@ from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
 
 cdef enum:
-    COMPRESS_FROM = 1 << 10          # bytes of an answer below which compressing does not pay
+    COMPRESS_FROM = 1 << 10          # bytes of a response below which compressing does not pay
     FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
 
 cdef extern from *:
@@ -118,7 +118,7 @@ cdef void stream_drop_request(Stream *stream) noexcept nogil:
 
 
 cdef inline void drop_answer(Stream *stream) noexcept nogil:
-    # what is not framed yet
+    # discard the messages that are not framed yet
     if stream.sender.deflating != NULL:
         compression_abandon(&stream.sender.deflating)
     drop_outgoing(&stream.sender.uncompressed)
@@ -158,10 +158,10 @@ cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers
+# Responses
 
 cdef inline void check(Stream *stream, int result) noexcept nogil:
-    # of what nghttp2 was asked to send: there may be no memory for it
+    # `result` of a function of nghttp2 that submits something: it fails when there is no memory
     if result != 0:
         stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
 
@@ -272,7 +272,7 @@ cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
 
 
 cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
-    # final status; without any answer before it, headers and trailers are one frame ("Trailers-Only")
+    # final status; if it is the whole response, headers and trailers are one frame ("Trailers-Only")
     if stream_ended(stream):
         return
     decide(stream, status)
@@ -295,7 +295,7 @@ cdef inline void set_nv(nghttp2_nv *nv, const char *name, const char *value) noe
 
 
 cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogil:
-    # `http_status` is given when the trailers are the whole answer
+    # `http_status` is given when the trailers are the whole response
     cdef nghttp2_nv few[FIXED_TRAILERS]
     cdef nghttp2_nv *nv = few
     cdef size_t count = 0
@@ -327,7 +327,7 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
         free(nv)
 
 
-# --- nghttp2 asks for answer bytes
+# --- nghttp2 asks for bytes of a response
 
 cdef ssize_t read_answer(nghttp2_session *session, int32_t stream_id, uint8_t *buffer, size_t length,
                          uint32_t *flags, nghttp2_data_source *source, void *user_data) noexcept nogil:
@@ -382,7 +382,7 @@ cdef inline void tell_writable(Stream *stream, size_t before) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Compression of answers
+# Compression of responses
 
 cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil:
     stream.sender.level = level
@@ -403,7 +403,7 @@ cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
 
 
 cdef void compress_next(Stream *stream) noexcept nogil:
-    # one message at a time, so that their order stays
+    # one message at a time, to keep their order
     cdef Outgoing *message
     cdef Outgoing *deflated
     while stream.sender.uncompressed.first != NULL and stream.sender.deflating == NULL:
@@ -420,7 +420,7 @@ cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *deflated) 
 
 
 cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:
-    # the oldest waiting message is to be sent, as it is or compressed
+    # send the oldest waiting message, plain or compressed
     cdef size_t before = stream_unsent(stream)
     stream.sender.plain -= plain.left
     stream.conn.unsent -= plain.left

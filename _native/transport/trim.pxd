@@ -3,7 +3,7 @@
 from _native.transport.stream cimport Host
 
 cdef enum:
-    PEAK_FROM = 16 << 20         # smaller peaks are not worth it
+    PEAK_FROM = 16 << 20         # smaller peaks are not worth a trim
     IDLE_CONNECTION = 16 << 10   # approximate bytes of a connection
 
 cdef void host_note_peak(Host *host) noexcept nogil
@@ -14,6 +14,6 @@ cdef inline size_t host_kept(const Host *host) noexcept nogil:
 
 
 cdef inline void host_note(Host *host) noexcept nogil:
-    # to be called when `host_kept` has changed, or after a while
+    # call this when `host_kept` has changed, or after a while
     if host.peak >= PEAK_FROM or host_kept(host) > host.peak:
         host_note_peak(host)

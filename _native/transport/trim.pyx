@@ -21,10 +21,10 @@ cdef extern from *:
     void malloc_trim "inferd_malloc_trim"() nogil
 
 cdef enum:
-    REST = 4                     # a peak is over when there is no more than one part in so many of it
+    REST = 4                     # a peak is over when at most this part of it, 1 / REST, is left
 
-cdef int64_t QUIET_NS = 3000000000  # for so long
-cdef uint64_t OWN = 0  # no client's: its turn is among theirs
+cdef int64_t QUIET_NS = 3000000000  # for this long
+cdef uint64_t OWN = 0  # the server's own job takes turns as if of one more client
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ cdef void host_note_peak(Host *host) noexcept nogil:
     elif host.quiet.slot == 0:
         host.quiet.fire = peak_is_over
         host.quiet.owner = host
-        timers_set(host.timers, &host.quiet, host.now_ns + QUIET_NS)  # if it cannot be, there will be a next time
+        timers_set(host.timers, &host.quiet, host.now_ns + QUIET_NS)  # if this fails, the next call tries again
 
 
 cdef void peak_is_over(Timer *timer, int64_t now) noexcept nogil:

@@ -1,8 +1,8 @@
 """Native calls: checked when their headers are complete, run when their message is.
 
 A complete call runs at once, unless so many responses wait on its own connection that the call is parked until the peer
-has read some of them. Responses that the windows of their own streams hold back do not count: one user of a connection
-that many share, a proxy's, must not stop the others by not reading.
+has read some of them. Responses that the windows of their own streams hold back do not count: many users may share the
+connection of a proxy, and one of them that does not read must not stop the others.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -29,7 +29,7 @@ from _native.transport.stream cimport (
 )
 
 cdef enum:
-    UNSENT_LIMIT = 4 << 20   # bytes of answers that wait for a connection, while which its further calls are parked
+    UNSENT_LIMIT = 4 << 20   # unsent bytes of responses above which a connection's further calls are parked
 
 
 cdef bint call_wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
@@ -103,14 +103,14 @@ cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noe
         data[0] = block.data + (message.data - message.block.data if block == message.block else 0)
         if block != message.block:
             block_give(message.block)
-    message.block = NULL  # it goes to who answers; a call with one message keeps its charge
+    message.block = NULL  # the caller has the block now; a call with one message keeps its charge
     stream_drop_message(stream)
     return block
 
 
 cdef Block *with_forwarded(const Stream *stream, const Incoming *message) noexcept nogil:
-    # A block in which the forwarded headers follow the message; there is room for them but when it was inflated. A new
-    # block begins with the message. NULL: no memory.
+    # A block in which the forwarded headers follow the message. The message's own has room for them, unless the message
+    # was inflated: then a new block, which begins with the message. NULL: no memory.
     cdef Block *block = message.block
     cdef uint8_t *end = <uint8_t *>message.data + message.size
     if message.compressed:

@@ -1,7 +1,7 @@
-# The thread pool: work that would block the event loop too long, and its way back to the loop.
+# The thread pool: work that would block the event loop too long, and the way of its results back to the loop.
 #
-# A thread does a slice of a job, charges the client for it (`_native.shares`), and looks whose turn is next. So one
-# client's large messages, or many, keep no other from having its small one done.
+# A thread does a slice of a job, charges the client for it (`_native.shares`), and takes a job of the client whose turn
+# is next. So a client with large messages, or with many, does not delay another client's small one.
 
 from libc.stdint cimport int32_t, uint64_t
 
@@ -13,8 +13,8 @@ cdef struct Job:
     # One piece of work; the first member of the structure that describes it.
     Waiting waiting          # until it is finished, or withdrawn
     bint waits               # no thread works at it
-    # On a thread of the pool, without the GIL: work for about a millisecond. The bytes that this took; `whole` is set
-    # when there is no more to do.
+    # Called on a thread of the pool, without the GIL: work for about a millisecond. Returns the bytes that this took;
+    # sets `whole` when there is no more to do.
     uint64_t (*run)(Job *job) noexcept nogil
     bint whole
     void (*done)(Job *job) noexcept nogil    # afterwards, on the loop; frees the job
@@ -24,7 +24,7 @@ cdef struct Job:
 cdef struct ThreadPool:
     Mutex guard              # protects the rest, and Job.waits
     Condition work
-    Shares shares            # of the clients whose jobs are to do
+    Shares shares            # of the clients that have jobs
     Job *finished            # the latest first
     bint closing
     int event_fd             # readable when jobs are finished

@@ -84,7 +84,7 @@ cdef void give_back(ThreadPool *thread_pool, Job *job, uint64_t cost) noexcept n
         alone = finish(thread_pool, job)
     else:
         shares_put_back(&thread_pool.shares, &job.waiting)
-        job.waits = True  # this thread looks for work again, so nobody need be woken
+        job.waits = True  # this thread takes work again itself, so no other need be woken
     unlock(&thread_pool.guard)
     if alone:
         write(thread_pool.event_fd, &one, sizeof(one))
@@ -122,7 +122,7 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
 cdef class Workers:
     """Threads for the jobs of one event loop.
 
-    Whoever submits jobs registers `event_fd` as a reader of the loop and drains it.
+    The owner registers `event_fd` as a reader of the loop and drains the pool.
 
     Args:
         threads: how many; they run from `start` to `close`.
@@ -147,7 +147,7 @@ cdef class Workers:
         mutex_destroy(&self.thread_pool.guard)
 
     def start(self) -> None:
-        """Begin to work, if that has not been said before."""
+        """Start the threads, unless they have been started."""
         for thread in self.threads:
             if thread.ident is None:
                 thread.start()
@@ -166,7 +166,7 @@ cdef class Workers:
             job = take(&self.thread_pool)
 
     def close(self) -> None:
-        """End the threads. What they have not done is not done, but `done` is called for each job."""
+        """End the threads. Waiting jobs are not run, but `done` is called for each job."""
         cdef Job *job
         with nogil:
             lock(&self.thread_pool.guard)
