@@ -1,1 +1,1 @@
-"""Where it comes together: ModelInfer, who may ask, submission, the table of models, the bytes of answers."""
+"""ModelInfer: access, submission, the table of models, the encoding of responses."""

@@ -51,7 +51,7 @@ cdef struct AccessPolicy:
 cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
                               uint64_t *caller) noexcept nogil
 # Whether a caller that was admitted before may send this message now. Group and model (empty: none) are both checked
-# by the line that is in force at this moment, never by two different ones.
+# by the line of the token file that is in force at this moment, never by two different lines.
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
 # The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
 cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil

@@ -4,7 +4,7 @@ There are two kinds of rules; both may be set. A *restriction* is Triton's: call
 a value. A *token* identifies a caller, who has RPC groups and models. A call must pass all rules that concern it.
 
 Values of headers are compared in constant time; tokens are found by a keyed hash (`_native.service.tokens`). No text of
-an error contains one.
+an error contains either.
 
 `_native.service.authorizer` applies the rules. It checks a call when its headers are complete, before a message is
 received, and keeps the caller's id only. Each message is checked again when it has come: by group and by model, both by

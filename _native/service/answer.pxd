@@ -8,14 +8,14 @@ from _native.request.request cimport Response
 from _native.transport.outgoing cimport Outgoing
 
 # The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
-# `streamed`: of a ModelStreamInferResponse with it, and a parameter that says whether it is the final one.
+# `streamed`: as a ModelStreamInferResponse, with a parameter that says whether the response is the final one.
 cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept nogil
 # The framed ModelStreamInferResponse with error_message, and the request's id in infer_response; NULL: no memory.
 cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil
-# The same as an unframed message: its size, and writing it; size 0: no memory.
+# An unframed ModelInferResponse in two steps: its size (0: no memory), and writing it.
 cdef size_t answer_size(const Response *response) noexcept nogil
 cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil
-# The same as an unframed message; raises MemoryError.
+# An unframed ModelInferResponse; raises MemoryError.
 cdef bytes answer_bytes(const Response *response)
 # ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
 cdef bytes answer_streamed(const Response *response)

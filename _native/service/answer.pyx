@@ -22,7 +22,7 @@ from _native.request.request cimport OutputData, Request, Response
 from _native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
 
 cdef enum:
-    COPY_BELOW = 8192        # answers smaller than this are written as one piece
+    COPY_BELOW = 8192        # responses smaller than this are written as one piece
     REFERENCE_FROM = 4096    # outputs from this size on are sent by reference
     FEW_OUTPUTS = 16
     FEW_PARAMETERS = 8
@@ -63,7 +63,7 @@ cdef inline void answer_done(Answer *answer) noexcept nogil:
 
 
 cdef bint answer_measure(Answer *answer, const Response *response, bint streamed) noexcept nogil:
-    # `streamed`: with the parameter that tells the last response of a stream
+    # `streamed`: with the parameter that marks the last response of a stream
     cdef const Request *request = response.request
     cdef const OutputData *out
     cdef ResponseOutput *described

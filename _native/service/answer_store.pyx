@@ -27,34 +27,34 @@ import math
 
 
 cdef class Lookup:
-    """A key that the store has been asked for. It says once what came of it: `found` or `missing`."""
+    """The lookup of one key in the store, which ends it once, by `found` or `missing`."""
 
     def __init__(self):
         raise TypeError("Lookup cannot be created from Python")
 
     @property
     def pending(self) -> bool:
-        """Whether somebody waits to hear what was found."""
+        """Whether a request waits for the result."""
         return self.memo != NULL and self.memo.asking
 
     def parts(self) -> tuple[list, list, list]:
-        """What makes a difference to the answer, in an order that does not depend on the client.
+        """The parts of the key, in an order that does not depend on the client.
 
-        Inputs as (name, datatype, shape, bytes), outputs that are asked for as (name, number of classes or 0), and
+        Inputs as (name, datatype, shape, bytes), requested outputs as (name, number of classes or 0), and
         parameters as (name, kind, value).
         """
         check(self)
         return key_parts(self.memo.work)
 
     def found(self, list outputs not None, list parameters not None) -> None:
-        """Answer all who wait.
+        """Answer all requests that wait.
 
         Args:
-            outputs: (name, datatype, shape, bytes) of each that the model has given.
+            outputs: (name, datatype, shape, bytes) of each output of the model.
             parameters: of the response: (name, field number in inference.InferParameter, value).
 
         Raises:
-            ValueError: that is no answer for the key; it is still pending.
+            ValueError: this is not a response for the key; the lookup is still pending.
         """
         cdef Memo *memo = self.memo
         cdef list places
@@ -69,7 +69,7 @@ cdef class Lookup:
         coalescer_found(memo)
 
     def missing(self) -> None:
-        """Have the model answer. Without effect when nobody waits any more."""
+        """Let the model answer. No effect when no request waits any more."""
         cdef Request *request
         if not self.pending:
             return
@@ -85,7 +85,7 @@ cdef int check(Lookup lookup) except -1:
 
 
 cdef int place_of(const Request *work, str name, str datatype, list shape, bytes data) except -1:
-    # the index of an output, if it can be an answer for the key
+    # the index of an output, if the output fits the key
     cdef bytes encoded = name.encode()
     cdef bytes type_name = datatype.encode()
     cdef Datatype parsed = datatype_parse(type_name, len(type_name))
@@ -162,23 +162,23 @@ cdef int set_parameters(Response *response, list parameters) except -1:
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef class StoreBase:
-    """What the coalescer knows of an AnswerStore."""
+    """The part of an AnswerStore that the coalescer uses."""
 
 
 class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
-    """Keeps answers somewhere. Its methods are called on the loop; they must be quick and raise nothing."""
+    """Keeps responses outside of the server. Its methods run on the loop; they must be quick and raise nothing."""
 
     @abc.abstractmethod
     def look(self, lookup: Lookup) -> bool:
-        """Begin to look the key up. False: it is not looked up, and its answer is not kept."""
+        """Begin to look the key up. False: the store does not look it up, and will not keep its response."""
 
     @abc.abstractmethod
     def keep(self, lookup: Lookup, answer: bytes) -> None:
-        """The model has given this answer to what was missing: an encoded inference.ModelInferResponse without id."""
+        """Keep the model's response to a key that was missing: an encoded inference.ModelInferResponse without id."""
 
     @abc.abstractmethod
     def forget(self, lookup: Lookup) -> None:
-        """The answer for the key has come, or nobody waits for its answer any more."""
+        """End the lookup: the response has come, or no request waits for it any more."""
 
 
 cdef bint look(void *owner, Memo *memo) noexcept nogil:
@@ -208,7 +208,7 @@ cdef void keep(void *lookup, const Response *response) noexcept nogil:
 
 
 cdef void hand_over(Lookup lookup, const Response *response) noexcept:
-    response.request.id.size = 0  # that of the first who asked
+    response.request.id.size = 0  # the id of the first request is not for others
     lookup.store.keep(lookup, answer_bytes(response))
 
 
@@ -220,7 +220,7 @@ cdef void forget(void *lookup) noexcept nogil:
 cdef void end(Lookup lookup) noexcept:
     lookup.memo = NULL
     lookup.store.forget(lookup)
-    Py_DECREF(lookup)  # it was kept for this call
+    Py_DECREF(lookup)  # the reference in Memo.lookup
 
 
 cdef void store_install(StoreBase store, Submission *submission) noexcept:

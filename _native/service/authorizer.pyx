@@ -1,6 +1,6 @@
 """The authorizer: applies the rules of access (`_native.service.access`) to the calls of both front doors.
 
-Native calls meet it as an interceptor of their endpoint or listener. For other calls the front doors call its methods.
+For native calls it is the interceptor of their endpoint or listener. For other calls the front doors call its methods.
 It notes refusals for the log.
 """
 
@@ -48,7 +48,7 @@ from _native.service.tokens import GROUPS
 TRUSTED_CALLER = <int>TRUSTED
 
 cdef enum:
-    KEPT_FIELDS = 16         # of a call; more of them are refused as ambiguous
+    KEPT_FIELDS = 16         # headers of a call that are examined; a call with more is refused as ambiguous
     MAX_NOTES = 16           # different refusals that are kept between two calls of take_notes
     MAX_NOTED = 1000         # refusals that are examined for that; more are only counted
 
@@ -183,7 +183,7 @@ cdef class Authorizer:
         free(self.access.restrictions)
 
     def set_tokens(self, TokenTable table not None) -> None:
-        """Require a token of this table from now on. Its ids are made with this authorizer's `key`."""
+        """Require a token of this table from now on. The table must have been made with this authorizer's `key`."""
         self.access.tokens = &table.tokens
         self.table = table
 

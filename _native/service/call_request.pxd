@@ -12,7 +12,7 @@ from _native.transport.stream cimport Stream
 
 cdef inline void submit_for_call(Submission *submission, Request *request, const Stream *stream, Block *block,
                                  const uint8_t *data, size_t size, int64_t timeout_ns) noexcept nogil:
-    # Submit a message of this call, see submit_call. The sink of the request is set.
+    # Submit a message of this call, see submit_call. The caller has set the request's sink.
     request.origin.user = stream.conn.user
     request.origin.identity = stream.conn.identity
     request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0

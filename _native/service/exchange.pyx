@@ -1,14 +1,14 @@
 """ModelStreamInfer on the native front door, without Python: requests in, responses out.
 
-Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
-number; they leave as they come, and a parameter says which one is the last.
+The responses of models that give one for each request leave in the order of the requests. A decoupled model gives any
+number; its responses leave as they come, and a parameter says which one is the last.
 
 At most a window of requests is open. A request is closed when its last response was passed to the transport, which
 takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
 decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when the
-transport has taken it, so a client that does not read stops the model, too. It may keep what has been answered, within
-its limits, but not the instance: when others wait for that and it does not read for some seconds, its stream ends, and
-the model is told that nobody wants its responses.
+transport has taken it, so a client that does not read stops the model, too. Such a client may hold responses, within
+its limits, but not the instance: if other requests wait for the instance and the client does not read for some seconds,
+its stream ends, and the model learns that its responses are discarded.
 
 `server.rpc.exchange` is the same for the grpcio front door.
 """
@@ -67,8 +67,8 @@ cdef enum:
     STREAM_MEMORY = 1 << 10
     REQUEST_MEMORY = 4 << 10
     RESPONSE_MEMORY = 256
-    RATE = 64 << 10          # bytes that pay for a second in which an instance was kept from others
-    PATIENCE = 3             # such seconds that a client may owe
+    RATE = 64 << 10          # sent bytes that pay for one second of debt
+    PATIENCE = 3             # seconds of debt that end a stream
 
 cdef int64_t LOOK_NS = 1000000000
 cdef const char *CLOSE_ON_ERROR = "triton_grpc_error"  # metadata: with "true" the first error ends the stream
@@ -112,9 +112,9 @@ cdef struct Exchange:
     Chain ready              # Sending, responses of decoupled models
     uint32_t open            # requests in both lists
     bint taking              # a message is being taken
-    bint closing             # the server stops: no request that comes now is taken
+    bint closing             # the server stops: no more requests are taken
     bint errors_end          # an error ends the stream
-    bint blocked             # the transport has taken a response and lets nothing follow yet
+    bint blocked             # the transport has taken a response and takes no more yet
     Block *ack               # of that response
     Timer timer              # set while requests to decoupled models are open
     size_t written           # bytes since the last look
@@ -133,7 +133,7 @@ cdef inline bint is_close_on_error(const uint8_t *name, size_t size) noexcept no
 
 
 cdef bint ends_on_error(const Stream *stream) noexcept nogil:
-    # what the last header of that name says
+    # the value of the last header of that name
     cdef nghttp2_vec name, value
     cdef bint found = False
     cdef uint32_t i
@@ -179,7 +179,7 @@ cdef void begin(Stream *stream) noexcept nogil:
 
 
 cdef inline void hold(Exchange *self, size_t size) noexcept nogil:
-    # so many bytes more; the transport lets go of all when the call has its status
+    # charge `size` bytes more; the transport releases the charge when the call has its status
     cdef Stream *stream = self.stream
     if stream.executed.account != NULL:
         charge_resize(&stream.executed, stream.executed.bytes + size)
@@ -192,7 +192,7 @@ cdef inline void let_go(Exchange *self, size_t size) noexcept nogil:
 
 
 cdef void leave(Exchange *self) noexcept nogil:
-    # The stream has its status, or nobody waits for one: nothing of it stays in the engine.
+    # The stream has its status, or is closed: remove all of it from the engine.
     cdef Stream *stream = self.stream
     self.stream = NULL
     stream.call = NULL
@@ -271,7 +271,8 @@ cdef void late(Stream *stream) noexcept nogil:
 
 
 cdef inline void close_if_empty(Exchange *self) noexcept nogil:
-    # when the server stops and all that has come is taken: a client that always sends more would keep the stream open
+    # when the server stops and all messages that have come are taken; a client that always sends more would keep the
+    # stream open
     if self.door.stopping != NULL and self.stream.receiver.state != RECEIVED_ALL and is_taken(self.stream):
         self.closing = True
 
@@ -300,7 +301,7 @@ cdef void message_came(Stream *stream) noexcept nogil:
 
 
 cdef void take_more(Exchange *self) noexcept nogil:
-    # taking one lets the transport inflate, and announce, the next one
+    # not reentrant: taking a message lets the transport inflate and announce the next one
     cdef Stream *stream = self.stream
     if self.taking:
         return
@@ -324,7 +325,7 @@ cdef void take(Exchange *self) noexcept nogil:
     if left == 0:
         late(stream)
         return
-    self.open += 1  # before the message leaves: with the last one the transport tells of the half-close
+    self.open += 1  # before the message is taken: with the last one the transport calls half_closed
     opened = <Opened *>calloc(1, sizeof(Opened))
     request = request_new() if opened != NULL else NULL
     block = message_take(stream, &data, &size) if request != NULL else NULL
@@ -428,7 +429,7 @@ cdef Sending *sending_new(Exchange *self, Opened *opened, Response *response, in
 
 
 cdef Sending *next_response(Exchange *self) noexcept nogil:
-    # whose turn it is; NULL: nobody's
+    # the response whose turn it is; NULL: none
     cdef Opened *opened
     if self.ready.first != NULL:
         return <Sending *>chain_pop(&self.ready)
@@ -443,7 +444,7 @@ cdef Sending *next_response(Exchange *self) noexcept nogil:
 
 
 cdef void send_ready(Exchange *self) noexcept nogil:
-    # pass on what may go now
+    # pass on the responses that may leave now
     cdef Sending *sending
     while self.stream != NULL and not self.blocked and not stream_ended(self.stream):
         sending = next_response(self)
@@ -488,7 +489,7 @@ cdef void writable(Stream *stream) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A client that keeps instances from others by not reading
+# Clients that block instances by not reading
 
 cdef void look_later(Exchange *self) noexcept nogil:
     self.timer.fire = look
@@ -498,7 +499,7 @@ cdef void look_later(Exchange *self) noexcept nogil:
 
 
 cdef bint keeps_others_waiting(const Exchange *self) noexcept nogil:
-    # an instance that has a request of this stream has more that wait for it than this stream's own
+    # whether other requests than this stream's wait for an instance that executes one of this stream's
     cdef const Opened *running = self.decoupled.first
     cdef const Opened *other
     cdef Lane *lane

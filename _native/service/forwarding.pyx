@@ -2,8 +2,8 @@
 
 Forwarded headers are encoded as entries of the map `parameters` of a ModelInferRequest, behind the message. They are
 decoded separately, so a message that ends within a field cannot swallow them. Parameters of such names in the message
-are dropped, even if the client sent no such header: under the name of a forwarded header a model sees only headers. If
-several headers have the same name, the last counts, as in any map. Both front doors forward in the same way.
+are discarded, even if the client sent no such header: a model sees only headers under these names. If several headers
+have the same name, the last counts, as in any map. Both front doors forward in the same way.
 
     ModelInferRequest  4 parameters (map entry: 1 key, 2 InferParameter: 3 string_param)
 """
@@ -57,7 +57,7 @@ cdef class Forwarder:
         withheld: names of headers that are never forwarded: they carry secrets.
 
     Raises:
-        re.error: the pattern is none.
+        re.error: the pattern is not a regular expression.
     """
 
     def __init__(self, pattern: str, withheld=()):
@@ -65,18 +65,18 @@ cdef class Forwarder:
         self.search = re.compile(pattern, re.IGNORECASE).search
 
     cdef bint matches(self, str name) except -1:
-        # binary metadata is no text, which a parameter must be
+        # a parameter must be text, which binary metadata is not
         return not name.endswith("-bin") and name not in self.withheld and self.finds(name)
 
     cdef bint finds(self, str name) except -1:
-        # the pattern, whatever keeps a header of this name from being forwarded
+        # whether the pattern matches, even if headers of this name are not forwarded
         return len(name) <= LONGEST_NAME and self.search(name) is not None
 
     def parameters(self, metadata) -> bytes:
-        """What is to be appended to the encoded requests of a call with this metadata.
+        """The bytes to append to the encoded requests of a call with this metadata.
 
         Raises:
-            ReservedError: a header that matches has the name of a parameter of Triton's own.
+            ReservedError: a matching header has the name of one of Triton's own parameters.
         """
         cdef list found = []
         for name, value in metadata:
@@ -107,7 +107,7 @@ cdef bint forwarder_claims(void *context, const uint8_t *name, size_t size) noex
 
 
 cdef bint claims(Forwarder forwarder, str name) noexcept:
-    # what is reserved is Triton's, and the client's to write; of all else that is found a model thinks it was a header
+    # the client may set Triton's own parameters; a model would take any other that matches for a header
     return not is_reserved(name) and forwarder.finds(name)
 
 

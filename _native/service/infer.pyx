@@ -186,7 +186,7 @@ cdef class Warmup:
         if self.outcome.status:
             text = text_or_no_memory(self.outcome.details).decode("utf-8", "replace")
             free(self.outcome.details)
-        Py_DECREF(self)  # of warm_up()
+        Py_DECREF(self)  # the reference from warm_up()
         done(text)
 
 
@@ -201,7 +201,7 @@ cdef bint ask_to_load(InferService service, Str name, bint by_model, const char 
         asker = asked_by.decode() if asked_by != NULL else ""
         refusal = service.load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model), asker).encode()
     except MemoryError:
-        return False  # a request that nobody loads a model for would wait for ever
+        return False  # a request whose model nobody loads would wait for ever
     if refusal:
         reason[0] = format_text("%s", <const char *>refusal)
     return not refusal
@@ -210,7 +210,7 @@ cdef bint ask_to_load(InferService service, Str name, bint by_model, const char 
 cdef class InferService:
     """Takes requests, and delivers their responses, on one event loop.
 
-    Set `on_stream_over` to hear the number of each native stream that is over: sequences that are tied to it end.
+    `on_stream_over`, when set, is called with the number of each native stream that is over: sequences tied to it end.
 
     Args:
         table: the models.
@@ -275,7 +275,7 @@ cdef class InferService:
         store_install(store, &self.submission)
 
     def forget(self, LaneHandle lane not None) -> None:
-        """Drop the cached responses of a version that ends. Call this before its handle goes."""
+        """Discard the cached responses of a version that ends. Call this before its handle is freed."""
         submission_wake(&self.submission)  # so that the submission refers to no lane
         coalescer_forget(&self.submission.coalescer, lane.lane)
 
@@ -339,7 +339,7 @@ cdef class InferService:
         self.submission.answers_apart = answers
 
     def forward(self, Forwarder forwarder not None) -> None:
-        """Accept parameters with the names of headers that this forwarder forwards from headers only."""
+        """Accept parameters whose names this forwarder claims from headers only, not from messages."""
         self.forwarder = forwarder
         self.submission.is_header = forwarder_claims
         self.submission.is_header_context = <void *>forwarder
@@ -350,7 +350,7 @@ cdef class InferService:
         Args:
             regions: the registered regions.
             shared: every caller may use the regions of the scope SHARED; otherwise a known user may use its own.
-            max_copied: bytes of one input that are copied out of a region at most; 0 for any number.
+            max_copied: the most bytes of one input that are copied out of a region; 0 for any number.
         """
         self.regions = regions
         self.submission.regions.registry = regions.registry
@@ -434,7 +434,7 @@ cdef class InferService:
         """The server stops: native streams end when the requests that have come are answered.
 
         Args:
-            text: with which streams end whose clients would have sent more.
+            text: the error text for streams whose clients have not half-closed.
         """
         self.stopping = text.encode()
         exchanges_drain(&self.exchanges, self.stopping)

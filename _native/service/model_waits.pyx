@@ -1,4 +1,4 @@
-"""Waits for models that are being loaded; see `_native.service.submission` for requests that wait so."""
+"""Waits for models that are being loaded. Requests wait in `_native.service.submission`."""
 
 from libc.string cimport memcmp
 
@@ -31,8 +31,8 @@ cdef bint model_waits_for(const ModelWaits *waits, const Str *model) noexcept no
 
 
 cdef void model_waits_resume(ModelWaits *waits, const Str *model, int status, const char *details) noexcept nogil:
-    # One that goes on may end others, and have new ones wait: so those that are due have a list of their own, out of
-    # which they may be removed.
+    # A resumed wait may end others and begin new ones. So the due waits move to a list of their own, from which they
+    # can be removed.
     cdef ModelWaits due
     cdef ModelWait *wait = waits.first
     cdef ModelWait *following

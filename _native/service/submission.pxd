@@ -20,9 +20,9 @@ cdef enum:
 
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
 
-# Called on the loop: a request of a model, or of a client, is to wait for this model, which is not loaded; the load of
-# the model `asked_by` waits for the answer (NULL: no load does). Whether it may wait; if not, the reason is set, from
-# malloc, or stays NULL for want of memory.
+# Called on the loop: a request needs this model, which is not loaded. `by_model`: a model made the request, else a
+# client. The load of the model `asked_by` waits for the response (NULL: no load does). Returns whether the request may
+# wait; if not, the reason is set, from malloc, or stays NULL for want of memory.
 ctypedef bint (*missed_fn)(void *context, Str name, bint by_model, const char *asked_by, char **reason) noexcept nogil
 
 cdef struct Awaiting:
@@ -37,8 +37,8 @@ cdef struct Submission:
     uint32_t max_inflight    # limit of Bridge.in_house; 0: none
     Coalescer coalescer
     RegionAccess regions     # the shared memory of clients
-    Recorder *recorder       # records single requests; NULL: none does
-    AccessPolicy *access     # who may use which model; NULL: everybody may use all
+    Recorder *recorder       # records single requests; NULL: off
+    AccessPolicy *access     # the rules of access; NULL: every caller may use all models
     # called for a request whose caller may not use its model; the request has its error
     void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
     bint sequences_shared    # callers may continue each other's sequences
@@ -48,10 +48,10 @@ cdef struct Submission:
     void *is_header_context
     missed_fn missed         # loads missing models; NULL: requests for them are refused
     void *missed_context
-    const char *asked_by     # while a request is submitted: the model whose load waits for its answer; NULL: none does
+    const char *asked_by     # while a request is submitted: the model whose load waits for its response; NULL: none
     Awaiting awaiting[AWAITED]
-    ModelWaits model_waits   # steps of ensembles that wait so, too
-    Lane *touched[TOUCHED]   # have got requests since submission_wake
+    ModelWaits model_waits   # steps of ensembles that wait for models
+    Lane *touched[TOUCHED]   # lanes that have got requests since submission_wake
     uint32_t touched_count
     int64_t read_ns          # when the last read began
     int64_t woken_ns         # when a read has last woken instances
@@ -63,7 +63,7 @@ cdef extern from *:
     """
     const uint64_t CALLER_SERVER "INFERD_CALLER_SERVER"
 
-# On the loop: decode, admit, find the model of, check and queue a message from outside. Takes over `block`. The
+# On the loop: decode a message from outside, admit it, find its model, check and queue it. Takes over `block`. The
 # request, whose sink is set, always comes back over the bridge. A negative timeout means none; `context` is the
 # client's trace context, NULL for none.
 cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
@@ -78,7 +78,7 @@ cdef void submit_call(Submission *submission, Request *request, Block *block, co
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
 # On the loop: queue a request that a coalescer has held back; its bridge is set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
-# On the loop: submit the requests that wait for this model (NULL: for any model) anew; they do not wait again. With a
+# On the loop: submit again the requests that wait for this model (NULL: for any model); they do not wait again. With a
 # status other than OK they are refused with that status. Steps of ensembles that wait go on, or fail, too.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
 # Whether a request, or a step of an ensemble, waits for this model.
@@ -86,6 +86,6 @@ cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil
 # On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil
-# The same after a read from a connection, at this time, `another` than the one before. True: not now, but at the end of
-# the round of reads.
+# The same after a read from a connection at `at_ns`; `another`: the read before was from another connection. True: the
+# instances are woken at the end of the round of reads.
 cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil

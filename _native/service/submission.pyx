@@ -62,8 +62,8 @@ cdef extern from *:
     uint64_t XXH3_64bits_withSeed(const void *data, size_t size, uint64_t seed) nogil
 
 cdef enum:
-    TOGETHER_NS = 50_000     # from one connection's read to the next one's, if both are of one round
-    WAKE_NS = 100_000        # for which a request may wait for others of the same round
+    TOGETHER_NS = 50_000     # the longest time between the reads of two connections of one round
+    WAKE_NS = 100_000        # the longest time that a request waits for others of its round
 
 cdef uint64_t seed = secrets.randbits(64)  # so that a client cannot choose names that collide
 
@@ -79,7 +79,7 @@ cdef void submission_wake(void *context) noexcept nogil:
 
 
 cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil:
-    # Of connections that are read one after the other, each with a request or two, each would wake an instance that has
+    # If connections with a request or two each are read one after the other, each read would wake an instance that has
     # just gone to sleep. That costs more than all the rest, and makes batches of one request. So reads of several
     # connections that follow each other closely wake instances once in WAKE_NS, and at the end of the round.
     cdef Submission *self = <Submission *>context
@@ -106,7 +106,7 @@ cdef inline void touch(Submission *self, Lane *lane) noexcept nogil:
 
 
 cdef void drop_headers(Submission *self, InferMessage *message) noexcept nogil:
-    # parameters that stand for headers, and that the client has written itself
+    # remove parameters with the names of headers that the client has written itself
     cdef uint32_t kept = 0
     cdef uint32_t i
     for i in range(message.parameter_count):
@@ -132,7 +132,7 @@ cdef bint add_forwarded(Request *request, const uint8_t *data, size_t size) noex
 cdef enum Prepared:
     REFUSED                  # the request carries its error
     READY
-    MISSED                   # its model is not there, and may be waited for
+    MISSED                   # its model is not loaded, and the request may wait for it
 
 
 cdef Prepared prepare(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
@@ -179,7 +179,7 @@ cdef Prepared missing(Request *request, int status, char *details, bint may_wait
 
 
 cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, char **details) noexcept nogil:
-    # where what the table says depends on it
+    # the lane of the request's sequence, if the lookup depends on the sequence
     if status[0] != STATUS_OK:
         return NULL
     request_identify(request)
@@ -200,12 +200,12 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
 
 
 cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
-    # who asks, as far as it is known: a token, else whom the connection is of; 0: it is not
+    # the known caller: by its token, else the connection's owner; 0: unknown
     return request.origin.identity if caller == 0 or caller == TRUSTED else caller
 
 
 cdef inline void set_apart(const Submission *self, Request *request, uint64_t caller) noexcept nogil:
-    # Callers who are known have sequences of their own. What a model asks is for the audience of whom it serves.
+    # Known callers have sequences of their own. A model's call has the audience of the request that it serves.
     cdef uint64_t who
     if caller == CALLER_SERVER:
         return
@@ -216,12 +216,12 @@ cdef inline void set_apart(const Submission *self, Request *request, uint64_t ca
 
 
 cdef inline void give_back(Request *request) noexcept nogil:
-    # it carries its error
+    # return a request that carries its error
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
 cdef void record(Submission *self, Request *request, size_t size, const TraceContext *context) noexcept nogil:
-    # before it can go anywhere: what its client asked for and whether the server could use it is known
+    # after the checks, and before the request is queued
     cdef const Lane *lane = <const Lane *>request.lane
     record_begin(self.recorder, request, context,
                  <Sampling *>lane.statistics.sampling if lane != NULL else NULL)
@@ -236,13 +236,13 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
 
 cdef void refuse_full(const Submission *self, Request *request, Block *block, const uint8_t *data,
                       size_t size) noexcept nogil:
-    # as cheaply as can be; but the client of a stream knows by its id which of its requests it is
+    # as cheaply as possible; but the client of a stream needs the id to know which request failed
     if request.single:
         request.block = block
     elif not request_decode(request, block, data, size):
         return
     request_fail(request, STATUS_UNAVAILABLE, format_text(
-        "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+        "Exceeds maximum queue size: the server already holds %u requests, its limit",
         self.bridge.in_house))
     request.response.reason = "SERVER_FULL"
 
@@ -254,7 +254,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     cdef Prepared prepared
     request.bridge = self.bridge
     request.arrived_ns = now
-    if request.terms.asked_ns == 0:  # else the call of a model, which has the terms of what it serves
+    if request.terms.asked_ns == 0:  # else a model's call, with the terms of the request that it serves
         terms_begin(&request.terms, now)
     if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
         refuse_full(self, request, block, data, size)
@@ -279,15 +279,15 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Requests for models that are loaded when they are asked for
+# Requests for models that are loaded on demand
 
 cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
     return &self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
 
 
 cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
-    # Whether an earlier request of its sequence waits for the model. The model may just have come, and one on which a
-    # sequence of this id has begun before may still be leaving.
+    # Whether an earlier request of its sequence waits for the model: this one must not overtake it. The model may just
+    # have been loaded, and a departing version may still have an older sequence of this id.
     cdef Str name = request.message.model_name
     cdef const Request *other = self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED].first
     cdef uint64_t hash
@@ -317,7 +317,7 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
         give_back(request)
         return
     request_wait(request, &FOR_MODEL, self)
-    request_identify(request)  # for those that come after it
+    request_identify(request)  # for waits_behind of later requests
     list_append(awaiting_of(self, request.message.model_name), request)
     if request.terms.deadline_ns:
         bridge_watch(self.bridge, request)
@@ -369,7 +369,7 @@ cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, in
                 request_fail(request, status, format_text("%s", details))
                 give_back(request)
             elif bind(self, request, False) == READY:
-                # it has waited for its model so far, in no queue of the model
+                # so far it has waited for its model, not in the model's queue
                 request.arrived_ns = request.terms.executable_ns = now_ns()
                 submit_request(self, request)
             else:
@@ -378,7 +378,7 @@ cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, in
 
 
 cdef bint is_own(const Request *request) noexcept nogil:
-    # no client can change it any more, or waits for a result in its memory: it may be compared with others
+    # no client can change the request's memory any more or waits for results in its own: it may be compared to others
     cdef uint32_t i
     cdef const Block *block
     for i in range(request.signature.input_count):

@@ -2,7 +2,7 @@
 
 A version that is replaced or unloaded departs: requests of sequences that began on it still find it. While there are
 departing versions, the versions of the model are stored apart, where a plain lookup does not find them, and the
-request's sequence decides. So other lookups cost nothing more.
+request's sequence decides. So other lookups cost no more.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -59,7 +59,7 @@ cdef inline bint version_number(Str text, int64_t *number) noexcept nogil:
 
 
 cdef inline Lane *lane_of(const ModelEntry *entry, uint32_t count, int64_t version) noexcept nogil:
-    # of this one of the first `count` versions, or of the latest that is ready
+    # the lane of this version among the first `count`, or of the latest that is ready
     cdef uint32_t i = count
     if version < 0:
         while i:
@@ -74,7 +74,7 @@ cdef inline Lane *lane_of(const ModelEntry *entry, uint32_t count, int64_t versi
 
 
 cdef void refuse(const ModelEntry *entry, Str name, int64_t version, int *status, char **details) noexcept nogil:
-    # nothing is there, or ready
+    # set the error: no version is there, or none is ready
     cdef bint known = False
     cdef uint32_t i
     for i in range(0 if entry == NULL else entry.version_count + entry.routed_count):
@@ -112,7 +112,7 @@ cdef Block *table_place(Table *table, Str name, size_t size) noexcept nogil:
     if lane != NULL and lane.arena != NULL:
         block = arena_take(lane.arena, size)
         if block != NULL:
-            block.sealed = False  # no process has been told of it
+            block.sealed = False  # no worker process knows it yet
     unlock(&table.guard)
     return block
 
@@ -138,7 +138,7 @@ cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **d
         lane = lane_of(entry, entry.version_count, number)
     if lane != NULL:
         status[0] = STATUS_OK
-        fetch_add32(&lane.in_flight, 1)  # under the lock: after `set` or `remove` returned nobody can find it any more
+        fetch_add32(&lane.in_flight, 1)  # under the lock: after `set` or `remove` returned, no lookup finds the lane
     elif entry != NULL and entry.departing_count:
         status[0] = STATUS_OK
     else:
@@ -164,7 +164,7 @@ cdef Lane *begun_on(const ModelEntry *entry, int64_t version, const Correlation 
 
 cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, int *status,
                            char **details) noexcept nogil:
-    # a request for which nothing is served: what it asks for may be departing
+    # set the error of a request that no version serves: its version may be departing
     cdef bint departs = version < 0
     cdef uint32_t i
     for i in range(entry.departing_count):
@@ -180,7 +180,8 @@ cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, i
 
 cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, const Correlation *correlation,
                         bint begins, int *status, char **details) noexcept nogil:
-    # A sequence goes on where it has begun, and begins on what is served; then one of its id that has departed ends.
+    # A sequence continues where it began, and begins on a version that is served. Its beginning ends an older sequence
+    # of its id on a departing version.
     cdef Lane *lane = lane_of(entry, entry.routed_count, version)
     cdef Lane *before = NULL
     if correlation.given and (lane == NULL or begins or not goes_on(lane, correlation)):
@@ -301,12 +302,12 @@ cdef class ModelTable:
         return 0
 
     def set(self, name: str, versions: dict, departing: Sequence[tuple[int, LaneHandle]] = ()) -> None:
-        """State what versions a model has.
+        """Set the versions of a model.
 
         Args:
             name: of the model.
             versions: number to LaneHandle, or to None for one that is known and not ready.
-            departing: those on which only the sequences go on that have begun there, the last one to go first.
+            departing: versions that serve only sequences that began on them, the one that departed last first.
         """
         cdef list ordered = sorted(versions.items())
         cdef list going = list(departing)
@@ -355,7 +356,7 @@ cdef class ModelTable:
         return NULL
 
     def find(self, name: str, version: str = "") -> tuple:
-        """What a request for this model meets: (status, text); the text is empty when a lane serves it."""
+        """How a request for this model would end: (status, text); the text is empty when a lane serves it."""
         cdef bytes encoded_name = name.encode()
         cdef bytes encoded_version = version.encode()
         cdef Str model, number

@@ -10,7 +10,7 @@ cdef class Ticket:
     cdef str peer                # the client's address, for the log
     cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
     cdef readonly bint done      # the final response has been delivered
-    cdef object acks             # acknowledgements of the delivered responses, oldest first; None: of one without
+    cdef object acks             # acknowledgements of the delivered responses, oldest first; None: it has none
     cdef void answer(self, Response *response, int status, const char *details) noexcept
 
 # The ticket of a new request, whose sink it becomes.

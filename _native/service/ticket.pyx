@@ -74,7 +74,7 @@ cdef class Ticket:
 
     @property
     def decoupled(self) -> bool:
-        """Whether the model may send any number of responses, in no order with those to other requests."""
+        """Whether the model may send any number of responses, not in order with those to other requests."""
         cdef Request *request = self.request
         return request != NULL and request.signature != NULL and request.signature.decoupled
 

@@ -1,7 +1,7 @@
 """The tokens of callers, found in a time that does not depend on their number.
 
-A thread builds a table while another table is in force; a table in force is never changed. So for the loop, reading a
-large file is the exchange of one pointer.
+A thread builds a table while another table is in force; a table in force is never changed. So however large the file
+is, the loop only exchanges one pointer.
 
 The id of a token is its SipHash-2-4 with a key of the process. It stands for the caller between two messages of a
 call, and is the same in every table with the same key.
@@ -22,11 +22,11 @@ GROUPS = (
 cdef enum:
     FIRST_PLACES = 64
     FIRST_TEXT = 1 << 12
-    RESERVED = 2             # ids below are of no token: nobody, an empty place, and the trusted (access.TRUSTED)
+    RESERVED = 2             # ids up to this are of no token: an unknown caller, an empty place, access.TRUSTED
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Finding
+# Ids
 
 cdef inline uint64_t id_of(const Tokens *tokens, const uint8_t *text, size_t size) noexcept nogil:
     cdef uint64_t found = siphash(tokens.key, text, size)
@@ -116,7 +116,7 @@ cdef class TokenTable:
     """Tokens and their rights. It is filled by one thread; when an authorizer has it, it does not change any more.
 
     Args:
-        key: 16 bytes that nobody outside can know; tables with one key give a token one id.
+        key: 16 secret bytes; tables with the same key give a token the same id.
     """
 
     def __init__(self, key: bytes):
@@ -138,12 +138,12 @@ cdef class TokenTable:
         return self.tokens.count
 
     def allow_anybody(self, groups, models=None, *, overrides: bool = False) -> None:
-        """State what callers without a token may do; once, nothing without it."""
+        """Set the rights of callers without a token, once; without this call they have none."""
         rights_clear(&self.tokens.anonymous)
         rights_fill(&self.tokens.anonymous, groups, models, overrides)
 
     def add_rights(self, groups, models=None, *, overrides: bool = False) -> int:
-        """Note rights that tokens may have.
+        """Add rights that tokens may have.
 
         Args:
             groups: names of RPC groups.
@@ -170,8 +170,8 @@ cdef class TokenTable:
         """Add a token with these rights; False, and nothing happens, when it is there already.
 
         Raises:
-            ValueError: it is empty or too long, the rights are not known, or another token has its id, which happens
-                once in so many tables that it is not provided for: the process would choose another key.
+            ValueError: it is empty or too long, the rights are unknown, or another token has the same id. The latter is
+                too rare to be handled; it goes away when the process chooses another key.
         """
         cdef bytes encoded = token.encode()
         cdef Token *place

@@ -271,7 +271,7 @@ async def test_what_a_full_house_refuses_on_a_stream_carries_the_id(tmp_path):
         status, text, data = await asyncio.wait_for(refused, 30)
         assert (status, text) == (
             Status.UNAVAILABLE,
-            "Exceeds maximum queue size: the server has 1 requests in the house, which is its limit",
+            "Exceeds maximum queue size: the server already holds 1 requests, its limit",
         )
         assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == "which"
         garbage = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Bounds on requests in the house, through real clients, on both doors; and the rich form of every error."""
+"""Bounds on the requests that the server holds, through real clients, on both doors; and the details of every error."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OFTEN = 16  # steps, after which all lists are counted
 SLOTS = "slots"
 SPARE = 8  # the part of its time that a request with a deadline has left when it is executed, at least
 PUNCTUAL = MS // 100  # that it may be executed later
-HOUSE = re.compile(r"^Exceeds maximum queue size: the server has (\d+) requests in the house")
+HOUSE = re.compile(r"^Exceeds maximum queue size: the server already holds (\d+) requests, its limit")
 WAITING = re.compile(
     r"^Exceeds maximum queue size: model '([^']*)' version \d+ has (\d+) requests (?:of priority (\d+) )?waiting"
 )
