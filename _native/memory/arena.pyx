@@ -103,13 +103,13 @@ cdef inline uint64_t rounded(uint64_t size, uint64_t grain) noexcept nogil:
 # What the pool needs of it
 
 cdef void *obtain(void *context, size_t size, void **mark) noexcept nogil:
-    # the end of the mapping: the one slab
+    # the arena's one slab ends where the mapping ends
     cdef Arena *arena = <Arena *>context
     return arena.base + arena.size - size
 
 
 cdef void release(void *context, void *address, size_t size, void *mark) noexcept nogil:
-    pass  # with all of the mapping
+    pass  # the whole mapping is unmapped at the end
 
 
 cdef void cool(void *context, void *address, size_t size) noexcept nogil:
@@ -165,7 +165,7 @@ cdef Arena *arena_new(const char *name, uint64_t reserved) noexcept nogil:
     if not pool_reserve(arena.pool, space):
         pool_free(arena.pool)
         return NULL
-    pool_use(arena.pool)  # whoever has the arena is a user like its blocks: there is no other owner
+    pool_use(arena.pool)  # the arena's holders are users of the pool, as its blocks are; the pool has no other owner
     pool_leave(arena.pool)
     return arena
 
@@ -188,7 +188,7 @@ cdef Block *arena_take(Arena *arena, uint64_t size) noexcept nogil:
 
 
 cdef uint64_t arena_trim(Arena *arena) noexcept nogil:
-    # What is cooled is in nobody's reach meanwhile: who finds nothing then waits for the lock, and looks again.
+    # While pages are cooled, no thread can take them: one that finds nothing free waits for the lock and looks again.
     cdef uint64_t cooled
     lock(&arena.pool.growth)
     cooled = pool_cool(arena.pool)

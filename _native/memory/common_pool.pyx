@@ -1,13 +1,13 @@
 """The free blocks of host memory that all threads share, by size class.
 
-The pool keeps a limited number of free bytes (`common_keep`). If there is no room for blocks that are given back, free
-blocks of other classes are deleted: of the classes that have not been requested since the class of these blocks was.
-That time is measured in blocks that the pool did not have. So a size that is in use is pooled, whatever was in use
-before.
+The pool keeps a limited number of free bytes (`common_keep`). If there is no room for blocks that are given back, the
+pool deletes free blocks of the classes whose last request is older than the last request for this class. Time is
+measured in misses: requests for blocks that the pool did not have. So a size that is in use is pooled, whatever was in
+use before.
 
 Unmapping takes time, and the thread that gives a block back may be the event loop. So it deletes at most AT_ONCE bytes
-beside its own block, and puts larger blocks aside for `common_cool`. That also returns memory to the system that was
-not used for some seconds: of each class as many blocks as were free all that time.
+beside its own block, and puts larger blocks aside for `common_cool`. That also returns memory that was not used for
+some seconds to the system: of each class, as many blocks as were free all that time.
 
 From MAPPED_FROM on a block has a memory mapping of its own, so that deleting it returns the memory to the system and
 leaves no hole in the heap. From HUGE_FROM on a block consists of huge pages.
@@ -176,8 +176,7 @@ cdef Block *common_take(int index, int32_t wanted, int32_t *count) noexcept nogi
 # Giving
 
 cdef int stalest(int index) noexcept nogil:
-    # Of the classes with free blocks, the one whose last request was the longest ago; -1: none was requested before
-    # this class.
+    # Of the classes with free blocks, the one with the oldest last request; -1: none is older than this class.
     cdef int64_t oldest = load64(&pool[index].asked)
     cdef int found = -1
     cdef int i
@@ -198,8 +197,7 @@ cdef void put_aside(Block *block) noexcept nogil:
 
 
 cdef bint displace(int index, int64_t *freed) noexcept nogil:
-    # Delete some blocks of the class whose last request was the longest ago. False: there is none, or enough has been
-    # deleted.
+    # Delete some blocks of the class with the oldest last request. False: there is none, or enough has been deleted.
     cdef int victim = stalest(index) if freed[0] < AT_ONCE else -1
     cdef int32_t count
     cdef Block *chain
@@ -219,7 +217,7 @@ cdef bint displace(int index, int64_t *freed) noexcept nogil:
 
 
 cdef bint make_room(int index, int64_t size) noexcept nogil:
-    # Count `size` bytes more of a class as pooled. False: they exceed the limit, and all other blocks are wanted more.
+    # Count `size` bytes more of a class as pooled. False: they exceed the limit, and no other class is older.
     cdef int64_t freed = 0
     while fetch_add64(&pooled_bytes, size) + size > load64(&most_kept):
         fetch_add64(&pooled_bytes, -size)

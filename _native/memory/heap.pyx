@@ -1,7 +1,7 @@
 """Free pages of the C library's heap, which it hardly ever returns to the system by itself.
 
-Such pages are left by connections that have ended, and by small blocks. To return them takes the locks of the heap, so
-that is done only when many bytes were free for some time.
+Connections that have ended, and small blocks, leave such pages. Returning them takes the locks of the heap, so it is
+done only when many bytes were free for some time.
 """
 
 from libc.stdint cimport int64_t

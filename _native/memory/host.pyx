@@ -58,7 +58,7 @@ cdef struct OwnLists:
     # of one thread, which alone writes to them
     Block *free[OWN_CLASSES]
     int32_t count[OWN_CLASSES]
-    int64_t blocks            # that the thread took, less those that it gave back
+    int64_t blocks            # blocks that the thread took minus those that it gave back
     int64_t pooled            # bytes in these lists
     OwnLists *next
 
@@ -109,7 +109,7 @@ cdef void host_count(int64_t n) noexcept nogil:
 
 
 cdef void thread_ended(void *argument) noexcept nogil:
-    # other threads may use its free blocks, and the process takes over its count
+    # other threads may use its free blocks, and the process takes over its count of blocks
     cdef OwnLists *lists = <OwnLists *>argument
     cdef OwnLists **at = &registry
     set_own_lists(NULL)

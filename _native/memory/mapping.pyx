@@ -38,15 +38,15 @@ cdef extern from *:
             inferd_mapping *mapping = &inferd_mappings[i];
             uint8_t *start = inferd_start(mapping);
             if (!start || address - (uintptr_t)start >= mapping->size) continue;
-            __atomic_store_n(&mapping->broken, 1, __ATOMIC_RELEASE);  /* before anybody can read the zeros */
+            __atomic_store_n(&mapping->broken, 1, __ATOMIC_RELEASE);  /* before any thread can read the zeros */
             return mmap(start, mapping->size, PROT_READ | PROT_WRITE,
                         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED;
         }
         return 0;
     }
 
-    /* Whether nobody is left to pass this on to: no other handler, or it has had this fault and came back, by raising
-       the signal again as crash reporters do, or by letting the thread run into the same fault. */
+    /* Whether this handler is the last: there is no other, or the other has had this fault already and raised the
+       signal again, as crash reporters do, or returned to the instruction that faults. */
     static int inferd_is_last(const siginfo_t *info) {
         static __thread const void *passed_on;
         const struct sigaction *before = &inferd_sigbus_before;
@@ -81,9 +81,9 @@ cdef extern from *:
         struct sigaction action;
         memset(&action, 0, sizeof action);
         action.sa_sigaction = inferd_on_sigbus;
-        /* Not SA_ONSTACK: the thread touches a mapping, its own stack is whole, whereas its alternate stack may be
-           gone: OpenVINO's CPU plugin gives a thread one and unmaps it from another thread, after which new mappings,
-           of clients too, take that place and the handler would write over them. */
+        /* Not SA_ONSTACK: the thread's own stack is intact when it touches a mapping, but its alternate stack may be
+           gone. OpenVINO's CPU plugin gives a thread one and unmaps it from another thread; new mappings, also of
+           clients, may then lie there, and the handler would overwrite them. */
         action.sa_flags = SA_SIGINFO;
         sigemptyset(&action.sa_mask);
         return sigaction(SIGBUS, &action, &inferd_sigbus_before);
@@ -163,7 +163,7 @@ cdef void mapping_free(Mapping *mapping) noexcept nogil:
     cdef uint8_t *start = mapping.start
     cdef size_t size = mapping.size
     lock(&guard)
-    publish(mapping, NULL)  # first: once it is unmapped, the addresses may be somebody else's
+    publish(mapping, NULL)  # first: after munmap another mapping may get the addresses
     unlock(&guard)
     munmap(start, size)
 

@@ -11,8 +11,8 @@ cdef enum:
     STEPS = 8                # size classes of equal width between one power of two and the next
 
 # Where slabs come from. `obtain` returns the address of `size` bytes, aligned to POOL_GRAIN, and may store something
-# for `release` in `slab`; NULL if there is no memory. Called without the GIL, and without a lock that takes and gives
-# need.
+# for `release` in `slab`; NULL if there is no memory. The pool calls it without the GIL, and without the lock under
+# which blocks are taken and given back.
 cdef struct Backing:
     void *(*obtain)(void *context, size_t size, void **slab) noexcept nogil
     void (*release)(void *context, void *address, size_t size, void *slab) noexcept nogil
@@ -21,7 +21,8 @@ cdef struct Backing:
     void (*cool)(void *context, void *address, size_t size) noexcept nogil
     # All slabs are released. NULL: nothing more is to be done.
     void (*end)(void *context) noexcept nogil
-    # The last user has left, after the owner, on any thread: arrange for a call of pool_free. NULL: free at once.
+    # Called on any thread when the owner and the last user have left: arrange for a call of pool_free. NULL: free at
+    # once.
     void (*finish)(void *context, Pool *pool) noexcept nogil
     void *context
 

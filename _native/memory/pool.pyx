@@ -394,10 +394,10 @@ cdef size_t pool_trim(Pool *pool) noexcept nogil:
 
 cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
     cdef Chunk *chunk = NULL
-    cdef bint alone = size < <size_t>POOL_GRAIN * STEPS     # in its class
+    cdef bint alone = size < <size_t>POOL_GRAIN * STEPS     # whether its class has only this size
     spin_lock(&pool.guard)
     if pool.backing.cool != NULL and not alone:
-        chunk = find_alike(pool, size)  # given back before, with its pages; a larger piece may have none
+        chunk = find_alike(pool, size)  # was in use and has its pages; a larger chunk may have none
     if chunk == NULL:
         chunk = find(pool, size // POOL_GRAIN)
     if chunk == NULL and not alone:

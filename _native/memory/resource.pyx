@@ -159,11 +159,11 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size):
     return view
 
 
-_further = {}                # counters of others
+_further = {}                # counters that other modules have added
 
 
 def add_counter(name: str, count) -> None:
-    """Have `live_counters` tell what `count` returns, too."""
+    """Add a counter: `live_counters` also reports what `count` returns."""
     _further[name] = count
 
 
@@ -196,7 +196,7 @@ cdef dict usage_of(Resource *resource):
 
 
 cdef class Memory:
-    """A resource of memory: where it lies is said by the subclass."""
+    """A resource of memory; the subclass says where the memory lies."""
 
     def __init__(self, *_, **__):
         if self.resource == NULL:
@@ -212,7 +212,7 @@ cdef class Memory:
         return usage_of(self.resource)
 
     def take(self, size: int) -> Lent:
-        """A block of at least `size` bytes, given back when the object goes.
+        """A block of at least `size` bytes, given back when the object is deleted.
 
         Raises:
             MemoryError: the text says what was asked for, what is held, and the limit.
@@ -227,7 +227,7 @@ cdef class Memory:
         return lent
 
     def trim(self) -> int:
-        """Return to the system what no block needs; how many bytes."""
+        """Return memory that no block uses to the system; the number of bytes."""
         return trim()
 
 
@@ -260,14 +260,14 @@ def host() -> Memory:
 
 
 def trim() -> int:
-    """Return free blocks to the system: all but those in the lists of other threads; the number of bytes freed."""
+    """Return free blocks to the system, except those in the lists of other threads; the number of bytes."""
     return host_trim()
 
 
 def cool() -> int:
-    """Return to the system what was free at the last few calls and all the time between; the number of bytes freed.
+    """Return to the system what has been free since the last few calls; the number of bytes.
 
-    To be called about once a second, not on the event loop: to unmap a gigabyte takes its time.
+    To be called about once a second, but not on the event loop: unmapping a gigabyte takes long.
     """
     cdef int64_t dropped
     with nogil:
@@ -281,7 +281,7 @@ def is_still() -> bool:
 
 
 def keep_at_most(size: int) -> None:
-    """How many free bytes of host memory are kept for reuse; 128 MiB unless this is called."""
+    """Keep at most so many free bytes of host memory for reuse; 128 MiB unless this is called."""
     common_keep(size)
 
 

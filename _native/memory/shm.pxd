@@ -21,7 +21,7 @@ ctypedef void (*close_fn)(Region *region) noexcept nogil
 ctypedef void (*closed_fn)(void *owner, uint64_t number) noexcept nogil
 
 cdef struct RegionWatch:
-    # somebody who keeps more of a region than its block, and lets go of that when the region is closed
+    # a user that keeps more of a region than its block, and releases that when the region is closed
     RegionWatch *previous
     RegionWatch *next
     Region *region           # NULL: free
@@ -94,13 +94,13 @@ cdef struct Registry:
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
 # Why this part of a region cannot be used, from malloc; NULL if it can.
 cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
-# Whether everything that was read from the region and written to it so far is valid, because the object has not been
-# shortened. To be asked after each use.
+# Whether all reads and writes of the region so far were valid: the object has not been shortened. Check it after each
+# use.
 cdef bint region_intact(const Region *region) noexcept nogil
 cdef void placements_free(Placement *first) noexcept nogil
-# Have one of `count` watches watch a region that is in use, unless one does. False: none of them is free.
+# Have one of `count` watches watch a region that is in use, unless one does already. False: no watch is free.
 cdef bint region_watch(Region *region, RegionWatch *watches, uint32_t count) noexcept nogil
-# Free them all. After that nobody calls `closed`.
+# Free all of them. After that `closed` is not called.
 cdef void region_unwatch(RegionWatch *watches, uint32_t count) noexcept nogil
 
 # The text for callers that may not use shared memory.

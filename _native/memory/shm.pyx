@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
-    KEPT_SHARE = 4           # one of so many descriptors of the server may keep an object; connections need the others
+    KEPT_SHARE = 4           # regions keep open at most one in so many descriptors; connections need the others
 
 cdef int64_t kept_objects = 0
 cdef int64_t regions_made = 0
@@ -231,7 +231,7 @@ cdef class Regions:
     Args:
         max_count: regions at a time; those that lost their names count while requests use them.
         max_byte_size: of all of these together.
-        scope_count, scope_byte_size: the same for those of one scope; None: no less than for all.
+        scope_count, scope_byte_size: the same for the regions of one scope; None: as for all regions.
     """
 
     def __init__(self, *, max_count: int, max_byte_size: int, scope_count=None, scope_byte_size=None):
@@ -257,11 +257,11 @@ cdef class Regions:
             name: of the region, in this scope.
             key: of the object, as the client gave it.
             fd: the object, opened for what `writable` says; it is not needed afterwards.
-            offset, byte_size: the part; the object has it now.
+            offset, byte_size: the part, which the object contains now.
             trusted: use its contents in place; otherwise copy them before use.
             writable: results may be written to it.
             reopened: other processes of the server may map it, too.
-            owner: whose `remove_owned` takes it away; 0 for nobody's.
+            owner: `remove_owned` with this number unregisters the region; 0: no owner.
 
         Raises:
             RegionError: the name is taken, a bound is reached, or the system does not map it.
@@ -298,7 +298,7 @@ cdef class Regions:
                 f"failed to register shared memory region '{name}': {own.count} regions of {own.byte_size} bytes are "
                 f"registered or in use, expected at most {registry.scope_count} of {registry.scope_byte_size} bytes "
                 f"with this one of {region.size} bytes")
-        raise RegionError(  # without figures: the regions of other users are none of this one's business
+        raise RegionError(  # without figures: a user must not learn about the regions of other users
             STATUS_RESOURCE_EXHAUSTED,
             f"failed to register shared memory region '{name}' of {region.size} bytes: all users together have as "
             "much as the server allows")
@@ -388,7 +388,7 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
 
 
 cdef void keep_object(Region *region, int fd) noexcept:
-    # for workers that map it, too; without one they get copies
+    # for workers that map the object, too; without its descriptor they get copies
     cdef int64_t limit
     if region.size < MAPPED_FROM:
         return
@@ -419,7 +419,7 @@ cdef class Use:
         self.leave()
 
     def leave(self) -> None:
-        """The request has ended: nothing else may be called any more."""
+        """End the request: no other method may be called afterwards."""
         if self.region != NULL:
             block_give(self.region.block)
             self.region = NULL
