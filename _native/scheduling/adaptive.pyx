@@ -1,43 +1,42 @@
 """Adaptive delay: an instance waits for more requests only while that pays.
 
-A batch of r rows takes about f + r s: a fixed time, and one for each row. Say that an instance is free, all others are
-busy, n requests with r rows wait, and the next request is expected in g. If the instance waits for it, those n are
-answered later by g and by the time of the rows that are added, r/n s on average. The one that comes gains f - g: it
-need not wait for the end of a batch that began without it, nor pay the fixed time of one of its own. So waiting pays
-while
+A batch of r rows takes about f + r s: a fixed time f, and s for each row. Say that an instance is free, all others are
+busy, n requests with r rows wait, and the next request is expected in g. If the instance waits for it, the responses to
+the n are later by g and by the time of the added rows, r/n s on average. The next request gains f - g: it need not wait
+for the end of a batch that began without it, nor pay the fixed time of a batch of its own. So waiting pays while
 
     n (g + r/n s) < f - g,    which is    (n + 1) g + r s < f.
 
-While another instance is free it does not pay, because the one that comes would be executed at once. Nor does it if f
-is no longer than an instance takes to wake.
+While another instance is free, waiting does not pay: that instance would execute the next request at once. Nor does it
+if f is no longer than an instance takes to wake.
 
-It is a bet on the next request, and given up when that has not come within three times g, and when the instance has
-waited for f in all. Whatever the delay, those that wait are executed before their own time is over
+Waiting is a bet on the next request. The instance gives it up when no request has come within three times g, and when
+it has waited for f in all. Whatever the delay, waiting requests are executed before their own time is over
 (`_native.scheduling.policy`).
 
-g is learnt apart for each n, as the mean time from when an instance found n requests, or the n-th came while it waited,
-until one more came; whether it waited for that one or not. So it tells requests that come by themselves, where it is
-the same for every n, from clients that ask again when they are answered, where none comes any more once all of them
-wait. What has not been seen for n is taken to be as for the largest number below. A g above f counts as f: it does not
-pay to wait for so long, whatever it is, and after a quiet time the mean is soon what it was.
+g is learnt separately for each n: the mean time from when an instance found n requests, or the n-th came while it
+waited, until one more came, whether the instance waited for it or not. This tells independent requests, whose g is the
+same for every n, from clients that send the next request after each response, of which none comes once all of them
+wait. For an n that has not been seen, the g of the largest smaller n counts. A g above f counts as f: waiting for so
+long never pays, and after a quiet time the mean soon recovers.
 
 f and s are the line through the sizes and times of the last batches (least squares, weights that fall exponentially).
-As long as all have the same size nothing tells the two apart: then all of it is thought fixed, which makes the sizes
+As long as all batches have the same size, nothing tells f from s: then all of the time counts as fixed, so the sizes
 vary if requests come often enough for that to matter. A batch that takes much longer than the others counts as four
-times what it should have taken, and the very first one, in which frameworks warm up, not at all.
+times what it should have taken; the very first one, in which frameworks warm up, does not count.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef enum:
     PATIENCE = 3
-    MEAN_GAPS = 16           # over which the mean until the next request goes, about
-    MEAN_BATCHES = 32        # over which the means of the curve go, about
-    TRUSTED_BATCHES = 8      # from here on one that takes much longer is an exception
+    MEAN_GAPS = 16           # about so many gaps count in the mean time until the next request
+    MEAN_BATCHES = 32        # about so many batches count in the means of the curve
+    TRUSTED_BATCHES = 8      # after so many, a batch that takes much longer is an exception
     EXCEPTION = 4
-    WAKING_NS = 100_000      # that a thread takes to wake from a wait, with what it disturbs
+    WAKING_NS = 100_000      # a thread takes this long to wake from a wait, with all that the wake disturbs
 
-cdef double VARIED = 1 / 16.0        # variance of the sizes that tells something
+cdef double VARIED = 1 / 16.0        # variance of the sizes from which on they tell the slope
 cdef double LONGEST_NS = 1e11        # products with it do not overflow
 
 

@@ -7,9 +7,9 @@ from _native.request.request cimport Request
 from _native.scheduling.dispatcher cimport Claim, Consumer, Dispatcher, Line
 
 cdef struct BatchScheduler:
-    # what every lane's `scheduler` is: it also tells instances where their batches are
+    # the type of every lane's `scheduler`; it also finds the line of an instance
     Scheduler requests
-    # Where the batches of this instance come from. NULL: from nowhere.
+    # The line from which the instance gets its batches. NULL: it gets none.
     Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
 
 # Before its thread runs, and after it.
@@ -29,9 +29,10 @@ cdef void consumer_release(Consumer *consumer) noexcept nogil
 # From any thread: the consumer gets GIVEN_END when it takes next, or now if it waits.
 cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil
 
-# On the loop, which has ended a batch on the instance: its next batch. NULL: the loop does not have the instance now.
+# On the loop, which has ended a batch on the instance: the next batch. NULL: the instance is no longer lent to the
+# loop.
 cdef Request *consumer_next(Consumer *consumer) noexcept nogil
-# On the loop: the instance's thread gets this batch, which is not begun, or GIVEN_BACK (NULL).
+# On the loop: pass this batch, which has not begun, to the instance's thread. NULL: GIVEN_BACK.
 cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil
 
 # Decide after a change in the line. The caller holds the dispatcher's lock, which is released. `on_loop`: instances
@@ -39,5 +40,5 @@ cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil
 cdef void line_look(Line *line, bint on_loop) noexcept nogil
 # With the lock: the same after changes in several lines; on any thread.
 cdef void lines_look(Dispatcher *dispatcher, int64_t now) noexcept nogil
-# With the lock, once: the lane is about to be closed, and the line needs its alarm no more.
+# With the lock, once: the lane is about to be closed, and the line no longer needs its alarm.
 cdef void line_silence(Line *line) noexcept nogil

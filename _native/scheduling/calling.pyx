@@ -1,14 +1,14 @@
 """Carries out the dispatcher's decisions (`_native.scheduling.dispatcher`).
 
 The thread of a waiting instance sleeps on a condition of its own. A thread that changes something takes the
-dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A thread finds in
-its consumer what it was given. Requests that come before it runs join its batch if the policy allows it.
+dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A woken thread
+finds its batch in its consumer. Requests that come before it runs join the batch if the policy allows it.
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
 each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps
-(`_native.execution.remote`): the consumer is lent. If the loop cannot go on with it, the thread is called; if there is
-no batch any more, the consumer is idle again. If requests wait to become a batch, a timer of the loop replaces the
-thread's own waiting.
+(`_native.execution.remote`): the consumer is lent. If the loop cannot continue with it, the thread is called; if there
+is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the loop replaces the
+thread's own wait.
 """
 
 from libc.stdint cimport int64_t
@@ -49,7 +49,7 @@ cdef void consumer_clear(Consumer *consumer) noexcept nogil:
 
 
 cdef inline int64_t time_of(const Line *line) noexcept nogil:
-    # now, where somebody looks at it: asking the clock takes as long as all the rest
+    # now; 0 where no decision depends on the time: reading the clock takes as long as all the rest
     return now_ns() if line.timed or line.dispatcher.limited else 0
 
 
@@ -57,7 +57,7 @@ cdef inline int64_t time_of(const Line *line) noexcept nogil:
 # With the guard held
 
 cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop) noexcept nogil:
-    # those that have been called, but for who asks; the loop's own, which are to begin, as a chain
+    # Wake the called consumers, except `asking`. Returns those whose batches the loop is to begin, as a chain.
     cdef Consumer *lent = NULL
     cdef Consumer *following
     while called != NULL:
@@ -130,7 +130,7 @@ cdef void await_call(Line *line, Consumer *consumer) noexcept nogil:
 
 
 cdef inline Request *fetch(Consumer *consumer) noexcept nogil:
-    # what it has been given
+    # the batch that the consumer was given
     cdef Request *batch = consumer.batch
     consumer.batch = NULL
     consumer.state = CONSUMER_AWAY
@@ -138,7 +138,8 @@ cdef inline Request *fetch(Consumer *consumer) noexcept nogil:
 
 
 cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil:
-    # What the dispatcher would decide if it asked, where it goes first in any case: without resources. NULL: nothing.
+    # Like a decision of the dispatcher in which this consumer goes first; only for lines without resources. NULL: no
+    # batch.
     cdef Request *batch
     cdef int64_t now = time_of(line)
     cdef BatchPlan plan
@@ -149,7 +150,7 @@ cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil
     batch = line.cut(line, now, &plan)
     consumer.why = plan.why
     if line.idle_count:
-        line_touch(line)  # the requests that are left may be a batch for another
+        line_touch(line)  # the remaining requests may be a batch for another consumer
     if line.dispatcher.touched != NULL:
         decide(line, NULL)
     return batch
@@ -308,18 +309,18 @@ cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil:
 
 
 cdef void set_alarm(Line *line) noexcept nogil:
-    # with the guard: the loop looks at watched_ns, or before
+    # With the guard held: have the loop look at watched_ns, or before.
     cdef Lane *lane = <Lane *>line.owner
     cdef bint was_set = line.alarm.slot != 0
     if was_set and line.alarm.due_ns <= line.watched_ns:
-        return  # who looks too early looks again
+        return  # after looking too early, the loop sets the alarm again
     if not was_set:
-        fetch_add32(&lane.in_flight, 1)  # the lane stays until then
+        fetch_add32(&lane.in_flight, 1)  # keeps the lane alive until then
     line.alarm.fire = look
     line.alarm.owner = line
     if not timers_set((<Bridge *>line.bridge).timers, &line.alarm, line.watched_ns):
         fetch_add32(&lane.in_flight, -1)
-        line.watcher = line.idle.first  # threads have clocks of their own
+        line.watcher = line.idle.first  # no memory for the timer: a thread watches the clock
         line.watcher.watch_ns = line.watched_ns
         notify_one(&line.watcher.called)
 
@@ -335,7 +336,7 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
 
 
 cdef void line_silence(Line *line) noexcept nogil:
-    if line.alarm.owner != NULL:  # there has been one
+    if line.alarm.owner != NULL:  # the alarm was set at least once
         fetch_add32(&(<Lane *>line.owner).in_flight, 1)
         line.silence.run = end_alarm
         line.silence.owner = line

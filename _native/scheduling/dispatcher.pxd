@@ -72,16 +72,15 @@ cdef struct Line:
     void *owner              # Lane of the line
     uint32_t index           # for the scheduler
     bint timed               # its batches depend on the time
-    # Set by the scheduler. Plan: whether there is a batch now for an idle consumer (plan.count), or when to look again
-    # (plan.wake_ns). If nothing will ever come any more, it sets `over`.
+    # Set by the scheduler. Find out whether there is a batch now for an idle consumer (plan.count), or when to look
+    # again (plan.wake_ns). Sets `over` if no batch will ever come again.
     void (*plan)(Line *line, int64_t now, BatchPlan *plan) noexcept nogil
-    # Right after `plan`: cut the batch. NULL: there is none after all, look again at plan.wake_ns.
+    # Right after `plan`: cut the batch. NULL: there is none after all; look again at plan.wake_ns.
     Request *(*cut)(Line *line, int64_t now, BatchPlan *plan) noexcept nogil
-    # An instance comes late for a batch that it was given: append requests that have come since and may join. Returns
-    # the reason for the batch; NULL: none was appended. The function is NULL if none may be.
+    # When an instance comes late for the batch that it was given: append requests that have come since and may join.
+    # Returns the reason for the batch; NULL: none was appended. The pointer is NULL if requests may never join.
     const char *(*grow)(Line *line, int64_t now, Request *batch) noexcept nogil
-    # Whether there is a batch that requests which come later neither join nor overtake. The function is NULL if there
-    # never is.
+    # Whether there is a batch that later requests neither join nor overtake. The pointer is NULL if there never is.
     bint (*full)(const Line *line) noexcept nogil
     bint over
     uint32_t beside          # idle consumers beside the one for which a batch is planned

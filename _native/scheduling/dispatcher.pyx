@@ -1,20 +1,20 @@
 """The dispatcher: which idle instance gets which batch, and when.
 
 Instances that have nothing to do wait in lines, each as a *consumer*. A line is where batches come from: all instances
-of a stateless model share one, an instance whose slots hold sequences has its own. Whenever a request has come or left,
-a consumer asks, time has passed or resources have been given back, the lines that this is about are *touched*, and
-`dispatcher_decide` gives batches to idle consumers until no line has both. So nothing that anybody does can leave a
-request beside an idle instance that may take it: there is no wake-up that could go to the wrong one or be used up.
+of a stateless model share one, an instance whose slots hold sequences has its own. When a request comes or leaves, a
+consumer asks, time passes or resources are given back, the lines concerned are *touched*, and `dispatcher_decide` gives
+batches to idle consumers until no touched line has both. So no request is left beside an idle instance that may take
+it: no wake-up can reach the wrong thread or get lost.
 
-Resources (the rate limiter) are granted here, before a consumer is chosen: a line whose idle consumers all lack some is
-put on a list, and of all lines on it the consumer with the smallest virtual time goes first as soon as its resources
-are free. One whose resources are not free is passed over, so that they are used. One that needs much of a resource
-could wait for ever while others share it: once they are PATIENCE of its executions ahead of it, it is *overdue*, and
-they leave it what it needs. An execution adds a claim's priority to its virtual time, so claims that always have work
-execute in inverse proportion to their priorities. Who had no work for a while begins at the virtual time that the
-others have come to, and so neither makes up for it nor waits for them.
+The dispatcher also grants resources (the rate limiter). A line that has a batch but lacks resources is put on a list.
+Of all consumers on it whose resources are free, the one with the smallest virtual time goes first. A consumer whose
+resources are not free is passed over, so that they do not lie idle. One that needs much of a resource could wait for
+ever while others share it: once they are PATIENCE of its executions ahead of it, it is *overdue*, and they leave it
+what it needs. An execution adds a claim's priority to its virtual time, so claims that always have work execute in
+inverse proportion to their priorities. A claim without work for a while continues at the virtual time that the others
+have reached: it neither catches up nor waits for them.
 
-A line in which requests wait for more of them to come has to be looked at when that is no longer worth while: one idle
+When the requests of a line wait for more requests, the line must be looked at again once that no longer pays: one idle
 consumer watches the clock for it (`Line.watcher`), or the loop does.
 """
 
@@ -28,7 +28,7 @@ from _native.threads cimport mutex_destroy, mutex_init
 
 
 cdef enum:
-    PATIENCE = 8             # executions of its own for which a line is passed over, while its resources are not free
+    PATIENCE = 8             # a consumer is overdue once the others are so many of its executions ahead
 
 
 cdef void dispatcher_init(Dispatcher *self, bint limited) noexcept nogil:
@@ -105,7 +105,7 @@ cdef inline bint can_ever(const Claim *claim) noexcept nogil:
 
 
 cdef void find_overdue(Dispatcher *self) noexcept nogil:
-    # of all whose lines have been passed over for too long, the one that is furthest behind
+    # of the claims whose lines have been passed over for too long, the one that is furthest behind
     cdef const Line *line = self.lacking.first
     cdef const Consumer *consumer
     cdef const Claim *claim
@@ -149,7 +149,7 @@ cdef Consumer *best_lacking(Dispatcher *self) noexcept nogil:
 
 
 cdef void enlist(Line *line) noexcept nogil:
-    # it has a batch, and waits for the resources from now on
+    # the line has a batch, and waits for resources from now on
     cdef Consumer *consumer = line.idle.first
     if line.lacking:
         return
@@ -194,7 +194,7 @@ cdef inline void leave_line(Consumer *consumer) noexcept nogil:
         line.watched_ns = NEVER
     consumer.watch_ns = NEVER
     if line.idle_count == 0:
-        line.watched_ns = NEVER  # who asks next looks himself
+        line.watched_ns = NEVER  # the next asker plans anew
         delist(line)
 
 
@@ -209,13 +209,13 @@ cdef void consumer_watched(Consumer *consumer) noexcept nogil:
 cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil:
     if consumer.state == CONSUMER_IDLE:
         leave_line(consumer)
-        line_touch(consumer.line)  # somebody else may have to watch
+        line_touch(consumer.line)  # another consumer may have to watch
     consumer.state = CONSUMER_CALLED
     consumer.given = given
 
 
 cdef inline Consumer *tell(Consumer *called, Consumer *consumer) noexcept nogil:
-    # the chain with this one
+    # add the consumer to the chain
     if consumer.told:
         return called
     consumer.told = True
@@ -238,7 +238,7 @@ cdef Consumer *give(Consumer *consumer, Request *batch, const char *why, Consume
 
 
 cdef Consumer *call_all(Line *line, Consumer *called) noexcept nogil:
-    # nothing will come any more
+    # no batch will come any more
     cdef Consumer *consumer
     while line.idle.first != NULL:
         consumer = line.idle.first
@@ -254,8 +254,8 @@ cdef inline bint is_asking(const Consumer *asking, const Line *line) noexcept no
 
 
 cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) noexcept nogil:
-    # an idle consumer of a line without resources, preferably one that is awake; those that are found not to be ready
-    # are called, to see why
+    # An idle consumer of a line without resources, preferably one that is awake. Consumers that are not ready are
+    # called, so that their threads get ready.
     cdef Consumer *consumer
     if is_asking(asking, line):
         return asking
@@ -271,7 +271,7 @@ cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) n
 
 
 cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
-    # have somebody look at that time, or before
+    # have a consumer, or the loop, look at that time or before
     cdef Consumer *consumer
     if wake_ns == NEVER or line.idle_count == 0 or line.watched_ns <= wake_ns:
         return called
@@ -307,7 +307,7 @@ cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept no
 
 
 cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
-    # at a line without resources: give what there is
+    # look at a line without resources: give out its batches
     cdef BatchPlan plan
     cdef Request *batch
     cdef Consumer *consumer
@@ -326,7 +326,7 @@ cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_loop, Con
 
 
 cdef Consumer *look_limited(Line *line, int64_t now, Consumer *asking, Consumer *called) noexcept nogil:
-    # the same where there are resources: its consumers wait for their turn if there is something to give
+    # the same for a line with resources: if it has a batch, its consumers wait for their turn
     cdef BatchPlan plan
     if line.idle_count == 0:
         return called
@@ -348,7 +348,7 @@ cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noe
         return watch_or_end(line, plan.wake_ns, NULL, False, called)
     called = give(consumer, batch, plan.why, called)
     line.passed_since = line.dispatcher.virtual_time
-    line_touch(line)  # what is left may be another one
+    line_touch(line)  # the remaining requests may be another batch
     return called
 
 

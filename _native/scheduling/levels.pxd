@@ -53,9 +53,9 @@ cdef inline uint32_t level_at(const Request *request) noexcept nogil:
     # the level of a waiting request, or of one that has waited
     return request.place // 2
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil
-# Move a request to the place that it would have at this level, had it always been there; not if the level is full. In
-# a higher one it is the last, for nobody there has waited for a shorter time at this level; in a lower one it is
-# before all that came later.
+# Move a request to the place that it would have if it had always been at this level; not if the level is full. In a
+# higher level that is the last place, because the others have waited there for longer; in a lower level it is before
+# all that came later.
 cdef void levels_move(Levels *self, Request *request, uint32_t level) noexcept nogil
 # Put a request whose time is over behind the others of its level.
 cdef void levels_yield(Levels *self, Request *request) noexcept nogil

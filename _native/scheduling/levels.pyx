@@ -79,7 +79,7 @@ cdef void levels_yield(Levels *self, Request *request) noexcept nogil:
 
 
 cdef void insert(Levels *self, Request *request, uint32_t segment) noexcept nogil:
-    # by its time among those of the segment
+    # by its arrival among the requests of the segment
     cdef uint32_t left = self.segments[segment].count
     cdef Request *later = self.segments[segment].last if left else NULL
     cdef Request *before = NULL

@@ -24,7 +24,7 @@ from _native.threads cimport lock, unlock
 
 
 cdef class Resource:
-    """So much of something on one device, or everywhere."""
+    """An amount of something, on one device or over all."""
 
     cdef ResourcePool pool
     cdef readonly str name
@@ -39,7 +39,7 @@ cdef class Resource:
 
     @property
     def free(self) -> int:
-        """What no instance holds now."""
+        """The amount that no instance holds now."""
         return self.pool.free
 
 
@@ -53,7 +53,7 @@ cdef class RateLimiter:
         dispatcher_clear(&self.dispatcher)
 
     def resize(self, Resource resource not None, total: int) -> None:
-        """Have more or less of a resource. What is held stays held."""
+        """Change the total of a resource. Instances keep what they hold."""
         lock(&self.dispatcher.guard)
         resource.pool.free += total - resource.pool.total
         resource.pool.total = total
@@ -75,10 +75,10 @@ cdef class RateLimiter:
 
 
 cdef class ClaimHandle:
-    """What one instance needs to execute, all at once.
+    """The resources that one instance needs to execute, all at once.
 
     Args:
-        limiter: who grants it.
+        limiter: grants the resources.
         needs: pairs of a Resource and how much of it.
         priority: the weight of an execution; 1 is the highest.
     """

@@ -22,9 +22,9 @@ cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
     levels_remove(&queue.levels, request)
     queue.enough_rows = 0
 
-# The queue, or this level of it, is full: remove the latest requests of the client that has most of it, as a chain for
-# answer_ousted. Levels above that of the request that comes are left alone. NULL: no client has more of the queue than
-# that of the request that comes, or there is no memory.
+# The queue, or this level of it, is full: remove the latest requests of the client with most of the queue, as a chain
+# for answer_ousted. Levels above that of the arriving request are left alone. NULL: no client has more of the queue
+# than the client of the arriving request, or there is no memory.
 cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil
 # Refuse the requests of this chain. Without the lock.
 cdef void answer_ousted(Request *chain) noexcept nogil

@@ -4,19 +4,19 @@ It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
 
 * The candidates are the first request and those behind it in the order of service, up to the first that would exceed
   `max_batch_size` or has other shapes or inputs. A policy never reorders and never splits (a queue may, behind it).
-* While the delay is not over, and always where there is none, the longest prefix of the candidates whose rows are a
-  preferred size goes. If there is none, but one of the candidates would exceed the largest preferred size, those before
-  it go. The preferred size is `max_batch_size` when the configuration names none.
-* A client that waits only until a deadline is not kept waiting for others until that is over: an eighth of its time
-  before, and as long before that as such a batch takes, all candidates go. The time that a request may wait in the
-  queue shortens an adaptive delay in the same way; of a fixed one whoever configures the two has decided.
-* Once the oldest of the candidates has waited for the delay, all of them go. Before, too, when they cannot become more:
-  they are full, the next one does not fit, or the first alone exceeds every preferred size. If the delay is adaptive,
-  also once waiting does not pay any more (`_native.scheduling.adaptive`).
+* Before the delay is over, and always if there is no delay, the longest prefix of the candidates whose rows are a
+  preferred size goes. If there is no such prefix, but one of the candidates would exceed the largest preferred size,
+  those before it go. The preferred size is `max_batch_size` when the configuration names none.
+* A request with a deadline does not wait for others until its time is over: all candidates go so early that such a
+  batch ends an eighth of the request's time before the deadline. The time that a request may wait in the queue shortens
+  an adaptive delay in the same way, but not a fixed one: the operator has configured both.
+* Once the oldest of the candidates has waited for the delay, all of them go. They go earlier when no further request
+  can join: they are full, the next one does not fit, or the first alone exceeds every preferred size. If the delay is
+  adaptive, they also go once waiting no longer pays (`_native.scheduling.adaptive`).
 
 Without dynamic batching every request is a batch of its own.
 
-Whoever knows what waits walks over it: `policy_plan` over the requests of a queue, `_native.sequences.batch` over the
+The callers walk over the waiting requests: `policy_plan` over those of a queue, `_native.sequences.batch` over the
 sequences of an instance.
 """
 
@@ -107,7 +107,7 @@ cdef bint policy_full(const Policy *policy, const Request *first) noexcept nogil
 
 
 cdef inline void plan_all(const Policy *policy, const Request *first, BatchPlan *plan) noexcept nogil:
-    # the same, where nothing but the largest batch limits what goes
+    # the same, if only the largest batch size limits the batch
     cdef const Request *request = first.next
     cdef uint64_t rows = first.rows
     set_plan(plan, 1, EVERYTHING)
@@ -155,7 +155,7 @@ cdef void candidates_plan(const Candidates *self, const Policy *policy, const Ar
     else:
         set_plan(plan, 0, NULL)
         plan.wake_ns = self.oldest_ns + policy.delay_ns
-        # nothing has a preferred size now
+        # no prefix has a preferred size now
         plan.wake_rows = policy.max_rows
         if self.size < policy.preferred.count:
             plan.wake_rows = min(plan.wake_rows, <uint64_t>policy.preferred.sizes[self.size])
@@ -168,7 +168,7 @@ cdef void candidates_plan(const Candidates *self, const Policy *policy, const Ar
 
 cdef inline void adapt(const Candidates *found, const ArrivalPredictor *predictor, int64_t now,
                        BatchPlan *plan) noexcept nogil:
-    # wait for less, or not at all
+    # shorten the wait, or end it
     plan.wake_ns = min(plan.wake_ns, predictor_due(predictor, found.count, found.rows))
     plan.wake_rows = predictor_enough(predictor, found.count, found.rows, plan.wake_rows)
     if now >= plan.wake_ns:
@@ -177,7 +177,7 @@ cdef inline void adapt(const Candidates *found, const ArrivalPredictor *predicto
 
 cdef inline void hurry(const Candidates *found, const ArrivalPredictor *predictor, int64_t now,
                        BatchPlan *plan) noexcept nogil:
-    # the same, for one of them has not so much time
+    # the same, because one of them has less time
     cdef int64_t latest = found.end_ns if predictor == NULL else predictor_latest(predictor, found.rows, found.end_ns)
     plan.wake_ns = min(plan.wake_ns, latest)
     if now >= plan.wake_ns:

@@ -22,14 +22,14 @@ cdef struct Queue:
     Duration waited          # batches for which an idle instance waited, and the time
     int64_t waits_since      # since when one waits although there are requests; 0: none does
     uint32_t held            # hold batches until so many requests have been queued at once; 0: do not
-    uint64_t enough_rows     # with fewer rows, all added ones of one kind, there is no batch before watched_ns
+    uint64_t enough_rows     # no batch before watched_ns with fewer rows, if added requests are of one kind
     int64_t end_ns           # when one of the requests of that wait must have been executed; NEVER: no limit
     Shares shares            # of clients, while the queue is full or was until recently
     uint32_t full_count      # requests that waited when it was full
     bint gathers             # takes requests of one shape from among others, if responses need no order
-    bint attends             # requests that come and go must be noticed: it is timed, or counts shares
+    bint attends             # arrivals and departures must be noted: it is timed, or counts shares
     bint closed
-    void *awaiting           # QueueLane, whose `first` is called when the first request has come; NULL: nothing is
+    void *awaiting           # QueueLane, whose `first` is called when the first request has come; NULL: no call
 
 # The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of
 # requests that were removed to make room, which the caller must refuse. Anything but PUSHED: the request is not in the
@@ -37,8 +37,7 @@ cdef struct Queue:
 cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil
 # Set the error of a request that got LANE_REFUSED.
 cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil
-# Remove a request. False: it does not
-# wait here.
+# Remove a request. False: it does not wait here.
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil
 # Put a request whose time is over behind the others.
 cdef void queue_yield(Queue *queue, Request *request) noexcept nogil

@@ -6,7 +6,7 @@ many rows, there will be none; so most requests that come while an instance wait
 grow exactly while all instances are busy, and no request waits beside an idle instance longer than `max_queue_delay`.
 
 Requests of different shapes share no batch. When a request of another shape closes a batch, waiting requests of the
-batch's shape behind it join: so alternating shapes make batches like a single shape. The request that has waited
+batch's shape behind it join, so alternating shapes make batches as large as a single shape. The request that has waited
 longest is always served next, so a request is passed by at most the batches of those before it. Within one shape the
 order stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes another.
 
@@ -91,14 +91,14 @@ cdef enum:
 # Requests that wait; the dispatcher's lock is held
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
-    # whether the request may change the next batch in another way than by its rows
+    # whether the request may change the next batch otherwise than by its rows
     if request.next != NULL:
         return True
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
-    # count the request, and decide anew if an instance must not wait so long for more
+    # count the request; plan again if an instance may no longer wait so long for more
     if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
@@ -245,7 +245,7 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
 
 
 cdef bint full(const Line *line) noexcept nogil:
-    # one of a higher level would overtake it
+    # with several levels, a request of a higher one could overtake the batch
     cdef const Queue *queue = <const Queue *>line.owner
     return (queue.levels.level_count == 1 and queue.levels.count >= queue.held
             and policy_full(&queue.policy, queue.levels.first))
@@ -292,7 +292,7 @@ cdef void wake(Lane *lane) noexcept nogil:
 
 
 cdef void wake_first(Lane *lane) noexcept nogil:
-    # nobody has asked for a batch yet: `wake` takes its own place from now on
+    # the first request has come: `wake` takes this function's place from now on
     cdef Queue *queue = <Queue *>lane
     lane.scheduler = &QUEUE.requests
     call_first(queue)
@@ -310,7 +310,7 @@ cdef void call_first(Queue *queue) noexcept with gil:
 
 
 cdef void look_anew(Queue *queue) noexcept nogil:
-    # Decide anew, because other requests wait than before, or in another order. Releases the dispatcher's lock.
+    # Decide again, because the waiting requests or their order have changed. Releases the dispatcher's lock.
     if queue.line.idle_count:
         line_look(&queue.line, True)
     else:
@@ -340,7 +340,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
 cdef void limit(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     set_limit(&queue.levels.levels[level_of(&queue.levels, request.terms.priority)], request)
-    if queue.policy.adaptive and request.expires_ns and not request.yields:  # as policy_end has it
+    if queue.policy.adaptive and request.expires_ns and not request.yields:  # as in policy_end
         request.terms.due_ns = stricter_time(request.terms.due_ns, request.expires_ns)
 
 
@@ -349,7 +349,7 @@ cdef inline int64_t stricter_time(int64_t a, int64_t b) noexcept nogil:
 
 
 cdef void place_anew(Queue *queue, Request *request) noexcept nogil:
-    # by its terms, which are others now
+    # after a change of its terms
     if queue.shares.buckets != NULL:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
     levels_move(&queue.levels, request, level_of(&queue.levels, request.terms.priority))
@@ -413,7 +413,7 @@ cdef void queue_free(Lane *lane) noexcept nogil:
 cdef BatchScheduler QUEUE = BatchScheduler(
     Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
-# the same, until the first request has come: so those that come later take no longer
+# the same until the first request has come, so that later requests pay for no check
 cdef BatchScheduler FIRST = BatchScheduler(
     Scheduler(push, wake_first, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
@@ -466,7 +466,7 @@ cdef class QueueLane(LaneHandle):
         queue.held = held
 
     def await_first(self, first) -> None:
-        """Have `first` called when the first request has come, or never: before anyone can find the lane.
+        """Have `first` called once, when the first request has come. Call this before any request can find the lane.
 
         Args:
             first: called on the loop, without arguments; None: nothing is called.

@@ -1,7 +1,7 @@
 """inference.ModelStatisticsResponse, encoded from the counters of lanes.
 
-A server of ten thousand models is asked for all of them every few seconds, on the loop that serves requests: no Python
-object is made of a counter, and of the counters only those are read that the message has.
+Clients ask a server of ten thousand models for all of them every few seconds, on the loop that serves requests. So no
+Python object is made of a counter, and only the counters that the message has are read.
 """
 
 from libc.stddef cimport size_t
@@ -165,8 +165,8 @@ cdef uint8_t *put_counters(uint8_t *out, Statistics *statistics) noexcept nogil:
 # Versions
 
 cdef uint8_t *begin_version(Buffer *buffer, Lane *lane, size_t more) noexcept nogil:
-    # What a lane says of itself, with room for so many bytes more behind it; the end of it. NULL: there is no memory.
-    # The place of the length is one byte behind buffer.size.
+    # Write what a lane says of itself, with room for `more` bytes behind it; returns the end. NULL: no memory. The
+    # place of the length is one byte behind buffer.size.
     cdef Statistics *statistics = &lane.statistics
     cdef Str name = lane.signature.name
     cdef Str version = lane.signature.version_text
@@ -225,7 +225,8 @@ cdef int add_version(Buffer *buffer, LaneHandle handle, dict learnt, object memo
 
 
 def encode_statistics(versions) -> bytes:
-    """Entries of a ModelStatisticsResponse: of each version its lane, what an adaptive delay goes by, its memory."""
+    """Entries of a ModelStatisticsResponse; for each version its lane, the estimates of its adaptive delay, its
+    memory."""
     cdef Buffer buffer
     memset(&buffer, 0, sizeof(Buffer))
     try:

@@ -2,8 +2,8 @@
 
 from _native.request.request cimport Request
 
-# The parts of a bound request of a lane that splits: a chain by Request.next, each to be pushed. The request waits for
-# them. NULL: no memory; the request still belongs to the caller.
+# Split a bound request: the parts, a chain by Request.next, each to be pushed. The request waits for them. NULL: no
+# memory; the request still belongs to the caller.
 cdef Request *split_enter(Request *request) noexcept nogil
 # The lane has refused the first part, and no other has been pushed: the whole request carries the error, and belongs to
 # the caller again.
