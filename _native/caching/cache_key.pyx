@@ -2,7 +2,7 @@
 
 The digest is XXH3 with 128 bits (https://xxhash.com) and a secret seed, different in each process. Two different keys
 have the same digest with a probability of 2^-128, and without the seed a client cannot search for such a pair. But the
-hash is not designed to resist somebody who learns the seed. So everything small is compared as well, and large inputs
+hash is not designed to resist a client that learns the seed. So everything small is compared as well, and large inputs
 if the operator wants it.
 """
 
@@ -52,7 +52,7 @@ cdef bint is_for_scheduler(Str key) noexcept nogil:
 
 
 cdef inline bint counts(const Request *request, const Parameter *p) noexcept nogil:
-    # the model sees it: no later value of the same key replaces it
+    # whether the model sees it: no later value of the same key replaces it
     return not is_for_scheduler(p.key) and parameter_find(
         request.message.parameters, request.message.parameter_count, p.key.data, p.key.size) == p
 
@@ -112,7 +112,7 @@ cdef Digest key_digest(const Request *request) noexcept nogil:
             XXH3_128bits_update(&state, &head, sizeof(head))
     if request.message.parameter_count:
         parameters = parameters_digest(request)
-        if parameters.low or parameters.high:  # a request has the digest that it has without those for the scheduler
+        if parameters.low or parameters.high:  # parameters for the scheduler do not change the digest
             XXH3_128bits_update(&state, &parameters, sizeof(parameters))
     hash = XXH3_128bits_digest(&state)
     return Digest(hash.low64, hash.high64)

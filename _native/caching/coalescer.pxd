@@ -16,10 +16,10 @@ cdef struct Memo:
     Request *work            # goes to the model, and keeps the response
     uint32_t output_count    # of requested outputs
     Requests waiting         # for the response, in order of arrival
-    uint32_t count           # of these,
-    uint32_t late            # and how many of them go behind others, because their time in the queue is over
+    uint32_t count           # their number
+    uint32_t late            # and the number of those behind others, because their time in the queue is over
     bint taken               # an instance has the work: the terms of waiting requests do not matter any more
-    bint stale               # a request has left: the terms of the others may be less; see coalescer_settle
+    bint stale               # a request has left, so the terms of the others may be weaker: see coalescer_settle
     bint answered
     bint delivering          # the response is being delivered to the waiting requests
     bint asking              # a lookup in the store is in progress; `work` has not been pushed
@@ -39,8 +39,7 @@ cdef struct Store:
     # Keeps responses outside of the server, also for other servers. Used on the loop; nothing blocks.
     void *owner              # NULL: there is no store
     # Begin to look the key up; sets memo.lookup. Later, not within a delivery, coalescer_found or coalescer_missing is
-    # called once, unless `forget` is called before. False: the store
-    # cannot be asked now.
+    # called once, unless `forget` is called before. False: the store cannot be asked now.
     bint (*look)(void *owner, Memo *memo) noexcept nogil
     # Keep this response for a key that was missing.
     void (*keep)(void *lookup, const Response *response) noexcept nogil
@@ -60,7 +59,7 @@ cdef struct Coalescer:
     bint compares            # compares large inputs byte by byte, and so keeps them
     int64_t ttl_ns           # lifetime of responses; 0: no limit
     Store store
-    void (*push)(void *context, Request *work) noexcept nogil    # queues work that its memo has made by itself
+    void (*push)(void *context, Request *work) noexcept nogil    # queues work that start_over has made
     void *push_context
     uint64_t era             # increases with coalescer_forget
     uint64_t followers       # requests that got the response to another one in flight

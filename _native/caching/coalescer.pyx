@@ -2,10 +2,10 @@
 
 The first request with a key makes a memo, which has a request of its own (`work`) that goes to the model. All requests
 with the key, the first one too, wait at the memo. Each has its own deadline and its own time in the queue, and may
-leave; when the last one leaves, the work is cancelled. While the work is queued, its terms are those of all who wait:
-the best priority, the latest deadline, the most lenient timeout. A delay ends in time for the earliest deadline. All
-waiting requests get the response by reference. An instance may take the work, only to find that its time is over, just
-before a request with more time joins it: who has time left then gets a new memo.
+leave; when the last one leaves, the work is cancelled. While the work is queued, its terms combine those of all waiting
+requests: the best priority, the latest deadline, the most lenient timeout. A delay ends in time for the earliest
+deadline. All waiting requests get the response by reference. An instance may drop the work as late just after a request
+with more time has joined it: the requests with time left then get a new memo.
 
 With a cache the memo stays, and its work with it, which holds the key for comparisons and the response. A response
 leaves the cache by last use when the cache exceeds its limit, when it is too old, and when its model version ends.
@@ -144,7 +144,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     memo.work.single = True
     memo.work.shared = True
     memo.work.uncounted = True
-    memo.work.is_step = True  # so an output may be missing; whether the waiting requests allow that, `give` decides
+    memo.work.is_step = True  # so that an output may be missing; `give` decides whether the waiting requests allow that
     memo.output_count = wanted_outputs(memo.work)
     memo.home = self
     memo.era = self.era
@@ -176,7 +176,7 @@ cdef inline uint64_t level_of(const Lane *lane, uint64_t priority) noexcept nogi
 
 
 cdef void add_terms(Terms *terms, const Terms *other, const Lane *lane) noexcept nogil:
-    # those of one more waiting request
+    # add the terms of one more waiting request
     terms.deadline_ns = max(terms.deadline_ns, other.deadline_ns) if terms.deadline_ns and other.deadline_ns else 0
     terms.timeout_us = max(terms.timeout_us, other.timeout_us) if terms.timeout_us and other.timeout_us else 0
     if other.due_ns and (terms.due_ns == 0 or other.due_ns < terms.due_ns):
@@ -191,7 +191,7 @@ cdef inline bint are_same(const Terms *a, const Terms *b) noexcept nogil:
 
 
 cdef void set_terms(Memo *memo, const Terms *terms) noexcept nogil:
-    # of the work
+    # set the terms of the work
     if memo.asking:
         memo.work.terms = terms[0]
     elif not memo.taken:
@@ -207,7 +207,7 @@ cdef void join(Memo *memo, Request *request) noexcept nogil:
 
 
 cdef void agree(Memo *memo, Request *request) noexcept nogil:
-    # The work waits in a queue, and with it this request, which has joined another one there.
+    # The request has joined others whose work may wait in a queue: let the work have its terms, too.
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef Terms terms = memo.work.terms
     if memo.taken:
@@ -226,7 +226,7 @@ cdef void detach(Memo *memo, Request *request, RequestState after) noexcept nogi
 
 
 cdef void withdraw(Memo *memo, Request *request) noexcept nogil:
-    # it waits no longer; with the last one the work ends
+    # the request no longer waits; after the last one the work is cancelled
     cdef Request *work = memo.work
     detach(memo, request, REQUEST_TAKEN)
     if memo.delivering:
@@ -249,11 +249,11 @@ cdef void leave(Request *request) noexcept nogil:
 
 
 cdef bint expire(Request *request) noexcept nogil:
-    # The time in the queue of this request is over, that of others may not be. It counts only while the work is queued.
+    # The time of this request in the queue is over, that of others may not be. It counts only while the work is queued.
     cdef Memo *memo = <Memo *>request.awaited
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef Terms terms = memo.work.terms
-    set_terms(memo, &terms)  # to learn whether it is
+    set_terms(memo, &terms)  # finds out whether it is queued
     if memo.taken:
         request.expires_ns = 0
         return False
@@ -337,7 +337,7 @@ cdef inline bint has_time(const Request *request, int64_t now) noexcept nogil:
 
 
 cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
-    # those who wait and have time left have new work, whose time is theirs
+    # the waiting requests with time left get new work, with their time
     cdef Coalescer *self = overdue.home
     cdef Bridge *bridge = <Bridge *>overdue.work.bridge
     cdef Lane *lane = <Lane *>overdue.work.lane
@@ -351,7 +351,7 @@ cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
             if memo == NULL:
                 memo = memo_new(self, overdue.digest, request)
                 if memo == NULL:
-                    return  # there is no memory: they get the error of the old one
+                    return  # no memory: they get the error of the old work
                 memo.era = overdue.era
             detach(overdue, request, REQUEST_NEW)
             join(memo, request)
@@ -373,7 +373,7 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
     if status != STATUS_OK and is_overdue(memo.work, response, status, now):
         start_over(memo, now)
     memo.delivering = True
-    while memo.waiting.first != NULL:  # a delivery may make others leave
+    while memo.waiting.first != NULL:  # a delivery may make other requests leave
         request = memo.waiting.first
         detach(memo, request, REQUEST_TAKEN)
         request.phases = memo.work.phases
@@ -434,7 +434,7 @@ cdef bint keep(Memo *memo) noexcept nogil:
 
 
 cdef void drop(Memo *memo) noexcept nogil:
-    # a memo that is kept
+    # remove a kept memo
     list_remove(&memo.home.kept, memo)
     memo.home.size -= memo.size
     memo.home.entries -= 1
@@ -545,7 +545,7 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
 
 
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
-    # only now they wait for an instance
+    # from now on they wait for an instance
     cdef Request *request = memo.waiting.first
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef int64_t now = now_ns()

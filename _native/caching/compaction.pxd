@@ -5,5 +5,5 @@ from _native.request.request cimport Request
 # Reduce an executed request to what its cache key and its response need. With `compares` large inputs are kept. False:
 # no memory; the request is still valid.
 cdef bint work_compact(Request *work, bint compares) noexcept nogil
-# The bytes that it then takes, as memory.
+# The bytes of memory that it then takes.
 cdef size_t work_held(const Request *work, bint compares) noexcept nogil

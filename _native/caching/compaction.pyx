@@ -1,9 +1,9 @@
 """Requests that the response cache keeps with their responses, made as small as possible.
 
 A cached request keeps the parts of its cache key, and its outputs, all in one block. The tensors are copied into it:
-otherwise a small one would keep the whole message or batch alive of which it is a part. And the block is apart from the
-pools of free blocks, so that an entry that leaves the cache leaves nothing behind: what the cache takes is what its
-entries take, whatever sizes they had before.
+otherwise a small one would keep the whole message or batch alive of which it is a part. The block does not come from
+the pools of free blocks, so an evicted entry leaves nothing behind: the cache uses the memory of its present entries
+only, whatever sizes it had before.
 """
 
 from libc.stdint cimport uint32_t
@@ -66,7 +66,7 @@ cdef size_t work_held(const Request *work, bint compares) noexcept nogil:
 
 
 cdef void move(Block *own, size_t *at, Block **block, const unsigned char **data, size_t size) noexcept nogil:
-    # a tensor into the block
+    # copy a tensor into the block
     if size:
         memcpy(own.data + at[0], data[0], size)
     data[0] = own.data + at[0]
@@ -103,7 +103,7 @@ cdef void move_response_parameters(Response *response, Block *own, size_t *at) n
 
 
 cdef bint shrink_arrays(Request *work) noexcept nogil:
-    # They have grown with the requests that had this memory before. False: no memory; they are still good.
+    # They have grown with earlier requests in this memory. False: no memory; the arrays are still good.
     cdef uint32_t wanted = max(work.signature.input_count, work.signature.output_count)
     cdef InferMessage message
     cdef void *smaller

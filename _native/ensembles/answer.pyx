@@ -32,8 +32,8 @@ cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t
 
 
 cdef bint tell_sequence(Response *response, const Sequence *sequence) noexcept nogil:
-    # As parameters, also where there is none: every response of Triton's with a tensor that a step made has them.
-    # False: no memory.
+    # Set the parameters of the sequence, also if there is none: Triton has them in every response with a tensor that a
+    # step made. False: no memory.
     cdef uint32_t text_size = sequence.correlation.text.size
     cdef Parameter *parameters
     if response.parameter_count:
@@ -74,7 +74,7 @@ cdef bint ensemble_answer(Response *response, const Run *run, Frame *frame) noex
                 return False
         fill_output(response, run, frame, i)
     if frame.ack != NULL:
-        # the step that began the frame may wait until the client has read what comes of it
+        # the step that began the frame may wait until the client has read what was made from its response
         block_give(response.ack)
         response.ack = block_share(frame.ack)
     return response_complete(response)

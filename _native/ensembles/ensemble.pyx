@@ -63,7 +63,7 @@ cdef void wake(Lane *lane) noexcept nogil:
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
-    # its steps are abandoned, and it goes the way of all answers
+    # abandon its steps; the request returns like after any response
     cdef Run *run = <Run *>request.run
     if run != NULL:
         request_fail(request, STATUS_CANCELLED, format_text("the request was cancelled"))
@@ -90,7 +90,7 @@ cdef void limit(Lane *lane, Request *request) noexcept nogil:
 
 
 cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
-    # its steps have the same terms, those that begin later, too
+    # its steps get the same terms, also those that begin later
     cdef Run *run = <Run *>request.run
     if run == NULL:
         return False
@@ -144,7 +144,7 @@ cdef class EnsembleLane(LaneHandle):
         spec: the version's backends.api.ModelSpec, with an `ensemble`.
         version: its number.
         service: the _native.service.infer.InferService through which the steps go.
-        max_queue: requests that may be in it, if its queue policy does not say fewer; 0 for any number.
+        max_queue: requests that may be in it, unless its queue policy allows fewer; 0 for any number.
     """
 
     def __cinit__(self, spec, version: int, service, *, max_queue: int = 0):

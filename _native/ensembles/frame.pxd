@@ -21,7 +21,7 @@ cdef struct Sequence:
     Correlation correlation
     bint start
     bint end
-    bint changed             # a step has changed it for those behind: it differs from the ensemble's request
+    bint changed             # a step has changed it for the steps behind: it differs from the ensemble's request
     Block *block             # contains the correlation's text, and the id and the parameters of the request
 
 cdef struct Value:

@@ -153,7 +153,7 @@ cdef inline bint is_around(const Frame *outer, const Frame *inner) noexcept nogi
 
 
 cdef void tell(Frame *frame, uint32_t place) noexcept nogil:
-    # one tensor less that this call of the frame waits for
+    # this call of the frame waits for one tensor less
     cdef StepCall *call = &frame.calls[place]
     cdef Run *run = frame.run
     call.unresolved -= 1
@@ -182,7 +182,7 @@ cdef void frame_resolve(Frame *frame, uint32_t tensor, ValueState state) noexcep
         if step.scope == found.scope:
             tell(frame, step.place)
             continue
-        inner = frame.next  # frames inside of it have begun after it
+        inner = frame.next  # the frames inside it began after it
         while inner != NULL:
             if inner.scope == step.scope and is_around(frame, inner):
                 tell(inner, step.place)
@@ -190,10 +190,9 @@ cdef void frame_resolve(Frame *frame, uint32_t tensor, ValueState state) noexcep
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What leaves
+# Responses, and the end of frames
 
 cdef bint frame_is_complete(const Frame *frame) noexcept nogil:
-    # all wanted outputs of the frame and of those around it are known
     while frame != NULL:
         if frame.unresolved:
             return False
@@ -202,7 +201,6 @@ cdef bint frame_is_complete(const Frame *frame) noexcept nogil:
 
 
 cdef Frame *frame_to_send(const Run *run, Frame *frame) noexcept nogil:
-    # the first frame from here on that stands for a response, if it is complete: responses keep their order
     while frame != NULL:
         if run.needs.sends[frame.scope] and not frame.sent:
             return frame if frame_is_complete(frame) else NULL

@@ -11,7 +11,7 @@ from _native.request.signature cimport str_copy
 # The analysis, in Python: it happens once for each load
 
 class PlanError(ValueError):
-    """The graph cannot be served; `step` is where that shows."""
+    """The graph cannot be served; `step` is the step that shows it."""
 
     def __init__(self, text: str, step: int) -> None:
         super().__init__(text)
@@ -19,7 +19,7 @@ class PlanError(ValueError):
 
 
 class Analysis:
-    """Names turned to numbers, and what follows from the edges.
+    """The graph by numbers instead of names, and what follows from its edges.
 
     Attributes:
         tensors: names, those of the ensemble's inputs first.

@@ -31,7 +31,7 @@ cdef struct Ensemble:
 cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil
 # Start with the tensors of the request. The run may have ended, and be freed, afterwards.
 cdef void run_start(Run *run) noexcept nogil
-# The request has other terms: so have the steps that run.
+# The request has other terms: pass them to the running steps.
 cdef void run_reconsider(Run *run) noexcept nogil
 # End the run with the current contents of its request's final response; running steps are abandoned.
 cdef void run_end(Run *run) noexcept nogil

@@ -90,7 +90,7 @@ cdef void find_needs(const EnsemblePlan *plan, const Request *request, uint8_t *
         outputs[i] = request.response.outputs[i].wanted
         if outputs[i]:
             sends[plan.tensors[plan.outputs[i]].scope] = 1
-    # outputs of a scope around another one leave with those of the inner one
+    # the outputs of an outer scope are sent with those of the inner one
     for scope in range(plan.scope_count):
         for i in range(plan.scope_count):
             if i != scope and sends[scope] and sends[i] and plan_encloses(plan, scope, i):
@@ -194,13 +194,13 @@ cdef void give_up(StepCall *call, int status, const char *details) noexcept nogi
 
 
 cdef bint await_model(StepCall *call, char **details) noexcept nogil:
-    # Have the call wait until its model is loaded. False: nobody loads models on demand, or this one may not wait, for
-    # the reason in `details`, which replaces another one.
+    # Have the call wait until its model is loaded. False: models are not loaded on demand, or this call may not wait;
+    # then the reason may replace `details`.
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef Submission *submission = ensemble.submission
     cdef char *reason = NULL
-    if submission.missed == NULL or run.request.is_warmup:  # the load that warms up has the locks of its steps
+    if submission.missed == NULL or run.request.is_warmup:  # the load that warms up holds the locks of the steps
         return False
     call.wait.model = run.needs.plan.steps[call.step].model
     if not submission.missed(submission.missed_context, call.wait.model, False, submission.asked_by, &reason):
@@ -234,7 +234,7 @@ cdef void model_came(ModelWait *wait, int status, const char *details) noexcept 
 
 
 cdef bint waits_behind(StepCall *call) noexcept nogil:
-    # Whether an earlier request of its sequence may wait for the model, which may just have come.
+    # Whether an earlier request of its sequence may still wait for the model.
     cdef Submission *submission = ensemble_of(call.frame.run).submission
     if submission.model_waits.first == NULL or not call.sequence.correlation.given:
         return False

@@ -79,10 +79,10 @@ cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept 
                                      frame.run.needs.plan.tensors[step.gate].name.data, call.step, step.model.data,
                                      datatype_name(gate.datatype))
             return False
-        # A batch is not split: the step runs when it is to run for any element.
+        # A batch is not split: the step runs if it is to run for any element.
         if not any_is(gate, not step.inverted):
             return False
-        # Where another step writes the same for the other elements, the first to end would answer for all.
+        # If another step writes the same tensor for the other elements, the first to end would decide for all.
         if step.either and any_is(gate, step.inverted):
             status[0] = STATUS_INVALID_ARGUMENT
             details[0] = format_text(
@@ -100,13 +100,13 @@ cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept 
 # The request
 
 cdef inline bint is_at(const PlanEdge *edge, const TensorSignature *tensors, uint32_t count) noexcept nogil:
-    # its model has the tensor where it was the last time, which is mostly so
+    # whether the model has the tensor at the index of the last time, as nearly always
     return edge.place < count and tensors[edge.place].name.size == edge.name.size and memcmp(
         tensors[edge.place].name.data, edge.name.data, edge.name.size) == 0
 
 
 cdef inline int place_of_input(PlanEdge *edge, const Signature *signature) noexcept nogil:
-    # -1: there is none that requests carry
+    # -1: requests carry no such input
     cdef int place
     if not is_at(edge, signature.inputs, signature.input_count):
         place = input_find(signature, edge.name)
@@ -144,7 +144,7 @@ cdef char *fill_input(Request *request, PlanEdge *edge, const Value *value) noex
     input.data = value.data
     input.size = value.size
     input.block = block_share(value.block)
-    # one dimension more than the tensor has may come, and there is always room for one more than values have
+    # the shape may have one dimension more than the tensor; there is always room for one more than values have
     input.rank = value_shape(value, tensor, request.signature.max_batch_size > 0, input.shape)
     return NULL
 
@@ -206,7 +206,7 @@ cdef Lane *step_lane(Table *table, StepCall *call, int *status, char **details) 
         lane = table_route(table, step.model, step.version, &call.sequence.correlation, call.sequence.start, status,
                            details)
     if lane == NULL and status[0] == STATUS_NOT_FOUND:
-        status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
+        status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is available
     return lane
 
 

@@ -46,7 +46,7 @@ cdef int64_t RETRY_NS = 10_000_000           # after a lack of memory
 
 
 cdef bint states_alike(const Slots *slots, const Sequence *a, const Sequence *b) noexcept nogil:
-    # the states that they bring have the same shapes, but for the batch dimension
+    # whether the states of the two have the same shapes, except for the batch dimension
     cdef bint batches = slots.lane.signature.max_batch_size > 0
     cdef const InputData *x
     cdef const InputData *y
@@ -60,14 +60,15 @@ cdef bint states_alike(const Slots *slots, const Sequence *a, const Sequence *b)
 
 
 cdef inline bint may_share(const Slots *slots, const Sequence *a, const Sequence *b) noexcept nogil:
-    # their next requests may share a batch
+    # whether their next requests may share a batch
     if not slots.lane.signature.uniform and not request_alike(a.queue.first, b.queue.first):
         return False
     return slots.steady or states_alike(slots, a, b)
 
 
 cdef bint begin_state(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # of its next request, which stands for a batch; False: no memory, and the sequence is gone with all its requests
+    # Set the initial state if the next request starts the sequence. False: no memory; the sequence has ended with all
+    # its requests.
     cdef Request *request = sequence.queue.first
     if not request.sequence_start or states_begin(sequence, slots.plans, request.rows):
         return True
@@ -78,7 +79,7 @@ cdef bint begin_state(Slots *slots, Sequence *sequence, int64_t now) noexcept no
 
 
 cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # its next request to the instance
+    # take the sequence's next request for the instance
     cdef Request *request
     slots_unlist(slots, sequence)
     request = sequence_pop(sequence)
@@ -88,7 +89,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     if request.sequence_end and not request.sequenced.unasked:
         request.sequenced.end_reason = END_CLIENT
     sequence.running = request
-    sequence.begun = not request.sequenced.unasked  # the next may never begin behind the notice of its end
+    sequence.begun = not request.sequenced.unasked  # a START behind the notice of an end may never run
     slots_set_of(slots, sequence).running += 1
     if slots.direct and request.sequence_end and sequence.queue.first == NULL:
         slots_release(slots, sequence, now)   # its row is free for the next batch
@@ -96,7 +97,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
 
 
 cdef inline Request *join(Request *last, Request *request) noexcept nogil:
-    # behind the others of a chain; the last of it now
+    # append the request to a chain; returns the last request of it
     if last != NULL:
         last.next = request
     request.next = NULL
@@ -206,7 +207,7 @@ cdef void free_chain(Request *chain) noexcept nogil:
 
 
 cdef Request *null_rows(const Request *like, uint32_t count, bint *good) noexcept nogil:
-    # so many idle rows, or none
+    # `count` idle rows, or none
     cdef Request *chain = NULL
     cdef Request *request
     cdef uint32_t _
@@ -289,14 +290,14 @@ cdef Request *cut_direct(Slots *slots, InstanceSlots *slot_set, int64_t now, Bat
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef bint is_held(const Slots *slots, InstanceSlots *slot_set) noexcept nogil:
-    # for outside tests, which want requests to meet: see TRITONSERVER_DELAY_SCHEDULER
+    # for external tests that need several requests to wait at once: see TRITONSERVER_DELAY_SCHEDULER
     cdef uint32_t waiting, i
     if slot_set.released or slots.closed or (slots.hold == 0 and slots.hold_backlog == 0):
         return False
     waiting = slots.waiting - slots.backlog_waiting if slots.direct else slot_set.ready.count
     slot_set.released = waiting >= slots.hold and slots.backlog_waiting >= slots.hold_backlog
     if slot_set.released and slots.direct:
-        for i in range(slots.slot_set_count):  # the requests that this instance takes now, the others will not count
+        for i in range(slots.slot_set_count):  # the requests that this instance takes now do not count for the others
             slots.slot_sets[i].released = True
     return not slot_set.released
 

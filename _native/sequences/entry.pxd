@@ -8,5 +8,5 @@ from _native.sequences.slots cimport Slots
 
 # Anything but PUSHED: the request still belongs to the caller. LANE_REFUSED: it has its error.
 cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil
-# Until when the sequence of a request may wait for a slot from `now` on; 0: as long as it takes.
+# The time until which the sequence of a request may wait for a slot, from `now` on; 0: no limit.
 cdef int64_t slot_deadline(const Slots *slots, const Request *request, int64_t now) noexcept nogil

@@ -91,7 +91,7 @@ cdef Pushed refuse_unknown(Slots *slots, Request *request) noexcept nogil:
 
 
 cdef bint id_fits(const Slots *slots, Request *request) noexcept nogil:
-    # the kind of id that the model's CORRID takes; False: the request is refused
+    # Whether the id has the type that the model's CORRID takes. False: the request is refused.
     cdef const Signature *signature = &slots.lane.signature
     cdef const TensorSignature *tensor
     cdef bint text = request.correlation.text.data != NULL
@@ -107,7 +107,7 @@ cdef bint id_fits(const Slots *slots, Request *request) noexcept nogil:
 
 
 cdef bint is_well_formed(const Slots *slots, Request *request) noexcept nogil:
-    # what a request must have whatever its sequence; False: it is refused
+    # Check what every request must have. False: it is refused.
     cdef const char *name = slots.lane.signature.name.data
     if slots.direct and request.rows > 1:
         refuse(request, STATUS_INVALID_ARGUMENT, format_text(
@@ -122,7 +122,7 @@ cdef bint is_well_formed(const Slots *slots, Request *request) noexcept nogil:
 
 
 cdef bint rows_fit(const Slots *slots, const Sequence *sequence, Request *request) noexcept nogil:
-    # the state of a sequence has a row for each of a request's
+    # a request must have as many rows as the state of its sequence
     if slots.lane.signature.state_count == 0 or request.sequence_start or request.rows == sequence.rows:
         return True
     refuse(request, STATUS_INVALID_ARGUMENT, format_text(
@@ -161,7 +161,6 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
 
 
 cdef int64_t slot_deadline(const Slots *slots, const Request *request, int64_t now) noexcept nogil:
-    # until when its sequence may wait for a slot; 0: as long as it takes
     cdef int64_t longest = slots.timeout_ns
     cdef int64_t own = 1000 * min(request.terms.timeout_us, NEVER // 4000)
     if own and (longest == 0 or own < longest):
@@ -200,7 +199,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
         if sequence.list == &slots.idle:
             sequences_remove(sequence)
         if request.sequence_start:
-            slots_notify(slots, sequence, END_REPLACED, now)  # what waits in it still runs
+            slots_notify(slots, sequence, END_REPLACED, now)  # its waiting requests still run
     if request.sequence_start:
         sequence.rows = request.rows
     request_move(request, REQUEST_NEW, REQUEST_QUEUED)
@@ -217,12 +216,12 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     elif slots.direct and sequence.slot >= 0:
         slots_set_of(slots, sequence).stirred = True
     if slots.hold or slots.hold_backlog:
-        slots_stir(slots)  # they may be held until so many wait
+        slots_stir(slots)  # instances may be held until so many requests wait
     return PUSHED
 
 
 cdef void begin_iteration(Slots *slots, Request *request) noexcept nogil:
-    # a request is a sequence of its own, begun by itself
+    # each request is a sequence of its own, and starts it
     request.sequence_start = True
     request.sequence_end = False
     if not request.correlation.given:

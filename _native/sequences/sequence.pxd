@@ -34,7 +34,7 @@ cdef struct Sequence:
     int64_t since_ns         # when it was added to that list
     uint32_t state_count
     InputData *states        # state_count current ones, and as many new ones from the running request
-    Block **own              # state_count: the memory of a state if nobody else has it
+    Block **own              # state_count: the own memory of each state; NULL: none
 
 cdef struct Sequences:
     # a list of sequences in the order in which they were added; see _native.list

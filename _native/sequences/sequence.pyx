@@ -1,8 +1,8 @@
 """Sequences: the id, the waiting requests, and the state that the model has given a sequence.
 
 The state of a sequence is in memory of its own: the model's output is copied there, unless the model wrote it there, or
-the memory contains nothing else. So a sequence that pauses keeps no batch alive, and a model that writes to its
-inputs affects nobody else.
+the memory contains nothing else. So a sequence that pauses keeps no batch alive, and a model that writes to its inputs
+affects no other request.
 """
 
 from libc.stddef cimport size_t
@@ -20,7 +20,7 @@ import os
 
 cdef enum:
     FIRST_BUCKETS = 64
-    FOREIGN = -2             # the size class of memory that somebody else has lent
+    FOREIGN = -2             # the size class of memory that another owner has lent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -122,10 +122,10 @@ cdef Request *sequence_cut(Sequence *sequence, Request *request) noexcept nogil:
 # State
 
 cdef uint8_t *room_for(Sequence *sequence, uint32_t i, const StatePlan *plan, size_t size) noexcept nogil:
-    # memory of state i's own for `size` bytes: what it has, or new, and then what it had is given back
+    # memory of the state's own for `size` bytes: what it has, or a new block that replaces it
     cdef InputData *state = &sequence.states[i]
     cdef Block *own = sequence.own[i]
-    if own != NULL and own.size >= size and load32(&own.references) == 1:  # nobody else looks at it
+    if own != NULL and own.size >= size and load32(&own.references) == 1:  # there is no other reader
         return own.data
     own = block_take(max(size, 2 * state.size) if plan.growable else size)
     if own == NULL:
@@ -135,7 +135,7 @@ cdef uint8_t *room_for(Sequence *sequence, uint32_t i, const StatePlan *plan, si
 
 
 cdef void keep_own(Sequence *sequence, uint32_t i) noexcept nogil:
-    # the state lies in its own memory now; what it lay in is no longer needed
+    # the state lies in its own memory now: give back the memory where it was before
     cdef InputData *state = &sequence.states[i]
     if state.block != sequence.own[i]:
         block_give(state.block)
@@ -181,13 +181,13 @@ cdef void states_drop(Sequence *sequence) noexcept nogil:
 
 
 cdef inline bint is_worth_keeping(const InputData *brought) noexcept nogil:
-    # The memory holds little else, so there is no need to copy; and it is ours: giving memory of Python's back needs
-    # the GIL, which nobody may wait for under a lane's lock.
+    # The memory holds little else, so it need not be copied. And it is not Python's: giving that back needs the GIL,
+    # and no thread may wait for the GIL under a lane's lock.
     return brought.block.size_class > FOREIGN and brought.size * 2 >= brought.block.size
 
 
 cdef bint is_shared(const Request *request, const Block *block) noexcept nogil:
-    # the answer refers to it, too
+    # whether the response refers to it, too
     cdef uint32_t i
     for i in range(request.signature.output_count):
         if request.response.outputs[i].block == block:
@@ -239,7 +239,7 @@ cdef const InputData *state_ahead(const Sequence *sequence, const StatePlan *pla
 # ---------------------------------------------------------------------------------------------------------------------
 # Sequences by id
 
-cdef uint64_t[2] secret      # so that nobody can choose ids that collide
+cdef uint64_t[2] secret      # so that a client cannot choose ids that collide
 secret[0] = int.from_bytes(os.urandom(8), "little")
 secret[1] = int.from_bytes(os.urandom(8), "little")
 

@@ -213,8 +213,8 @@ cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 
 cdef void commit_state(Sequencer *self, Request *request) noexcept nogil:
-    # Without the lock: no other thread uses the state of a sequence while a request of it is executed. To give back the
-    # blocks of the request may need the GIL, and the thread that has the GIL may wait for the lock.
+    # Without the lock: no other thread uses the state of a sequence while a request of it is executed. Giving back the
+    # blocks of the request may need the GIL, whose owner may wait for the lock.
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     if request.response.status != STATUS_OK:
         states_drop(sequence)
@@ -235,7 +235,7 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
     commit_state(self, request)
     lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
-    if load32(&request.abandonment.happened):  # while it was executed, so it could not be removed
+    if load32(&request.abandonment.happened):  # its client left while it was executed
         slots_remove(&self.slots, request, now_ns())
         request_fail(request, STATUS_CANCELLED, format_text("no client waits for the response any more"))
         request.next = self.slots.fallen

@@ -95,7 +95,7 @@ cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil
 cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil
 # Make every instance look for a batch.
 cdef void slots_stir(Slots *slots) noexcept nogil
-# Fail a waiting request and all behind it; `text` NULL: no memory.
+# Fail a waiting request and all requests behind it; `text` NULL: no memory.
 cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
                          const char *reason) noexcept nogil
 # Tell the model of the sequence's end, behind its waiting requests, if the model wants it and no request has END.
@@ -107,7 +107,7 @@ cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogi
 cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil
 # The instance reschedules a request, first in its sequence; its new state is committed or dropped.
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
-# Nobody waits for the request any more: fail those behind it, and end the sequence. False: it does not wait here.
+# No client waits for the request any more: fail those behind it, and end the sequence. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil
 # A request has other terms. False: it does not wait for a slot.
 cdef bint slots_reconsider(Slots *slots, Request *request, const Terms *terms) noexcept nogil

@@ -120,7 +120,7 @@ cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil:
 
 
 cdef void note_place(const Sequence *sequence, int64_t now) noexcept nogil:
-    # in the records of the requests that waited for the slot
+    # note the time in the records of the requests that waited for the slot
     cdef const Request *request = sequence.queue.first
     while request != NULL:
         if request.record != NULL:
@@ -233,7 +233,7 @@ cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogi
 
 
 cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
-    # Continue with a sequence of which no request is executed, and which is in no list except perhaps the backlog.
+    # Continue a sequence of which no request is executed, and which is in no list except perhaps the backlog.
     if sequence.queue.first != NULL:
         if sequence.slot >= 0:
             slots_ready(slots, sequence, now)
@@ -306,8 +306,8 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
-    # the last that the model hears of it is an end: that of the sequence which a START has replaced, and the START was
-    # cancelled
+    # Its last request marks an end already: the end of a sequence that a START has replaced, and the START was
+    # cancelled.
     if sequence.queue.last != NULL:
         return sequence.queue.last.sequence_end
     return sequence.running != NULL and sequence.running.sequence_end
@@ -423,7 +423,7 @@ cdef bint slots_reconsider(Slots *slots, Request *request, const Terms *terms) n
     if sequence.slot < 0:
         return True
     slots_set_of(slots, sequence).stirred = True
-    return False  # it waits for no slot any more, and so its time is not limited
+    return False  # it no longer waits for a slot, so its time is not limited
 
 
 cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil:
