@@ -9,8 +9,8 @@ def bind_memory(node: int) -> None:
     """Have the calling thread, and threads that it starts, get new memory from this NUMA node only.
 
     Raises:
-        ValueError: there can be no such node.
-        OSError: the kernel does not do it.
+        ValueError: no node can have this number.
+        OSError: the kernel refuses it.
     """
     if not 0 <= node < MAX_NODES:
         raise ValueError(f"expected a NUMA node from 0 to {MAX_NODES - 1}, got {node}")

@@ -19,13 +19,13 @@ cdef struct NativeBatch:
     GatheredInput *inputs    # all of the signature, supplied inputs behind those of requests; from batch_gather
     bint failed              # all requests get INTERNAL with `details`
     char *details            # from malloc
-    bint stopped             # nobody waits any more, so the execution was stopped: `failed` means CANCELLED
+    bint stopped             # no client waits any more, so the execution was stopped: `failed` means CANCELLED
     bint blamed              # the requests cannot be executed: `failed` means INVALID_ARGUMENT
     bint recorded            # some of its requests have records
     const char *instance     # its name
     const char *why          # the reason for which it left its queue, static text of the scheduler; NULL: unknown
     int64_t busy_ns          # summed time in which batches were executed; other threads read it
-    int64_t busy_before_ns   # until then another batch of the same instance was executed, which has counted that time
+    int64_t busy_before_ns   # the begin of the time that counts: before it, another batch of the instance was executed
     int64_t running          # requests that are executed now; other threads read it
     int64_t taken_ns
     int64_t input_end_ns
@@ -39,7 +39,7 @@ cdef struct NativeBatch:
 ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 
 # Called without the GIL on the instance's thread before each batch: waits until it is known whether the instance may
-# take a batch, and returns it.
+# take a batch, and returns whether it may.
 ctypedef bint (*await_fn)(void *context) noexcept nogil
 
 # Fail the whole batch; takes over `details`, which is from malloc.

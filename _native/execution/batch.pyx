@@ -112,7 +112,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
 
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
-    # Whether the request waited too long. One of a sequence ends by the loop alone, with those that depend on it.
+    # Whether the request waited too long. Only the loop ends a request of a sequence, with those that depend on it.
     if request.sequenced.sequence != NULL:
         return False
     if 0 < request.terms.deadline_ns <= batch.taken_ns:
@@ -209,7 +209,7 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
 
 
 cdef void add_phases(const NativeBatch *batch, Request *request) noexcept nogil:
-    # those of this execution, which ends at batch.end_ns, to those of earlier ones
+    # add the phases of this execution, which ends at batch.end_ns, to those of earlier ones
     request.phases.queue += <uint64_t>(batch.taken_ns - request.queued_ns)
     request.phases.input += <uint64_t>(input_end(batch) - batch.taken_ns)
     request.phases.infer += <uint64_t>(output_start(batch) - input_end(batch))
@@ -313,7 +313,7 @@ cdef void account_iteration(NativeBatch *batch, Execution *execution) noexcept n
 
 
 cdef void tell_phases(const NativeBatch *batch) noexcept nogil:
-    # for the requests that they answer
+    # for the requests of other requests that they answer
     cdef uint32_t i
     for i in range(batch.count):
         if batch.requests[i].inner:
@@ -321,7 +321,7 @@ cdef void tell_phases(const NativeBatch *batch) noexcept nogil:
 
 
 cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:
-    # the times, in the records of the requests that have one; the begin of the batch is in them (batch_log)
+    # Note the times in the records of the requests that have one; batch_log has noted the begin.
     cdef Record *record
     cdef uint32_t i
     for i in range(batch.count):

@@ -1,4 +1,4 @@
-"""What is told of each batch when it begins: in the records of its requests, and by an optional line in the log.
+"""Reports each batch when it begins: in the records of its requests, and by an optional line in the log.
 
 Instances read one flag for each batch, and enter Python only if it is set.
 """
@@ -35,7 +35,7 @@ cdef void batch_log(NativeBatch *batch, const char *instance, const char *why) n
 
 
 cdef void note(const NativeBatch *batch) noexcept nogil:
-    # now: a request that is answered before the batch ends takes its record with it
+    # now, because a request that is answered before the batch ends takes its record with it
     cdef uint64_t number = <uint64_t>fetch_add64(&batches, 1) + 1
     cdef Record *record
     cdef uint32_t i

@@ -42,7 +42,7 @@ cdef DLDataType dlpack_type(Datatype datatype) noexcept nogil:
 # Out
 
 cdef void capsule_delete(object capsule) noexcept:
-    # a capsule that nobody consumed; a consumer renames it and calls the deleter itself
+    # a capsule that no consumer took; a consumer renames the capsule and calls the deleter itself
     cdef DLManagedTensor *managed
     if PyCapsule_IsValid(capsule, "dltensor"):
         managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")

@@ -20,7 +20,7 @@ from _native.shape cimport bucket_of, elements_of, reshape
 from _native.text cimport format_text
 
 cdef enum:
-    ALIGNMENT = 64           # of a gathered input, as vector code and frameworks like it
+    ALIGNMENT = 64           # of a gathered input, as vector code and frameworks prefer it
 
 
 cdef inline bint counts_rows(const NativeBatch *batch, uint32_t input) noexcept nogil:
@@ -29,12 +29,12 @@ cdef inline bint counts_rows(const NativeBatch *batch, uint32_t input) noexcept 
 
 
 cdef inline bint may_stay(const NativeBatch *batch, const InputData *data) noexcept nogil:
-    # nobody can write to it while it is executed, nor see what the model writes
+    # whether no one else can write to the data during the execution, or see what the model writes
     return data.exclusive or not (batch.writes_inputs or data.block.sharing == SHARED_WITH_STRANGER)
 
 
 cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
-    # the data of all requests is one aligned run already, which stays as it is
+    # whether the data of all requests is one aligned run already, which stays as it is
     cdef const InputData *data = data_of(batch, 0, input)
     cdef const InputData *following
     cdef uint32_t i
@@ -52,7 +52,7 @@ cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
 
 
 cdef void set_shape(const NativeBatch *batch, uint32_t input, GatheredInput *out) noexcept nogil:
-    # as the model sees it
+    # the shape that the model sees
     cdef const TensorSignature *tensor = &batch.signature.inputs[input]
     cdef const InputData *first = data_of(batch, 0, input)
     cdef const InputData *data

@@ -1,9 +1,8 @@
 """Instances on the host: native ones, Python ones, and those whose work runs in another process.
 
 An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have an
-alternate. While the one executes a batch, the other begins the next, so that the framework goes from one to the other
-without a pause. Only a batch that is full is taken so early: one that is not waits in the lane, where it can still
-grow.
+alternate. While the one executes a batch, the other begins the next, so that the framework never pauses between them.
+Only a full batch is taken so early: any other waits in the lane, where it can still grow.
 """
 
 cimport cython
@@ -40,9 +39,9 @@ cdef class InstanceLoop(ExecutionLoop):
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
             `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named "inferd.remote"
             around a `Remote`, the loop begins and ends executions itself; with an `input_device`, inputs on that GPU
-            stay there; with a true `stoppable`, it is told when nobody waits any more for the batch that it executes;
-            with a false `writes_inputs`, its inputs may be memory that others can see; with an `alternate`, the two
-            execute batches alternately.
+            stay there; with a true `stoppable`, it is told when no client waits any more for the batch that it
+            executes; with a false `writes_inputs`, its inputs may be memory that others can see; with an `alternate`,
+            the two execute batches alternately.
     """
 
     cdef NativeBatch batch
@@ -65,7 +64,7 @@ cdef class InstanceLoop(ExecutionLoop):
         self.input_device = getattr(instance, "input_device", -1)
         batch_init(&self.batch, lane.lane)
         self.set_execution(&self.executions[0], &self.batch, instance)
-        # with sequences the next batch needs what this one leaves, and a claim is to one execution
+        # with sequences the next batch needs the states of this one, and a claim covers one execution
         if lane.lane.sequences == NULL and lane.limiter is None:
             self.alternate = getattr(instance, "alternate", None)
         if self.alternate is not None:
@@ -91,9 +90,9 @@ cdef class InstanceLoop(ExecutionLoop):
         execution.batch = batch
         execution.instance = <PyObject *>instance
         execution.name = <PyObject *>self.name
-        # an abandoned request of a sequence is executed all the same: later requests depend on the state that it leaves
+        # an abandoned request of a sequence is executed nevertheless: later requests depend on the state that it leaves
         execution.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
-        # what an execution may have written, or left in a state, cannot be executed again
+        # after an execution that may have written to its inputs, or to a state, its requests cannot be executed again
         execution.isolates = batch.lane.sequences == NULL and not batch.writes_inputs and getattr(
             instance, "isolates_failures", False)
 
@@ -104,7 +103,7 @@ cdef class InstanceLoop(ExecutionLoop):
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds in which it has executed batches, but for the one that it executes now."""
+        """Nanoseconds in which it has executed batches, without the batch that it executes now."""
         return load64(&self.batch.busy_ns) + load64(&self.alternate_batch.busy_ns)
 
     @property
@@ -150,7 +149,7 @@ cdef class InstanceLoop(ExecutionLoop):
         batch_finish(&self.batch)
 
     cdef void serve_alternating(self) noexcept nogil:
-        # the batch that was taken, and those that are found to be full while the one before is executed
+        # serve the batch that was taken, and each batch that is full while the one before it is executed
         cdef PythonExecution *current = &self.executions[0]
         cdef PythonExecution *following = &self.executions[1]
         cdef Request *chain

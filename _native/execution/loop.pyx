@@ -63,7 +63,7 @@ cdef class ExecutionLoop:
         consumer_clear(&self.consumer)
 
     def prepare(self) -> None:
-        """Set the thread up; first of all, on the instance's thread."""
+        """Set the thread up. Call it first, on the instance's thread."""
         prepare_thread(self.name)
 
     def warm_up(self, dict tensors not None, uint32_t count) -> None:
@@ -92,14 +92,14 @@ cdef class ExecutionLoop:
             self.work()
 
     def retire(self) -> None:
-        """Have it end after the batches that it has taken, or at once if it waits for one."""
+        """End after the batches that it has taken, or at once if it waits for one."""
         consumer_retire(self.lane.lane, &self.consumer)
 
     cdef void work(self) noexcept nogil:
         cdef Request *chain
         while True:
             if self.consumer.claim != NULL and not self.is_ready():
-                consumer_release(&self.consumer)  # it may take long
+                consumer_release(&self.consumer)  # get_ready may take long
             self.get_ready()
             chain = consumer_take(self.lane.lane, &self.consumer)
             if chain != NULL:

@@ -72,7 +72,7 @@ cdef class Batch:
         return self.batch.count
 
     def input(self, name: str):
-        """The data of an input over all requests, or what the batch provides for it.
+        """The data of an input over all requests; a supplied input has the data that the batch makes.
 
         None for an optional input that the requests leave out.
         """

@@ -9,8 +9,8 @@ cdef struct PythonExecution:
     NativeBatch *batch
     PyObject *instance       # a backends.api.Instance, borrowed; NULL: there is no such execution
     PyObject *name           # of the instance, borrowed
-    bint isolates            # `instance.isolates_failures`, and nothing stands against it
-    bint stoppable           # `instance.stop` is called when nobody waits for the batch any more
+    bint isolates            # `instance.isolates_failures`, and the requests may be executed again
+    bint stoppable           # `instance.stop` is called when no client waits for the batch any more
     bint begun               # the instance has begun the batch, and is to end it
     Watched watched
 

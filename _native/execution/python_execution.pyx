@@ -54,7 +54,7 @@ cdef void python_follow(PythonExecution *execution, const PythonExecution *befor
 
 
 cdef bint call(PythonExecution *execution, Step step) noexcept:
-    # whatever the backend raises, the batch is answered and the instance goes on; False: it has raised
+    # whatever the backend raises, the batch is answered and the instance continues; False: it has raised
     cdef object instance = <object>execution.instance
     cdef Batch batch = batch_for_python(execution.batch, <str>execution.name)
     try:
@@ -79,7 +79,7 @@ cdef bint call(PythonExecution *execution, Step step) noexcept:
                          text, exc_info=logger.isEnabledFor(logging.DEBUG))
         return False
     finally:
-        batch.batch = NULL  # whoever keeps the object finds that it is over
+        batch.batch = NULL  # a backend that keeps the object gets errors from now on
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ cdef bint may_isolate(const PythonExecution *execution) noexcept:
 
 
 cdef void execute_each(PythonExecution *execution, object instance) noexcept:
-    # Those that fail once more get their own error, the others their answer. The batch itself has not failed then.
+    # Requests that fail again get their own error, the others their response. The batch itself then has not failed.
     cdef NativeBatch *batch = execution.batch
     cdef Request **requests = batch.requests
     cdef uint32_t count = batch.count
@@ -145,7 +145,7 @@ cdef void execute_one(PythonExecution *execution, object instance) noexcept:
 # Stopping
 
 cdef bint watch(PythonExecution *execution) noexcept nogil:
-    # False: nobody waits for the batch, it need not even begin
+    # False: no client waits for the batch, so it need not begin
     if not execution.stoppable:
         return True
     execution.watched.requests = execution.batch.requests

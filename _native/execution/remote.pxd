@@ -16,8 +16,8 @@ cdef struct Remote:
     bint (*ready)(void *context) noexcept nogil      # whether an execution can begin now
     Progress (*begin)(NativeBatch *batch, void *context) noexcept nogil
     Progress (*advance)(NativeBatch *batch, void *context) noexcept nogil
-    # Set by the instance. The backend calls it on the loop when there may be something to read. NULL: nobody
-    # reads.
+    # Set by the instance. The backend calls it on the loop when there may be something to read. NULL: the loop does not
+    # read.
     void (*readable)(void *owner) noexcept nogil
     void *owner
 

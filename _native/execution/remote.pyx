@@ -41,7 +41,7 @@ cdef void readable(void *owner) noexcept nogil:
 
 
 cdef void serve(RemoteInstance *self, Request *chain) noexcept nogil:
-    # this batch, and as long as they end at once, those that follow
+    # serve this batch and, as long as batches end at once, the ones that follow
     while chain != NULL and not start(self, chain):
         chain = consumer_next(self.consumer)
 

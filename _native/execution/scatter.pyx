@@ -55,11 +55,11 @@ cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor,
 
 cdef inline void share_output(Request *request, uint32_t output, Block *block, const uint8_t *data, size_t size,
                               const int64_t *shape, uint32_t rank) noexcept nogil:
-    # the request's part, unless it did not ask
+    # set the request's part, if the request wants the output
     cdef OutputData *out = &request.response.outputs[output]
     if not out.wanted:
         return
-    block_give(out.block)  # of a backend that sets an output twice
+    block_give(out.block)  # a backend may set an output twice
     out.block = block_share(block)
     out.data = data
     out.size = size
@@ -85,7 +85,7 @@ cdef size_t part_of(const NativeBatch *batch, const TensorSignature *tensor, uin
 
 cdef void set_part(NativeBatch *batch, uint32_t output, uint32_t index, Block *block, const uint8_t *data, size_t size,
                    const int64_t *shape, uint32_t rank) noexcept nogil:
-    # what request `index` gets of the output
+    # give request `index` its part of the output
     cdef const TensorSignature *tensor = &batch.signature.outputs[output]
     cdef Request *request = batch.requests[index]
     cdef const InputData *model
@@ -109,7 +109,7 @@ cdef void set_part(NativeBatch *batch, uint32_t output, uint32_t index, Block *b
 
 cdef void cut_padding(NativeBatch *batch, uint32_t output, Request *request, Block *block, const uint8_t *data,
                       size_t size, int64_t *shape, uint32_t rank) noexcept nogil:
-    # the dimension that the model made as long as a padded input gets the length of this request's
+    # the dimension that has the length of a padded input gets the length of this request's input
     cdef const TensorSignature *tensor = &batch.signature.outputs[output]
     cdef const TensorSignature *source = &batch.signature.inputs[tensor.cut_like - 1]
     cdef bint batches = batch.signature.max_batch_size > 0
@@ -212,7 +212,7 @@ cdef bint request_set_state(Request *request, uint32_t state, Block *block, cons
 
 
 cdef char *wrong_state(const Signature *signature, uint32_t state, const InputData *goes_to) noexcept nogil:
-    # why it does not fit the input that it comes back as; NULL when it does
+    # why the state does not fit the input as which it returns; NULL if it fits
     cdef const TensorSignature *tensor
     cdef bint batches = signature.max_batch_size > 0
     cdef bint good

@@ -167,7 +167,7 @@ cdef bint supply_ragged(const Signature *signature, uint32_t index, Request *con
         return False
     out.data = out.block.data
     if supplied.kind == SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE:
-        memset(out.block.data, 0, out.size)  # only its shape tells
+        memset(out.block.data, 0, out.size)  # only its shape matters
     elif supplied.kind == SUPPLY_ITEM_SHAPE or supplied.kind == SUPPLY_ITEM_SHAPE_FLATTEN:
         put_shapes(supplied, requests, count, real, signature.inputs[supplied.source].rank,
                    signature.max_batch_size > 0, out)

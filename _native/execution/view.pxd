@@ -10,7 +10,7 @@ cdef class View(Tensor):
     # a tensor in a block; holds one reference
     cdef Block *block
     cdef const uint8_t *data
-    cdef bint writable            # nobody else uses the memory
+    cdef bint writable            # no one else uses the memory
 
 # A view that shares the block.
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,

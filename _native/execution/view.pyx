@@ -46,7 +46,7 @@ def _bfloat16():
     try:
         import ml_dtypes
     except ImportError:
-        return np.dtype(np.uint16)  # the bits, for who does without the package that knows the type
+        return np.dtype(np.uint16)  # the bits, where ml_dtypes, which defines the type, is not installed
     return np.dtype(ml_dtypes.bfloat16)
 
 
@@ -99,8 +99,8 @@ cdef class View(Tensor):
         """The elements of a BYTES tensor in row-major order.
 
         Raises:
-            ValueError: its lengths do not fit into it any more: it lies in memory that others write to, as a client
-                to its own and a worker of a Python model to that of its model.
+            ValueError: its lengths no longer fit: another process has written to its memory, as a client may to its
+                own, and a Python model's worker to the memory of its model.
         """
         cdef const uint8_t *at = self.data
         cdef const uint8_t *end = self.data + self.size
@@ -128,7 +128,8 @@ cdef class View(Tensor):
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """A DLPack capsule over the same memory; not for BYTES.
 
-        Memory that others can see is only lent to who asks for a capsule that says so, by `max_version` of 1.0.
+        Memory that others can see is lent only in a read-only capsule, which the consumer asks for by `max_version` of
+        1.0.
         """
         if self.type == DT_BYTES:
             raise BufferError("a BYTES tensor cannot be exchanged by DLPack")

@@ -171,7 +171,7 @@ cdef int warmup_end(BridgeHandle bridge, Outcome *outcome) except -1:
         bridge.drain()
         if outcome.pending == 0:
             break
-        select.select([bridge.event_fd], [], [])  # of an executor that answers later
+        select.select([bridge.event_fd], [], [])  # an executor may respond later
     if outcome.status:
         text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
         free(outcome.details)

@@ -37,7 +37,7 @@ class Decoder:
     def decode(self, data: bytes) -> DecodedRequest:
         """Decode a ModelInferRequest; ValueError when it is malformed or has too many elements."""
     def content(self) -> DecodedRequest:
-        """What the last decode left: that of an empty message after one that failed."""
+        """The content after the last decode; that of an empty message if it failed."""
     def parameter(self, key: str) -> ParameterValue | None:
         """The request parameter that counts for `key`; None when there is none."""
     def contents(self, index: int, datatype: str) -> bytes:

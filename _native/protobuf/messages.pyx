@@ -120,7 +120,7 @@ cdef class Decoder:
     """A decoder with one InferMessage that it uses again for each message, as the server does."""
 
     cdef InferMessage message
-    cdef bytes data             # what the pointers in `message` point into
+    cdef bytes data             # the bytes that the pointers in `message` point into
 
     def __cinit__(self):
         infer_message_init(&self.message)
@@ -148,7 +148,7 @@ cdef class Decoder:
         return self.content()
 
     def content(self):
-        """What the last decode left, as a DecodedRequest; that of an empty message after one that failed."""
+        """The content after the last decode, as a DecodedRequest; that of an empty message if it failed."""
         cdef InferMessage *message = &self.message
         return DecodedRequest(
             text_object(message.model_name),

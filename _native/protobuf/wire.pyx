@@ -40,7 +40,7 @@ cdef const uint8_t *read_long_uint32(const uint8_t *p, const uint8_t *end, uint3
 
 
 cdef inline const uint8_t *skip_scalar(const uint8_t *p, const uint8_t *end, uint32_t tag) noexcept nogil:
-    """Pass over a value that is not a group; NULL for wire types that protobuf does not define as well."""
+    """Skip a value that is not a group; NULL also for wire types that protobuf does not define."""
     cdef uint64_t value
     cdef uint32_t size
     cdef uint32_t wire_type = tag & 7
@@ -57,8 +57,8 @@ cdef inline const uint8_t *skip_scalar(const uint8_t *p, const uint8_t *end, uin
 
 
 cdef const uint8_t *skip_field(const uint8_t *p, const uint8_t *end, uint32_t tag, int depth) noexcept nogil:
-    # The groups that are open, innermost last. A loop with this small stack instead of recursion: how deep a peer's
-    # groups go must not decide how much of the thread's stack is used.
+    # The groups that are open, innermost last. A loop with this small stack instead of recursion: the depth of a peer's
+    # groups must not decide how much of the thread's stack is used.
     cdef uint32_t[MAX_DEPTH] open_groups
     cdef int level = 0
     cdef uint32_t wire_type

@@ -1,2 +1,2 @@
-"""The tensors of a request: found in its message or in shared memory, checked against the model's signature; and
-those of its answer, brought into the form that was asked for."""
+"""The tensors of a request, found in its message or in shared memory and checked against the model's signature; and
+those of its response, converted to the form that the client asked for."""

@@ -40,7 +40,7 @@ cdef enum Fault:
     NEEDS_NATURAL
     NEEDS_TEXT_OR_INT64
     NEEDS_ANY
-    TOO_LONG                 # a sequence keeps its id
+    TOO_LONG                 # too long, because a sequence keeps its id
 
 cdef enum:
     LONGEST_ID = 4096        # bytes of a sequence's
@@ -91,10 +91,10 @@ cdef Fault take_parameter(Request *request, const Parameter *p) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Those that a later one of the same key replaces
+# Parameters that a later one with the same key replaces
 
 cdef inline bint put_key(uint32_t *slots, uint32_t mask, const Parameter *parameters, uint32_t index) noexcept nogil:
-    # False: there is one of this key
+    # False: a parameter with this key is there already
     cdef const Str *key = &parameters[index].key
     cdef const Str *found
     cdef uint32_t at = <uint32_t>XXH3_64bits_withSeed(key.data, key.size, seed) & mask
@@ -108,7 +108,7 @@ cdef inline bint put_key(uint32_t *slots, uint32_t mask, const Parameter *parame
 
 
 cdef int64_t first_wrong(Request *request) noexcept nogil:
-    # the first one that is wrong and counts; how many there are when none is; -1: no memory to tell
+    # The index of the first wrong parameter that counts; the number of parameters if all are right; -1: no memory.
     cdef const Parameter *parameters = request.message.parameters
     cdef uint32_t count = request.message.parameter_count
     cdef uint32_t wrong = count

@@ -198,7 +198,7 @@ cdef bint place_input(Request *request, const RegionAccess *access, const InputH
     input.block = block_share(placement.region.block)
     input.data = placement.region.block.data + placement.offset
     input.size = placement.size
-    # the elements of a BYTES tensor are found by lengths in it: they are checked in a copy, and stay so
+    # the lengths in a BYTES tensor are checked in a copy, which the client cannot change afterwards
     return tensor.datatype != DT_BYTES or own_strings(request, tensor, input, placement)
 
 
@@ -216,14 +216,14 @@ cdef bint may_be_copied(Request *request, const RegionAccess *access, const Tens
 
 
 cdef inline bint may_stay(const Request *request, const TensorSignature *tensor) noexcept nogil:
-    # nobody looks at its elements before an instance has it
+    # whether the server does not read its elements before an instance has the request
     cdef const Lane *lane = <const Lane *>request.lane
     return (lane != NULL and lane.fetches_late and tensor.datatype != DT_BYTES and not tensor.padded
             and not tensor.values)
 
 
 cdef bint fetch_input(Request *request, uint32_t index) noexcept nogil:
-    # a copy in the host's memory: what is on a GPU cannot be looked at
+    # copy the input to host memory: the CPU cannot read memory of a GPU
     cdef InputData *input = &request.inputs[index]
     cdef const Region *region = input.region
     cdef Str name = request.signature.inputs[index].name
@@ -382,7 +382,7 @@ cdef bint own_output(Response *response, uint32_t output) noexcept nogil:
 
 
 cdef void forget_placed(Response *response) noexcept nogil:
-    # the address of what is on a device already is of no use to anybody
+    # drop the addresses of outputs that are already on a device: no one can use them any more
     cdef uint32_t i
     for i in range(response.request.signature.output_count):
         if response.outputs[i].placed:
@@ -396,7 +396,7 @@ cdef bint response_place(Response *response) noexcept nogil:
     cdef uint32_t i
     if load32(&request.abandonment.happened):
         forget_placed(response)
-        return True  # the client is gone, or may use its memory for something else by now
+        return True  # the client has left, or may use its memory for another purpose by now
     while placement != NULL:
         if placement.output and not write_output(response, placement):
             return False
