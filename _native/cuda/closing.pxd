@@ -6,7 +6,7 @@ cdef struct Closing:
     void *argument
     Closing *next
 
-# Start the thread: before anything exists that may have to be closed.
+# Start the thread, before any resource exists that it may have to close.
 cdef int closing_start() except -1
 # Let the thread call `close(argument)` once. Any thread may call this; it returns at once and needs no memory.
 cdef void close_later(Closing *closing) noexcept nogil

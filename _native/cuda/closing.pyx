@@ -15,7 +15,7 @@ cdef Mutex guard
 cdef Condition changed
 cdef Closing *first = NULL
 cdef Closing *last = NULL
-cdef uint64_t handed = 0     # over, and closed, since the process began
+cdef uint64_t handed = 0     # resources handed over, and closed, since the process began
 cdef uint64_t closed = 0
 mutex_init(&guard, NULL)
 condition_init(&changed)
@@ -63,14 +63,14 @@ cdef void close_all() noexcept nogil:
         closing = first
         first = closing.next
         unlock(&guard)
-        closing.close(closing.argument)  # with which `closing` is gone
+        closing.close(closing.argument)  # this frees `closing`, too
         lock(&guard)
         closed += 1
         notify_all(&changed)
 
 
 def wait_closed() -> None:
-    """Return when everything that was handed over so far is closed. It may wait for the device: not on the loop."""
+    """Wait until all that was handed over so far is closed. Not on the loop: this may wait for the device."""
     cdef uint64_t until
     with nogil:
         lock(&guard)

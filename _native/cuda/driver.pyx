@@ -133,7 +133,7 @@ def load(path: str = DEFAULT_LIBRARY) -> None:
 
     Raises:
         CudaUnavailable: the library or a function of it is not there, or the driver reports no usable device. The
-            answer is kept: asking again for the same library costs nothing.
+            outcome is kept: asking again for the same library costs nothing.
     """
     global ready, _loaded_from, _failure
     with _guard:
@@ -171,7 +171,7 @@ cdef str fill_table(str path):
 
 
 def library_name() -> str:
-    """The library that `load` was last told, for other processes: a path, or a name for the system's search."""
+    """The library that the last `load` was given, for other processes: a path, or a name for the system's search."""
     return _loaded_from or DEFAULT_LIBRARY
 
 

@@ -45,7 +45,7 @@ cdef void tell(Resource *resource, size_t size, const char *instead) noexcept no
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What both pools have: a context of their own, and an end that does not wait
+# Common to both pools: a context of their own, and an end that does not wait
 
 cdef void end_place(void *context) noexcept nogil:
     cdef SlabSource *source = <SlabSource *>context
@@ -58,7 +58,7 @@ cdef void close_pool(void *pool) noexcept nogil:
 
 
 cdef void finish_later(void *context, Pool *pool) noexcept nogil:
-    # Not now: the last block may be one of a response, which the event loop gives back.
+    # Not now: the last block may be one of a response, and the event loop, which gives it back, must not wait.
     cdef SlabSource *source = <SlabSource *>context
     source.closing.close = close_pool
     source.closing.argument = pool

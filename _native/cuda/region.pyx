@@ -29,7 +29,7 @@ from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, b
 from _native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
 
 cdef struct Opened:
-    # what a region holds; its own reference to the context, as it may be closed when nobody else has one
+    # the resources of a region; it has its own reference to the context, because it may be closed after all others
     CudaDevice device
     Context context
     DevicePointer address
@@ -119,14 +119,14 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
     """Register memory that a client has exported, like `Regions.add_system`.
 
     Args:
-        regions: where.
+        regions: where to register it.
         scope: the user whose region it is, or SHARED.
         name: of the region, in this scope.
         handle: a cudaIpcMemHandle_t.
-        device: where the memory is, by the server's numbers.
+        device: the device of the memory, by the server's numbers.
         byte_size: of the region, from where the handle points.
         trusted: a model may work on it in place; otherwise it works on copies.
-        owner: whose `Regions.remove_owned` takes it away; 0 for nobody's.
+        owner: `Regions.remove_owned` with this number unregisters the region; 0: no owner.
 
     Raises:
         ValueError: the handle has another length, or its memory fewer bytes.

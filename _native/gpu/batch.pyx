@@ -25,10 +25,10 @@ cdef uint32_t index_of(const TensorSignature *tensors, uint32_t count, str name,
 
 
 cdef class GpuBatch:
-    """The requests of one execution, as one, on the device.
+    """A batch of requests on the device.
 
-    Everything is submitted to `stream`, where the inputs are there in time; nothing here waits for the device. For a
-    model with a batch dimension inputs have the shape (rows, *dims), and so must outputs.
+    Everything is submitted to `stream`, on which the inputs arrive in time; no method waits for the device. For a model
+    with a batch dimension inputs have the shape (rows, *dims), and so must outputs.
     """
 
     def __init__(self):
@@ -51,7 +51,7 @@ cdef class GpuBatch:
 
     @property
     def stream(self) -> Stream:
-        """Where the model's work belongs."""
+        """The stream for the model's work."""
         return self.transfer.compute
 
     @property
@@ -64,7 +64,7 @@ cdef class GpuBatch:
         return index_of(self.set.batch.signature.inputs, self.set.input_count, name, "input")
 
     def input(self, name: str):
-        """The input over all requests; None for an optional one that the requests leave out."""
+        """The input over all requests; None for an optional input that the requests leave out."""
         cdef uint32_t i = self.input_index(name)
         cdef const GatheredInput *given = &self.set.batch.inputs[i]
         cdef int64_t shape[MAX_RANK]
@@ -77,10 +77,10 @@ cdef class GpuBatch:
                           self.set.batch.signature.inputs[i].datatype, shape, given.rank)
 
     def host_input(self, name: str) -> bytes:
-        """A copy of an input's bytes, for what the host must know: a shape tensor.
+        """A copy of an input's bytes, for values that the host must know: a shape tensor.
 
         Raises:
-            ValueError: there is no such input in this batch, or no batch whose values could be known.
+            ValueError: there is no such input in this batch, or the work is recorded, so no values are known.
         """
         cdef uint32_t i = self.input_index(name)
         cdef const GatheredInput *given = &self.set.batch.inputs[i]
@@ -94,7 +94,7 @@ cdef class GpuBatch:
         return self.kept is not None or batch_wants(&self.set.batch, index)
 
     def output(self, name: str, shape):
-        """Memory for an output of this shape, which the model shall write to.
+        """Memory for an output of this shape, to which the model must write.
 
         Raises:
             ValueError: there is no such output, or the shape is impossible.
@@ -111,9 +111,9 @@ cdef class GpuBatch:
                           self.set.batch.signature.outputs[index].datatype, output.shape, output.rank)
 
     def output_memory(self, name: str, size: int) -> int:
-        """Memory for an output whose shape is not known yet; its address. `set_output_shape` has to follow.
+        """Memory for an output whose shape is not known yet; its address. `set_output_shape` must follow.
 
-        Asked again, it is other memory, and what the first holds is lost; work that uses the first may still run.
+        Another call gives other memory, and the contents of the first are lost; work that uses the first may still run.
 
         Raises:
             ValueError: there is no such output, or this is recorded as a graph.
@@ -126,7 +126,7 @@ cdef class GpuBatch:
         return self.set.outputs[index].address
 
     def set_output_shape(self, name: str, shape) -> None:
-        """The shape of an output whose memory `output_memory` gave.
+        """Set the shape of an output whose memory `output_memory` gave.
 
         Raises:
             ValueError: there is no such output or memory, it is too small for this shape, or the shape is impossible.
@@ -153,7 +153,7 @@ cdef class GpuBatch:
         return 0
 
     cdef int place_output(self, uint32_t index, str name, size_t size) except -1:
-        # memory for it; of a batch it goes back when that is answered, of a graph with the graph
+        # take memory for it: given back when the batch is answered, or with the graph
         cdef Output *output = &self.set.outputs[index]
         drop_output(self.set, output)
         if self.kept is not None:
@@ -167,7 +167,7 @@ cdef class GpuBatch:
         return 0
 
     cdef DevicePointer kept_output(self, uint32_t index, size_t size) except? 0:
-        # the warm-up run has taken it, unless the model asks for more when it is recorded
+        # the memory that the warm-up run has taken, unless the recorded run asks for more
         cdef Lent lent = self.kept[index]
         if lent is None or lent.block.size < size:
             lent = self.transfer.keep(size)
@@ -195,7 +195,7 @@ cdef class GpuBatch:
         output.given = True
 
     def hold(self, owner) -> None:
-        """Keep an object until the batch is answered: one that owns memory which the device reads or writes."""
+        """Keep an object, which owns memory that the device reads or writes, until the batch is answered."""
         self.check()
         self.set.holding = True
         self.pipeline.holds[self.set.index].append(owner)

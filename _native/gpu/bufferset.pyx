@@ -60,8 +60,8 @@ cdef class Pipeline:
     Args:
         lane: where the batches come from.
         pool: memory of the instance's device.
-        busy_wait: whether who waits for the device spins instead of sleeping.
-        alone: whether there is one batch at a time only, from its copy in until its answer.
+        busy_wait: whether threads that wait for the device spin instead of sleeping.
+        alone: whether only one batch is in work at a time, from its upload to its response.
     """
 
     def __cinit__(self, LaneHandle lane not None, DevicePool pool not None, bint busy_wait, bint alone):

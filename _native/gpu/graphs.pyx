@@ -1,7 +1,7 @@
 """CUDA graphs: the model's work for batches of given shapes, captured on each buffer set and launched as one.
 
 A graph contains addresses. So each buffer set has its own graphs, and a graph has its own memory for inputs and
-outputs, which nobody else gets while the graph can be launched. This memory is zeroed before the model first computes
+outputs, which no one else gets while the graph can be launched. This memory is zeroed before the model first computes
 with it, and so are the rows that a smaller batch does not use, each time: uninitialised values could be indexes out of
 range, which would make the device unusable.
 """
@@ -28,7 +28,7 @@ cdef class Captured:
     cdef Graph graph
     cdef Lent inputs
     cdef list outputs        # GivenOutput of each output, None where the model gave none
-    cdef list holds          # what owns their memory, and whatever else the work needs
+    cdef list holds          # owners of their memory, and all else that the work needs
 
 
 cdef class GivenOutput:
@@ -142,7 +142,7 @@ cdef class Graphs:
             self.record(instance, set, kept, captured)
         finally:
             with nogil:
-                self.transfer.synchronize()  # nothing of the warm-up run is executed any more when its memory goes
+                self.transfer.synchronize()  # the warm-up run must have ended before its memory goes
             captured.outputs = outputs_of(set)
             clear_outputs(set)
             captured.holds = [kept, *holds]
@@ -154,7 +154,7 @@ cdef class Graphs:
         return captured
 
     cdef int record(self, instance, BufferSet *set, list kept, object captured) except -1:
-        # once for real, then as a graph
+        # run the work once, then record it as a graph
         cdef GpuBatch batch = batch_on_device(self.transfer, self.pipeline, set, kept)
         try:
             instance.submit(batch)
@@ -171,7 +171,7 @@ cdef class Graphs:
         return 0
 
     cdef void assume_inputs(self, BufferSet *set) noexcept:
-        # as a batch would have them that the graph fits
+        # set the inputs as a batch for this graph would have them
         cdef const Fitting *fitting = &self.fitting[set.graph]
         cdef uint32_t batches = 1 if self.signature.max_batch_size > 0 else 0
         cdef uint32_t i, k, rank

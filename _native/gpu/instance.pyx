@@ -48,9 +48,9 @@ cdef class GpuLoop(ExecutionLoop):
 
     Args:
         instance: a backends.api.GpuInstance.
-        claim: as for every instance; it executes one batch at a time then.
+        claim: as for every instance; with one, it executes one batch at a time.
         spec: the backends.api.GpuSpec of the model.
-        pinned: page-locked memory; what it lacks is taken of ordinary memory.
+        pinned: page-locked memory; ordinary memory is used where it has none left.
         pool: memory of the instance's device.
     """
 
@@ -59,7 +59,7 @@ cdef class GpuLoop(ExecutionLoop):
     cdef Graphs graphs
     cdef BufferSet *set      # for the next batch
     cdef bint lost_told
-    cdef bint writes_inputs  # the model may; then it does not get regions of clients where they lie
+    cdef bint writes_inputs  # the model may write to them; then it does not get clients' regions in place
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index, ClaimHandle claim, spec,
                   PageLocked pinned not None, DevicePool pool not None):
@@ -76,7 +76,7 @@ cdef class GpuLoop(ExecutionLoop):
     # -- the thread that submits --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Set the thread up; first of all, on the instance's thread."""
+        """Set the thread up. Call it first, on the instance's thread."""
         ExecutionLoop.prepare(self)
         self.transfer.device.use()
 
@@ -87,7 +87,7 @@ cdef class GpuLoop(ExecutionLoop):
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds from taking a batch to answering it, but for those that are executed; batches overlap."""
+        """Nanoseconds from taking a batch to answering it, without batches that are executed now; batches overlap."""
         return sum([load64(&self.pipeline.sets[i].batch.busy_ns) for i in range(SETS)])
 
     @property
@@ -107,7 +107,7 @@ cdef class GpuLoop(ExecutionLoop):
             self.graphs.clear()
 
     cdef bint is_ready(self) noexcept nogil:
-        return True  # what it may wait for ends soon
+        return True  # what it waits for ends soon
 
     cdef void get_ready(self) noexcept nogil:
         self.set = self.pipeline.acquire()
@@ -126,14 +126,14 @@ cdef class GpuLoop(ExecutionLoop):
         self.conclude(self.set)
 
     cdef void start(self, BufferSet *set, Request *chain):
-        # everything that is submitted for a batch
+        # submit all work for a batch
         cdef bint ready
         with nogil:
             set.batch.writes_inputs = self.writes_inputs
             batch_begin(&set.batch, chain)
             batch_log(&set.batch, self.label, self.consumer.why)
             batch_fetch(&set.batch, self.transfer.device.ordinal, False)
-            use_device(self.transfer.device)  # to fetch from another may have changed it
+            use_device(self.transfer.device)  # fetching inputs from another device may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)
                      and self.transfer.upload(set, self.graphs.choose(set)))
         if ready:
@@ -143,7 +143,7 @@ cdef class GpuLoop(ExecutionLoop):
                 self.transfer.download(set)
 
     cdef void execute(self, BufferSet *set):
-        # whatever the backend raises, the batch is answered and the instance goes on
+        # whatever the backend raises, the batch is answered and the instance continues
         cdef GpuBatch batch
         cdef str text
         try:
@@ -181,7 +181,7 @@ cdef class GpuLoop(ExecutionLoop):
 
     cdef void conclude(self, BufferSet *set) noexcept nogil:
         # wait for a batch, answer it, and free its set
-        use_device(self.transfer.device)  # an answer to a region on another device may have changed it
+        use_device(self.transfer.device)  # writing a response to a region on another device may have changed it
         if set.submitted:
             self.transfer.failed(set, cuda.event_synchronize(set.computed), "cuEventSynchronize")
             set.batch.output_start_ns = now_ns()
@@ -198,7 +198,7 @@ cdef class GpuLoop(ExecutionLoop):
         self.pipeline.release(set)
 
     cdef void let_go(self, BufferSet *set) noexcept:
-        # what the backend kept for the batch: nothing uses it any more
+        # release the objects that the backend kept for the batch: no work uses them any more
         set.holding = False
         self.pipeline.holds[set.index].clear()
 

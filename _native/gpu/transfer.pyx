@@ -41,7 +41,7 @@ cdef class Transfer:
     """The copies of one instance.
 
     Args:
-        pinned: page-locked memory; what it lacks is taken of ordinary memory.
+        pinned: page-locked memory; ordinary memory is used where it has none left.
         pool: memory of the instance's device.
         compute: the stream of the model's work.
         pinned_in, pinned_out: whether inputs and outputs are staged in page-locked memory.
@@ -94,7 +94,7 @@ cdef class Transfer:
                 set.staged_size += staged_size(set, i)
 
     cdef bint reserve(self, BufferSet *set) noexcept nogil:
-        # the set is idle, so what it has can go back
+        # the set is idle, so its memory can be given back
         cdef size_t wanted = ALIGNMENT
         cdef Result state
         if set.graph >= 0:
@@ -112,7 +112,7 @@ cdef class Transfer:
             set.base = <DevicePointer>set.device_in.data
             fetch_add64(&self.held, <int64_t>set.device_in.size)
             return True
-        # no memory, or a device that gives nothing any more
+        # no memory, or the device has failed
         state = cuda.event_query(set.uploaded)
         if state == CUDA_NOT_READY or not self.failed(set, state, "cuEventQuery"):
             batch_fail(&set.batch, resource_refusal(self.pool.resource, set.uploaded_size))
@@ -142,8 +142,8 @@ cdef class Transfer:
             or self.failed(set, cuda.stream_wait_event(self.compute.stream, set.uploaded, 0), "cuStreamWaitEvent"))
 
     cdef bint copy_inputs(self, BufferSet *set) noexcept nogil:
-        # one copy for inputs in the host's memory that follow each other, which are usually all; those with a part on
-        # the device go part by part
+        # One copy for adjacent inputs in host memory, which are usually all. Inputs with a part on the device are
+        # copied part by part.
         cdef Piece piece
         cdef uint8_t *at
         cdef size_t size
@@ -161,7 +161,7 @@ cdef class Transfer:
             at = set.staging.data + piece.at + piece.size
             size = aligned(padded_size(set, i))
             batch_gather_input(&set.batch, i, at)
-            # rows that a graph computes for nobody are zeros: the block has held other requests' values
+            # rows of a graph without a request are zeros: the block has held values of other requests
             memset(at + set.batch.inputs[i].size, 0, size - set.batch.inputs[i].size)
             set.batch.inputs[i].data = at
             piece.size += size
@@ -196,7 +196,7 @@ cdef class Transfer:
             set, cuda.fill(set.base + at, 0, end - at, self.copy_in.stream), "cuMemsetD8Async")
 
     cdef bint send(self, BufferSet *set, Piece *piece) noexcept nogil:
-        # what is staged; the next begins behind it
+        # copy the staged piece; the next one begins behind it
         if piece.size and self.failed(set, cuda.copy_to_device(
                 set.base + piece.to, set.staging.data + piece.at, piece.size, self.copy_in.stream),
                 "cuMemcpyHtoDAsync_v2"):
@@ -238,7 +238,8 @@ cdef class Transfer:
             total[0] += max(aligned(output.size), <size_t>ALIGNMENT)
 
     cdef bint place_parts(self, BufferSet *set, uint32_t index) noexcept nogil:
-        # have requests' parts copied to their regions on the device; whether nobody needs it in the host's memory
+        # copy the requests' parts to their regions on the device; returns whether host memory needs no copy of the
+        # output
         cdef Output *output = &set.outputs[index]
         cdef const TensorSignature *tensor = &set.batch.signature.outputs[index]
         cdef const Placement *placement
@@ -258,7 +259,7 @@ cdef class Transfer:
             request = set.batch.requests[i]
             part = part_of(&set.batch, tensor, i, NULL, output.size - at, elements)
             if part > output.size - at:
-                return False  # which fails the batch when the output is handed over
+                return False  # the batch fails when the output is handed over
             placement = placement_of_output(request, index, self.device.ordinal)
             if placement != NULL and part <= placement.size and not load32(&request.abandonment.happened):
                 if not self.place_part(set, output, placement, at, part):
@@ -276,7 +277,7 @@ cdef class Transfer:
                          size_t size) noexcept nogil:
         cdef DevicePointer to = placement.region.address + placement.offset
         if size == 0 or to == output.address + at:
-            return True  # the model has put it there
+            return True  # the model wrote it there
         return not self.failed(set, cuda.copy_on_device(to, output.address + at, size, self.copy_out.stream),
                                "cuMemcpyDtoDAsync_v2")
 
@@ -304,7 +305,7 @@ cdef class Transfer:
 
 
 cdef void hand_over(BufferSet *set, uint32_t index) noexcept nogil:
-    # an output that is in regions only is never looked at: its address will do
+    # an output that is only in regions is never read: its address on the device will do
     cdef Output *output = &set.outputs[index]
     if output.to_host:
         batch_set_output(&set.batch, index, block_share(set.staging_out), set.staging_out.data + output.offset,
@@ -322,7 +323,7 @@ cdef inline Block *stage(PageLocked pinned, bint use, size_t size) noexcept nogi
 # Regions of clients on the device
 
 cdef bint is_on_device(const BufferSet *set, uint32_t input) noexcept nogil:
-    # some request's part is; the others are in the host's memory
+    # whether a request's part is on the device; the others are in host memory
     cdef uint32_t i
     if is_made(set.batch.signature, input):
         return False
@@ -344,7 +345,7 @@ cdef size_t staged_size(const BufferSet *set, uint32_t input) noexcept nogil:
 
 
 cdef DevicePointer bound_address(const BufferSet *set, uint32_t input) noexcept nogil:
-    # of an input that the model can read where its client has put it; 0: it has to be copied
+    # the address of an input that the model can read in the client's region; 0: the input must be copied
     cdef const InputData *data
     if set.batch.count != 1 or set.batch.writes_inputs or set.graph >= 0 or is_made(set.batch.signature, input):
         return 0
