@@ -6,20 +6,20 @@ from _native.request.lane cimport Lane
 from _native.request.request cimport Request, Response
 from _native.request.statistics cimport Bounds, Execution, Failure, time_index
 
-# One request has failed, or was abandoned, at `now`: count it on its lane. A request that its queue refused, or that
-# was abandoned, is counted as such, any other as `otherwise`.
+# Count a request that has failed, or was abandoned, at `now`. Its reason is `otherwise`, unless its queue refused it or
+# it was abandoned.
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil
-# One request, which was executed alone since `taken_ns`, has ended now: count it, and note its phases.
+# Count a request that was executed alone since `taken_ns` and has ended now, and note its phases.
 cdef void account_detached(Request *request, int64_t taken_ns) noexcept nogil
 # On the loop: count a response of a decoupled model that passes the bridge.
 cdef void account_response(Request *request, const Response *response) noexcept nogil
-# How the request ended, for counters elsewhere.
+# Why the request failed, for counters elsewhere.
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil
 
-# A request for which others were executed has ended at `end` with the status OK: count it. Its phases are those of one
-# of them: the last parts of its time count as the last phases, and what is left as time in the queue.
+# Count a request for which others were executed, and which ended at `end` with the status OK. It has the phases of one
+# of the others, as far as its own time allows; the rest of its time counts as time in the queue.
 cdef void account_answered(const Request *request, int64_t end) noexcept nogil
-# A request that was executed several times has ended: count it, with the sums of its phases.
+# Count a request that was executed several times and has ended, with the sums of its phases.
 cdef void account_repeated(const Request *request, int64_t end) noexcept nogil
 
 # Count one successful request of a batch; execution.end_ns is set.

@@ -1,6 +1,6 @@
 """Counts requests in the statistics of their lanes.
 
-Requests that the server makes before models are ready are not traffic, and are not counted on any lane.
+Warm-up requests are not traffic, and no lane counts them.
 """
 
 from libc.stdint cimport int64_t

@@ -22,7 +22,7 @@ cdef struct Bridge:
     PostedCallback *first_callback
     PostedCallback *last_callback
     int32_t signalled        # atomic: the loop has been signalled and has not looked yet
-    int event_fd             # written when a list is not empty any more
+    int event_fd             # written when a list gets its first entry
     int poll_fd              # readable when event_fd or a watched descriptor is readable
     Mutex reading            # held while watched descriptors are read
     # Used on the loop thread only:
@@ -46,10 +46,10 @@ cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexc
 # From any thread but the loop, without the GIL: stop reading the descriptor. `read` does not run after the return.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # On the loop: set the request's timer, if it has limits. At the deadline of a request that is not inner the sink gets
-# DEADLINE_EXCEEDED; at request.expires_ns the lane's scheduler decides, or what the request waits for. False: no
-# memory, which is impossible after timers_have_room.
+# DEADLINE_EXCEEDED; at request.expires_ns the lane's scheduler decides, or the object that the request waits for.
+# False: no memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: give the answer up for the sink. A request that is queued leaves the queue. If an instance executes the
+# On the loop: the sink no longer wants a response. A queued request leaves the queue. If an instance executes the
 # request, the bridge tells that instance.
 cdef void bridge_abandon(Request *request) noexcept nogil
 

@@ -82,7 +82,7 @@ cdef enum:
     NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
     MOST_READY = 16          # descriptors that are read in a round
 
-# Reasons, and statuses where there is none, of what was refused for want of rights: the log of access has it.
+# Reasons, or else statuses, of requests that were refused for lack of rights: the authorizer notes them for the log.
 TOLD_ELSEWHERE = frozenset((STATUS_PERMISSION_DENIED, STATUS_UNAUTHENTICATED, "NOT_ALLOWED", "UNKNOWN_CALLER"))
 
 
@@ -109,7 +109,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     elif has_waited_enough(request):
         reject(request, now)
     elif request.terms.deadline_ns and not request.inner:
-        timers_set(bridge.timers, timer, request.terms.deadline_ns)  # it had room before
+        timers_set(bridge.timers, timer, request.terms.deadline_ns)  # the timer has left the heap, so there is room
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept 
 
 
 cdef void read_all(Bridge *bridge) noexcept nogil:
-    # The lock is held from before epoll is asked, so that no descriptor is detached before it is read.
+    # Hold the lock from before epoll_wait on, so that no reported descriptor is detached before it is read.
     cdef void *ready[MOST_READY]
     cdef WatchedDescriptor *descriptor
     cdef int i
@@ -194,7 +194,7 @@ cdef void finish(Request *request) noexcept nogil:
 
 
 cdef void drop_if_queued(Request *request) noexcept nogil:
-    # The sink is gone. A request that an instance has taken comes back over the bridge, and is freed then.
+    # The sink has left. A request that an instance has taken comes back over the bridge, and is freed then.
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
     request_abandon(request)
@@ -337,7 +337,7 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
             response_fail(request.held, STATUS_INTERNAL, too_many(request))
         response_free(response)
         return
-    # The request ends with an error. The model is told that no sink waits for further responses.
+    # The request ends with an error, and the model learns that further responses are discarded.
     if response.status == STATUS_OK:
         response_fail(response, STATUS_INTERNAL, too_many(request))
     end_early(request, response.status, text_or_no_memory(response.details))
@@ -357,7 +357,7 @@ cdef void deliver_due(Bridge *bridge, ResponseOrder *order) noexcept nogil:
 
 
 cdef bint leave_order(Request *request) noexcept nogil:
-    # The sink is gone, so the responses of the request hold up no others. True: its final response was held here, so
+    # The sink has left, so the responses of the request hold up no others. True: its final response was held here, so
     # the request has ended.
     cdef Bridge *bridge = <Bridge *>request.bridge
     cdef ResponseOrder *order = (<OrderEntry *>request.order_entry).order

@@ -1,7 +1,7 @@
 # A function that another thread asks the event loop to run; see bridge_post in _native.request.bridge.
 
 cdef struct PostedCallback:
-    # a member of the structure that it is about
+    # a member of the structure that it belongs to
     void (*run)(PostedCallback *callback) noexcept nogil
     PostedCallback *next
     void *owner              # that structure, if it does not begin with the callback

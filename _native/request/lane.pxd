@@ -16,8 +16,8 @@ cdef enum Pushed:
     LANE_REFUSED             # the request carries the reason
 
 cdef struct Scheduler:
-    # The functions of a kind of lane for requests; instances use BatchScheduler of `_native.scheduling.calling`. They
-    # get the struct that begins with the lane.
+    # The functions of a kind of lane that requests need; instances use BatchScheduler of `_native.scheduling.calling`.
+    # They get the struct that begins with the lane.
 
     # On the loop: take a request, which then belongs to the lane. Does not block for long, and does not wake instances.
     # Anything but PUSHED: the request still belongs to the caller.
@@ -30,8 +30,8 @@ cdef struct Scheduler:
     # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
     # who refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
-    # On the loop: set expires_ns and yields of a request that waits for the execution of a shared one here, by the
-    # policy that its terms choose.
+    # On the loop: set expires_ns and yields of a request that waits for a shared one in this lane, by the queue policy
+    # that its terms choose.
     void (*limit)(Lane *lane, Request *request) noexcept nogil
     # On the loop: a request that was pushed has other terms from now on. False: they no longer matter, because an
     # instance has it.
@@ -64,7 +64,7 @@ cdef struct Lane:
     Statistics statistics
     int32_t in_flight        # atomic: requests that refer to this lane: queued, executed or on their way back
     uint32_t max_queue       # requests that may wait; 0: any number
-    uint32_t level_count     # priorities: 1, the highest, to this one; 0: it has none itself
+    uint32_t level_count     # number of priorities, of which 1 is the highest; 0: the lane has none
     uint32_t default_level   # of requests with another priority
     bint coalesces           # execute identical requests in flight once
     bint caches              # keep responses for identical requests
@@ -75,8 +75,8 @@ cdef struct Lane:
     int64_t received         # bytes of clients' request messages; on the loop
     int64_t sent             # bytes of the responses to them; see add_own
     const SequenceHooks *sequences   # NULL if requests are independent
-    # Called by an instance, on any thread, after it executed a batch of so many rows in so many nanoseconds. NULL if
-    # the scheduler does not need it.
+    # Called by an instance, on any thread, with the rows and the time of a batch that it has executed. NULL if the
+    # scheduler does not need it.
     void (*learn)(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil
 
 cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
@@ -86,7 +86,7 @@ cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
 # A structure of this size that begins with a Lane; its head is made from a backends.api.ModelSpec (read by attribute),
 # the rest is zero. Raises ValueError or MemoryError.
 cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL
-# The opposite, at the end of the scheduler's `free`.
+# Free a lane, at the end of the scheduler's `free`.
 cdef void lane_free(Lane *lane) noexcept nogil
 # Free a request that was made for the lane, and counted on it, but never pushed.
 cdef void lane_discard(Request *request) noexcept nogil

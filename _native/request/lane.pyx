@@ -73,11 +73,11 @@ cdef class LaneHandle:
             self.lane.scheduler.free(self.lane)
 
     def receive_into(self, ArenaHandle arena not None) -> None:
-        """Have large messages received into this arena. Before anyone can find the lane."""
+        """Receive large messages into this arena. Call this before anyone can find the lane."""
         self.lane.arena = arena_share(arena.arena)
 
     def set_bounds(self, ns) -> None:
-        """Have further upper bounds, in nanoseconds, in the histograms of times. Before anyone can find the lane.
+        """Add upper bounds, in nanoseconds, to the histograms of times. Call this before anyone can find the lane.
 
         Raises:
             ValueError: they are too many, or not positive.

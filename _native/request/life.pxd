@@ -28,7 +28,7 @@ cdef extern from *:
 cdef void check_move(const Request *request, RequestState before, RequestState after) noexcept nogil
 
 
-# From the owner that the state `before` says: the request belongs to the owner of the state `after` from now on.
+# Called by the owner in the state `before`: from now on the request belongs to the owner in the state `after`.
 cdef inline void request_move(Request *request, RequestState before, RequestState after) noexcept nogil:
     if MOVES_CHECKED:
         check_move(request, before, after)
@@ -42,14 +42,14 @@ cdef inline void request_wait(Request *request, const Wait *wait, void *awaited)
     request.awaited = awaited
 
 
-# On the loop: it waits no longer.
+# On the loop: the request waits no longer.
 cdef inline void request_stop_waiting(Request *request, RequestState after) noexcept nogil:
     request_move(request, REQUEST_WAITING, after)
     request.wait = NULL
     request.awaited = NULL
 
 
-# On the loop: count a new request as one that is in the house.
+# On the loop: admit a new request: it counts against the server's limit.
 cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept nogil:
     request.admitted = True
     in_house[0] += 1

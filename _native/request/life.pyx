@@ -8,15 +8,15 @@
     WAITING    what it waits for (Request.wait)       NEW       the model is there
                                                       TAKEN     the response is there, or it has left
     QUEUED     its lane                               TAKEN     in a batch, or removed from the queue
-    TAKEN      who executes it, then the bridge       QUEUED    to be executed again (iterative sequences)
+    TAKEN      its executor, then the bridge          QUEUED    to be executed again (iterative sequences)
                                                       KEPT      the cache keeps it, with its response
                                                       ENDED     its final response has passed the bridge
     KEPT       the cache, which frees it
     ENDED      nobody: it is freed
 
-The state of a queued request is protected by its lane's lock. Whether it is still queued, only the lane can therefore
-say, and all who want to take it back ask the lane. Beside the state, a request may be *admitted* (it counts against
-the limit of the server until it ends) and *abandoned* (nobody waits for its response any more; `Abandonment`).
+The state of a queued request is protected by its lane's lock. So only the lane knows whether it is still queued, and
+code that wants it back asks the lane. In addition to its state, a request may be *admitted* (it counts against the
+limit of the server until it ends) and *abandoned* (nobody waits for its response any more; `Abandonment`).
 Debug and sanitizer builds check each move.
 """
 

@@ -82,7 +82,7 @@ cdef struct Recorder:
     Record *last
     uint32_t count
     size_t bytes             # of texts and tensors in the list, and of inputs of requests that have not ended
-    uint64_t lost            # records that were dropped because too many, or too large ones, were in the list
+    uint64_t lost            # records that were discarded because the list was full, by number or by bytes
 
 # On the loop, for a request that has arrived and is decoded: begin a record if one may be needed. `own` is the sampling
 # of its model, NULL for the server's; `context` is the client's trace context.

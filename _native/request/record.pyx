@@ -1,7 +1,7 @@
 """Records of single requests: the times of their steps, and the batch that they were in.
 
 A request has a record only if one may be needed: it was chosen for a trace or for the access log at its arrival, or
-failed and slow requests are kept, which are known only at the end. The executor of the request writes the times. When
+failed and slow requests are kept: those are known only at the end. The executor of the request writes the times. When
 the request ends, the record goes into a list, which another thread takes (`_native.request.recorder`).
 """
 
@@ -257,7 +257,7 @@ cdef void record_response(Request *request, const Response *response) noexcept n
 
 
 cdef void forget_earlier(Record *record) noexcept nogil:
-    # A request that is executed several times is described from the last time on that it came into the queue.
+    # The record of a request that is executed several times describes the time since it last entered the queue.
     if record.placed_ns < record.queued_ns:
         record.placed_ns = 0
     if record.taken_ns < record.queued_ns:  # it has left the queue without another batch

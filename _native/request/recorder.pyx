@@ -72,7 +72,7 @@ cdef class SamplingHandle:
 
 
 cdef class RecorderHandle:
-    """Records requests of a server. Used on the event loop, but for `take`."""
+    """Records requests of a server. Used on the event loop, except for `take`."""
 
     def __cinit__(self):
         cdef bytes seed = os.urandom(16)
@@ -124,7 +124,7 @@ cdef class RecorderHandle:
 
     @property
     def lost(self) -> int:
-        """Records that were dropped because the list was full: `take` is called too seldom."""
+        """Records that were discarded because the list was full: `take` is called too seldom."""
         return self.recorder.lost
 
     def take(self) -> list[dict[str, object]]:

@@ -70,7 +70,7 @@ cdef struct Origin:
 
 cdef struct Terms:
     # What was asked about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
-    # request that serves several at once are those of all who wait (_native.caching.coalescer), and change with them.
+    # request that serves several are those of all that wait for it (_native.caching.coalescer), and change with them.
     int64_t asked_ns         # when the client asked
     int64_t executable_ns    # when it could first be executed: its time in queues counts from here
     int64_t deadline_ns      # of the client; 0: none
@@ -92,12 +92,12 @@ cdef enum RequestState:
     REQUEST_NEW              # belongs to its maker
     REQUEST_WAITING          # belongs to what it waits for: a model that is loaded, or the response to another request
     REQUEST_QUEUED           # belongs to its lane
-    REQUEST_TAKEN            # belongs to who executes it, until its final response has passed the bridge
+    REQUEST_TAKEN            # belongs to its executor, until its final response has passed the bridge
     REQUEST_KEPT             # has ended, and is kept with its response
     REQUEST_ENDED            # its final response has passed the bridge
     REQUEST_STATES
 
-# Called on the loop: nobody waits for the answer of a request any more that an instance executes. Must be quick.
+# Called on the loop: nobody waits any more for the response to a request that an instance executes. Must be quick.
 ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 
 # Called on the loop, perhaps with the GIL: nobody waits any more for any of the requests that are executed together.
@@ -105,7 +105,7 @@ ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 ctypedef void (*stop_fn)(void *owner) noexcept nogil
 
 cdef struct Wait:
-    # The functions of the kind of thing for which a request waits. Called on the loop, while it waits.
+    # The functions of a kind of object for which requests wait. Called on the loop, while the request waits.
 
     # Remove the request from where it waits; it then belongs to the caller.
     void (*leave)(Request *request) noexcept nogil
@@ -120,7 +120,7 @@ cdef struct Wait:
 ctypedef void (*deliver_fn)(void *sink, Response *response, int status, const char *details) noexcept nogil
 
 cdef struct Abandonment:
-    # whether nobody waits for the answer any more, and the function to call then
+    # whether nobody waits for the response any more, and the function to call then
     int32_t happened         # atomic
     abandon_fn told          # set by the instance that executes the request; see request_follow
     void *owner              # its argument
@@ -146,8 +146,8 @@ cdef struct Request:
     bint is_step             # of an ensemble: outputs may be missing, and phases are reported
     bint is_warmup           # made by the server to warm models up: not counted as traffic
     bint inner               # made to answer another request, which watches the deadline of both
-    bint shared              # answers several that wait, each with its own time in the queue: it has none itself
-    bint uncounted           # who waits for its response is counted instead; only that it was executed counts
+    bint shared              # answers several that wait, each with its own limit in the queue; it has no limit itself
+    bint uncounted           # the requests that wait for its response are counted instead; here only the execution is
 
     Origin origin
     Terms terms
@@ -160,14 +160,14 @@ cdef struct Request:
     Request *previous        # in the list where it waits
     Request *next            # in that list, or in a chain
     int64_t arrived_ns       # when it could first be executed here: statistics count from here
-    int64_t queued_ns        # when it came into the queue where it waits, or has waited last
+    int64_t queued_ns        # when it entered the queue where it waits, or waited last
     int64_t taken_ns         # 0: it is not in a batch yet
     int64_t responded_ns     # of a decoupled model: when the last response passed the bridge; 0: none has
-    uint32_t responses       # the number of responses that have
+    uint32_t responses       # the number of responses that have passed the bridge
     int64_t expires_ns       # end of the time in the queue, monotonic; 0: no limit
     bint yields              # at that time it goes behind others instead of being refused
     uint32_t place           # in its lane; for the scheduler
-    bint follows             # an earlier part of the same request is in the queue: limits of number do not count
+    bint follows             # an earlier part of the same request is in the queue: limits of the number do not apply
     Timer timer              # of deadline and expiry
     void *order_entry        # OrderEntry of its response if responses leave in order; NULL: they do not
 
@@ -195,18 +195,18 @@ cdef void request_free(Request *request) noexcept nogil
 # Make room for the tensors of a model: none present, no output wanted. False: status and details are set.
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
-# The terms of a request without limits that is asked now.
+# Set the terms of a request without limits that was asked now.
 cdef void terms_begin(Terms *terms, int64_t now) noexcept nogil
-# Limit them to this time from `now` on; an earlier deadline stays.
+# Set a deadline `timeout_ns` after `now`; an earlier deadline stays.
 cdef void terms_limit(Terms *terms, int64_t now, int64_t timeout_ns) noexcept nogil
-# The terms of a call that a model makes while it serves a request with the terms `outer`: it has the same deadline, and
+# Set the terms of a call that a model makes to serve a request with the terms `outer`: it has the same deadline, and
 # priority and timeout of its own.
 cdef void terms_lend(Terms *terms, const Terms *outer, int64_t now) noexcept nogil
 
-# Take over from `outer` what a request made to answer it has in common with it, beside tensors: id, origin, terms,
-# parameters, and whether it is warm-up. The bytes stay those of `outer`. False: no memory.
+# Copy all but tensors from `outer`, which the request is made to answer: id, origin, terms, parameters, and whether it
+# is warm-up. The bytes still belong to `outer`. False: no memory.
 cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
-# Another request with the same cache key, origin and terms, which shares the data. It has no sink and placements, and
+# Another request with the same cache key, origin and terms, which shares the data. It has no sink, no placements, and
 # its inputs are not exclusive. NULL: no memory.
 cdef Request *request_twin(const Request *request) noexcept nogil
 
@@ -218,9 +218,9 @@ cdef void request_expired(Request *request) noexcept nogil
 
 # From the thread that executes the request: call `told` when the request is abandoned, or now if it is already.
 cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil
-# The opposite. After the return `told` does not run any more.
+# Stop following. After the return `told` does not run any more.
 cdef void request_unfollow(Request *request) noexcept nogil
-# On the loop: nobody waits for the answer any more.
+# On the loop: nobody waits for the response any more.
 cdef void request_abandon(Request *request) noexcept nogil
 
 cdef struct Watched:
@@ -236,7 +236,7 @@ cdef struct Watched:
 # From the thread that executes them, without the GIL: call `stop` when all are abandoned. False: all are abandoned
 # already, and are not watched. The cost does not depend on their number.
 cdef bint requests_watch(Watched *watched) noexcept nogil
-# The opposite, without the GIL. After the return `stop` does not run any more.
+# Stop watching, without the GIL. After the return `stop` does not run any more.
 cdef void requests_unwatch(Watched *watched) noexcept nogil
 
 # A further response to a request of a decoupled model, with the same outputs wanted; NULL if there is no memory. It

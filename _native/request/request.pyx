@@ -22,9 +22,9 @@ from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef enum:
-    IDLE_REQUESTS = 4096     # kept for reuse with their arrays,
-    IDLE_TENSORS = 16        # where those are of so many tensors at most
-    SPARE_LOG2 = 3           # of a client's time: an eighth of it is for the way to the server and back
+    IDLE_REQUESTS = 4096     # requests that are kept for reuse with their arrays
+    IDLE_TENSORS = 16        # the most tensors in arrays that are kept
+    SPARE_LOG2 = 3           # an eighth of a client's time is for the way to the server and back
 
 cdef int64_t FOREVER = 0x7fffffffffffffff
 
@@ -37,7 +37,7 @@ cdef int idle_count = 0
 # Responses
 
 cdef void clear_response(Response *response) noexcept nogil:
-    # give back what it holds, but for its array of outputs
+    # free what it holds, except for its array of outputs
     cdef uint32_t i
     for i in range(response.output_count):
         block_give(response.outputs[i].block)
@@ -163,7 +163,7 @@ cdef void request_expired(Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Being abandoned
 
-cdef Mutex following          # short, and taken once or twice for a request that someone follows
+cdef Mutex following          # held briefly, and taken once or twice for a request that an executor follows
 mutex_init(&following, NULL)
 
 
@@ -196,7 +196,7 @@ cdef struct WatchedList:
     Watched *first
     Watched *last
 
-# Held by the loop while it calls `stop`, which may take the GIL: nobody else waits for it with the GIL.
+# The loop holds it while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
 cdef Mutex watching
 cdef WatchedList all_watched
 mutex_init(&watching, NULL)
@@ -228,7 +228,7 @@ cdef void requests_unwatch(Watched *watched) noexcept nogil:
 
 
 cdef void stop_abandoned() noexcept nogil:
-    # one look at most executions: at their first request
+    # for most executions the look at their first request is enough
     cdef Watched *watched
     lock(&watching)
     watched = all_watched.first
@@ -330,11 +330,11 @@ cdef Request *request_twin(const Request *request) noexcept nogil:
 
 cdef bint same_shape(const Signature *signature, const TensorSignature *tensor, const InputData *a,
                      const InputData *b) noexcept nogil:
-    # but for the batch dimension, and as far as the model sees it
+    # except for the batch dimension; padded lengths are equal if they have the same bucket
     cdef uint32_t batches = signature.max_batch_size > 0
     cdef uint32_t i
     if not tensor.padded:
-        for i in range(batches, batches + tensor.rank):  # few: memcmp would only cost the call
+        for i in range(batches, batches + tensor.rank):  # so few that the call of memcmp would cost more
             if a.shape[i] != b.shape[i]:
                 return False
         return True

@@ -157,7 +157,7 @@ cdef int encode_value(uint8_t *out, Datatype datatype, object value, object name
 
 
 cdef int supplied_build(Signature *signature, object specs) except -1:
-    # what the inputs behind those of requests tell
+    # build the inputs that the batch provides, which follow those of requests
     cdef Supplied *supplied
     cdef TensorSignature *tensor
     cdef bytes source
@@ -228,7 +228,7 @@ cdef int encode_padding(TensorSignature *tensor, object value) except -1:
 
 
 cdef int outputs_build(Signature *signature, object specs) except -1:
-    # how outputs follow inputs
+    # note which inputs decide the shapes of outputs
     cdef TensorSignature *tensor
     cdef uint32_t i
     for i, spec in enumerate(specs):

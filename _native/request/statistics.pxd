@@ -28,14 +28,14 @@ cdef enum:
     POWERS = 26              # bounds of every model: 1, 2, 4, ... 2^25 us
     QUEUE_TIMES = 27         # counters: one for each bound, and one for longer times
     TIMES = 64               # most counters of a histogram; the last one in use has no bound
-    REASONS = 16             # most reasons of schedulers for letting a batch go that are counted separately
+    REASONS = 16             # most reasons for which batches leave that are counted separately
     RESPONSES = 1024         # most indexes of the responses to one request that are counted separately
 
 cdef struct Bounds:
     # upper bounds of the histograms of times, ascending and inclusive
     int64_t ns[TIMES]        # INT64_MAX behind the last one
     uint32_t count
-    uint8_t start[64]        # index at which to begin the search for a time of so many binary digits in us
+    uint8_t start[64]        # by the number of binary digits of a time in us: the index where to begin its search
 
 cdef struct Histogram:
     uint64_t counts[TIMES]   # by the first bound that a time does not exceed
@@ -146,12 +146,12 @@ cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil
 # Count a request that got its response from the cache, with its time from arrival.
 cdef void statistics_shared(Statistics *statistics, uint64_t ns) noexcept nogil
-# Count a request that other requests have answered, or several executions: with its time from arrival, and the parts of
-# it that were spent in the queue and in the phases.
+# Count a request that was answered by other requests, or by several executions, with its time from arrival and the
+# parts of it that were spent in the queue and in the phases.
 cdef void statistics_answered(Statistics *statistics, uint64_t ns, const Phases *phases) noexcept nogil
 # Count a request answered from the response cache at this time.
 cdef void statistics_cache_hit(Statistics *statistics, int64_t at_ns, uint64_t lookup_ns) noexcept nogil
-# With `count` 0 only the time grows.
+# Count misses of the response cache, with the time of their lookups and of storing; `count` 0: only the time.
 cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
 # Copy all counters at one moment, for exporters. False: no memory.

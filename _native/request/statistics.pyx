@@ -12,7 +12,7 @@ from _native.clock cimport now_ns, wall_ms
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef enum:
-    BATCH_SIZES = 1024       # distinct batch sizes that are told apart
+    BATCH_SIZES = 1024       # batch sizes that are counted separately
 
 
 cdef void statistics_init(Statistics *statistics) noexcept nogil:
