@@ -17,5 +17,5 @@ cdef extern from *:
     }
     """
     int64_t now_ns "inferd_now"() noexcept nogil
-    # milliseconds since 1970, for what people read
+    # milliseconds since 1970, for times that people read
     int64_t wall_ms "inferd_wall_ms"() noexcept nogil

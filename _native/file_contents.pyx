@@ -1,4 +1,4 @@
-"""Reads small files, each in one call without the interpreter's lock: a busy server has Python wait for it in each."""
+"""Reads small files, each in one call without the GIL: Python would wait for the GIL of a busy server in each step."""
 
 from libc.errno cimport EINTR, EINVAL, ENOMEM, errno
 from libc.stddef cimport size_t
@@ -33,7 +33,7 @@ cdef enum:
 
 
 cdef int read_upto(int fd, char *data, size_t most, size_t *size) noexcept nogil:
-    # until the end of the file, at most so many bytes; the error
+    # read to the end of the file, at most `most` bytes; returns the error
     cdef ssize_t got
     size[0] = 0
     while size[0] < most:
@@ -47,7 +47,7 @@ cdef int read_upto(int fd, char *data, size_t most, size_t *size) noexcept nogil
 
 
 cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept nogil:
-    # the error; the data are from malloc
+    # returns the error; `data` is from malloc
     cdef size_t capacity
     cdef size_t got
     cdef char *grown
@@ -58,7 +58,7 @@ cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept n
     if not is_regular(&about):
         return EINVAL
     capacity = min(limit, <size_t>about.st_size) + 1
-    while True:  # again if it has grown
+    while True:  # once more if the file has grown
         grown = <char *>realloc(data[0], capacity)
         if grown == NULL:
             return ENOMEM
@@ -71,7 +71,7 @@ cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept n
 
 
 cdef int begins_with(int folder, const char *name, const char *beginning, size_t size, bint *found) noexcept nogil:
-    # whether a file does; the error
+    # whether a file begins with these bytes; returns the error
     cdef char[MOST_COMPARED] data
     cdef size_t got
     cdef int fd = open_file(folder, name)
@@ -86,7 +86,7 @@ cdef int begins_with(int folder, const char *name, const char *beginning, size_t
 
 cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, int64_t below,
                   char **name) noexcept nogil:
-    # see `find_beginning`; the error, of the file `name` if that is set
+    # see `find_beginning`; returns the error, which is the file's if `name` is set
     cdef Entry *entry
     cdef Stat about
     cdef bint found
@@ -109,11 +109,11 @@ cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, in
 
 
 def read_regular(path: str, limit: int) -> bytes:
-    """The content of a regular file; of one that has more than `limit` bytes, one byte more than these.
+    """The content of a regular file; `limit` + 1 bytes of it if it has more than `limit`.
 
     Raises:
-        OSError: it cannot be read; EINVAL: it is something else than a regular file.
-        MemoryError: there is none for so many bytes.
+        OSError: it cannot be read; EINVAL: it is not a regular file.
+        MemoryError: there is no memory for the content.
     """
     cdef bytes encoded = encode(path)
     cdef const char *file = encoded
@@ -138,11 +138,11 @@ def read_regular(path: str, limit: int) -> bytes:
 
 
 def find_beginning(path: str, beginning: bytes, below: int) -> str | None:
-    """The first by name of the files in a folder that have less than `below` bytes and begin with these.
+    """The first file of a folder, by name, with less than `below` bytes that begins with `beginning`; None: none.
 
     Raises:
         OSError: the folder, or such a file, cannot be read.
-        ValueError: these are too many bytes.
+        ValueError: `beginning` is too long.
     """
     cdef bytes encoded = encode(path)
     cdef const char *folder = encoded

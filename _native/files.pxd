@@ -1,4 +1,4 @@
-# Folders and files by the system's own calls, for code that runs without the interpreter's lock.
+# Folders and files by system calls, for code that runs without the GIL.
 
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t

@@ -1,10 +1,11 @@
-"""Looks at the files of models, to notice changes: all of them in one call without the interpreter's lock.
+"""Looks at the files of models, to notice changes: all of them in one call without the GIL.
 
-A server that polls looks at every file of thousands of models while it serves. In Python each system call takes the
-lock once more, for which a busy server lets it wait, and makes objects.
+A server that polls looks at every file of thousands of models while it serves. In Python each system call would take
+the GIL again, wait for it while the server is busy, and make objects.
 
-The mark of a part of a model (see `parts`) has the sum of a hash of each file: its path in the model's folder, its time
-of modification and its size. So it does not depend on the order in which a file system lists the files.
+The mark of a part of a model (see `look_at_parts`) has the sum of a hash of each file: of its path in the model's
+folder, its time of modification and its size. So it does not depend on the order in which a file system lists the
+files.
 """
 
 from libc.errno cimport EINTR, ELOOP, EMFILE, ENFILE, ENOENT, ENOMEM, ENOTDIR, errno
@@ -50,12 +51,12 @@ cdef enum:
 
 cdef enum Kind:
     HEAD                     # the folder of a model or of a version
-    CONFIGS                  # of further configurations
-    INNER                    # any other
+    CONFIGS                  # a folder of further configurations
+    INNER                    # any other folder
 
 cdef struct Folder:
     char *path               # in the model's folder, which is ""
-    uint32_t part            # of its files, configurations aside
+    uint32_t part            # the part of its files, except for configurations
     Kind kind
 
 cdef struct Part:
@@ -67,7 +68,7 @@ cdef struct Part:
 cdef struct Place:
     uint64_t device
     uint64_t inode
-    uint64_t round           # of Look; of another one: the entry is empty
+    uint64_t round           # Look.round when it was seen; another one: the entry is empty
 
 cdef struct Names:
     char **texts
@@ -75,8 +76,8 @@ cdef struct Names:
     size_t capacity
 
 cdef struct Look:
-    # at one model after the other, which use the same memory
-    const int32_t *ended     # not 0: somebody wants the look to end
+    # looks at one model after the other, with the same memory
+    const int32_t *ended     # not 0: end the look
     uint64_t most            # files to look at
     uint64_t files
     Part *parts
@@ -85,19 +86,19 @@ cdef struct Look:
     Folder *left             # folders that are still to be looked at, the next one last
     size_t left_count
     size_t left_capacity
-    Place *seen              # folders that were looked at, and such as shall not be: open addressing
+    Place *seen              # folders that were looked at, and folders to skip: a table with open addressing
     size_t seen_count
     size_t seen_capacity     # a power of two
     uint64_t round           # the number of the model
     uint64_t folders         # the sum of the hashes of the names of folders directly in the model's
-    bint is_empty            # but for hidden files
+    bint is_empty            # the model's folder has nothing but hidden files
     bint has_parents         # `seen` has the folders around the model's
     bint is_crowded          # there are more than `most` files
     int error                # for which the look fails; 0: none
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Small things
+# Helpers
 
 cdef inline uint64_t mix(uint64_t hash) noexcept nogil:
     # the finalizer of splitmix64
@@ -107,7 +108,7 @@ cdef inline uint64_t mix(uint64_t hash) noexcept nogil:
 
 
 cdef inline uint64_t hash_on(uint64_t hash, const char *text) noexcept nogil:
-    # FNV-1a; 0 begins
+    # FNV-1a; begin with 0
     cdef size_t i = 0
     hash ^= <uint64_t>0xcbf29ce484222325
     while text[i]:
@@ -117,7 +118,7 @@ cdef inline uint64_t hash_on(uint64_t hash, const char *text) noexcept nogil:
 
 
 cdef inline bint is_lack(int error) noexcept nogil:
-    # of what the system gives, so that nothing is known of the file
+    # the process lacks a resource, so nothing is known of the file
     return error == EMFILE or error == ENFILE or error == ENOMEM
 
 
@@ -133,7 +134,7 @@ cdef inline bint is_left_out(const char *name) noexcept nogil:
 
 
 cdef inline bint is_configuration(Kind kind, const char *name) noexcept nogil:
-    # whether a file of this name, in a folder of this kind, is of the configuration
+    # whether a file of this name, in a folder of this kind, belongs to the configuration
     cdef size_t size = strlen(name)
     if kind == HEAD:
         return strcmp(name, b"config.pbtxt") == 0
@@ -141,7 +142,7 @@ cdef inline bint is_configuration(Kind kind, const char *name) noexcept nogil:
 
 
 cdef bint has_room(void **items, size_t *capacity, size_t count, size_t size) noexcept nogil:
-    # for one item more behind `count` ones of this size; the array is moved if it has to grow; False: no memory
+    # make room for one more item of this size after `count` items; may move the array. False: no memory
     cdef size_t most = max(<size_t>FIRST_CAPACITY, 2 * capacity[0])
     cdef void *moved
     if count < capacity[0]:
@@ -209,7 +210,7 @@ cdef bint add_folder(Look *look, const char *around, const char *name, uint32_t 
 
 
 cdef Place *place_of(Place *seen, size_t capacity, uint64_t round, const Stat *about) noexcept nogil:
-    # the entry that it has, or would have
+    # the entry of this folder, or the entry that it would get
     cdef size_t at = <size_t>mix(about.st_ino + mix(about.st_dev))
     cdef Place *place
     while True:
@@ -238,7 +239,7 @@ cdef bint grow_seen(Look *look) noexcept nogil:
 
 
 cdef bint is_new(Look *look, const Stat *about) noexcept nogil:
-    # whether the folder was not seen, which it is from now on
+    # whether the folder was not seen before; from now on it is
     cdef Place *place
     if 2 * look.seen_count >= look.seen_capacity and not grow_seen(look):
         look.error = ENOMEM
@@ -252,7 +253,8 @@ cdef bint is_new(Look *look, const Stat *about) noexcept nogil:
 
 
 cdef void see_parents(Look *look, int top) noexcept nogil:
-    # Links shall not lead to the folders around the model's: from / the look would go through the whole system.
+    # Mark the folders around the model's as seen, so that links do not lead there: from / the look would go through the
+    # whole system.
     cdef int at = top
     cdef int above
     cdef Stat about
@@ -334,8 +336,8 @@ cdef void look_at_folder(Look *look, const Folder *folder, Stream *stream, int f
         if not look.error and not add_folder(look, folder.path, name, part, kind):
             look.error = ENOMEM
     if not is_lack(look.error):
-        look.error = 0  # the folder has gone meanwhile, say
-    # A folder to which several paths lead is looked at by one of them, whatever the order in which they are listed.
+        look.error = 0  # for example, the folder has gone meanwhile
+    # If several paths lead to a folder, their order decides by which it is looked at, not the order of the listing.
     qsort(look.left + begin, look.left_count - begin, sizeof(Folder), compare)
 
 
@@ -363,7 +365,7 @@ cdef void look_free(Look *look) noexcept nogil:
 
 
 cdef int look_at(Look *look, int at, const char *path) noexcept nogil:
-    # One model. The error for which it fails, of its folder or of `is_lack`; EINTR: it was ended.
+    # Look at one model. Returns the error of its folder, or one of `is_lack`; EINTR: the look was ended.
     cdef int top = open_folder(at, path)
     cdef int result = errno if top < 0 else 0
     cdef Stream *head
@@ -383,7 +385,7 @@ cdef int look_at(Look *look, int at, const char *path) noexcept nogil:
 
 
 cdef void look_inside(Look *look, Stream *head, int top) noexcept nogil:
-    # all folders, from the one in `left` on
+    # look at all folders, from the one in `left` on
     cdef Folder folder
     cdef Stream *stream
     cdef Stat about
@@ -417,7 +419,7 @@ cdef void look_inside(Look *look, Stream *head, int top) noexcept nogil:
 # Folders of folders
 
 cdef int list_folders(const char *path, Names *names, bint *is_empty) noexcept nogil:
-    # the folders directly in a folder, hidden ones included, and whether it has nothing but hidden files; the error
+    # the folders directly in a folder, also hidden ones, and whether it has nothing but hidden files; returns the error
     cdef int fd = open_folder(AT_FDCWD, path)
     cdef Stream *stream = fdopendir(fd) if fd >= 0 else NULL
     cdef int error = errno if stream == NULL else 0
@@ -443,7 +445,7 @@ cdef int list_folders(const char *path, Names *names, bint *is_empty) noexcept n
 
 
 cdef uint64_t digest_of(const Look *look) noexcept nogil:
-    # the paths of files tell their parts
+    # the sum is enough: the hashes include the paths, which differ from part to part
     cdef uint64_t digest = look.folders
     cdef uint32_t i
     for i in range(look.part_count):
@@ -452,8 +454,8 @@ cdef uint64_t digest_of(const Look *look) noexcept nogil:
 
 
 cdef int look_at_all(Look *look, int root, const Names *names, uint64_t *found) noexcept nogil:
-    # Writes the digest of each model, which is not 0, to `found`, and leaves 0 where the folder is no model. Returns
-    # the error for which it fails.
+    # Writes the digest of each model, which is not 0, to `found`, and leaves 0 where the folder is not a model. Returns
+    # the error with which the look fails.
     cdef int error
     cdef size_t i
     for i in range(names.count):
@@ -475,9 +477,9 @@ class Mark(NamedTuple):
     """The state of the files of a part of a model.
 
     Attributes:
-        digest: another one where a path, a time of modification or a size is another one.
-        files: how many.
-        size: of all, in bytes.
+        digest: changes when a path, a time of modification or a size changes.
+        files: the number of files.
+        size: of all files, in bytes.
     """
 
     digest: int
@@ -491,8 +493,8 @@ NO_FILES = Mark(0, 0, 0)
 def look_at_parts(path: str, most: int) -> tuple[dict[str, Mark], bool]:
     """The marks of a model's files, by the part that they belong to; hidden files and `__pycache__` do not count.
 
-    Links are followed once into each folder, but not to a folder around the model's. What cannot be looked at is not
-    there.
+    Links are followed once into each folder, but not to a folder around the model's. Files and folders that cannot be
+    looked at count as missing.
 
     Args:
         path: of the model's folder.
@@ -550,12 +552,12 @@ def folders_in(path: str) -> tuple[list[str], bool]:
 
 
 cdef class Watch:
-    """Looks at whole repositories, on any thread. Once `end` was called, it ends each look."""
+    """Looks at whole repositories, on any thread, until `end` is called."""
 
     cdef int32_t ended
 
     def end(self) -> None:
-        """Have looks end that are under way, and all later ones."""
+        """End the looks that are under way, and all later ones."""
         store32(&self.ended, 1)
 
     def look(self, path: str, but: Collection[str], most: int) -> dict[str, int]:
@@ -563,12 +565,12 @@ cdef class Watch:
 
         Args:
             path: of the repository.
-            but: names of folders that are no models; hidden ones are none either.
+            but: names of folders to skip; hidden ones are skipped, too.
             most: files to look at in each model.
 
         Returns:
-            A number of 64 bits for each name: another one where the mark of a part, or the name of a folder directly in
-            the model's, is another one.
+            A number of 64 bits for each name. It changes when the mark of a part changes, or the name of a folder
+            directly in the model's.
 
         Raises:
             OSError: the repository cannot be listed, or the process has no descriptor or no memory for it.

@@ -1,4 +1,4 @@
-"""Shares: who makes room where clients have filled something, and whose turn it is where they wait."""
+"""Shares: which client makes room in a full queue, and whose turn is next."""
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
@@ -8,8 +8,8 @@ from _native.list cimport list_append, list_prepend, list_remove
 
 cdef enum:
     FIRST_CAPACITY = 64
-    STEPS = 256              # of a search, that one request pays for
-    IDLE = 1024              # shares that are kept for what they have had, beside those whose items wait
+    STEPS = 256              # steps of a search that each request pays for
+    IDLE = 1024              # idle shares that may be kept, because of what they have had
 
 cdef uint64_t SPREAD = 0x9E3779B97F4A7C15
 
@@ -123,7 +123,7 @@ cdef inline bint is_idle(const Share *share) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who makes room
+# Making room
 
 cdef bint shares_add(Shares *self, uint64_t client, uint32_t level) noexcept nogil:
     cdef Share *share = find_or_make(self, client, level)
@@ -145,8 +145,8 @@ cdef void shares_subtract(Shares *self, uint64_t client, uint32_t level) noexcep
 
 
 cdef bint is_worth_searching(Shares *self, uint32_t own, uint32_t waiting) noexcept nogil:
-    # A search visits every share and, for the requests that go, the queue. Each request that comes pays for some steps
-    # of it, and so does each that will go at most: where many have little, room is not made for every one of them.
+    # A search visits every share and, for the requests that it removes, the queue. Each new request pays for some steps
+    # of it, and so does each that may be removed: where many clients have little, not every request makes room.
     self.credit += STEPS
     if self.credit + <uint64_t>((self.bound - own) // 2) * STEPS < <uint64_t>self.capacity + waiting:
         return False
@@ -155,8 +155,8 @@ cdef bint is_worth_searching(Shares *self, uint32_t own, uint32_t waiting) noexc
 
 
 cdef inline bint yields_before(const Share *share, const Share *other) noexcept nogil:
-    # The larger one; of equal ones the least important, then that of the client that came first. How the buckets lie
-    # must not decide.
+    # The larger share; of equal ones the least important, then that of the client that came first. The order of the
+    # buckets must not decide.
     if share.count != other.count:
         return share.count > other.count
     return share.level > other.level or (share.level == other.level and share.client < other.client)
@@ -194,7 +194,7 @@ cdef inline void place_at(Shares *self, uint32_t place, Share *share) noexcept n
 
 
 cdef inline bint is_before(const Share *a, const Share *b) noexcept nogil:
-    # at the same time, those who wait before those who have left
+    # at the same time, shares whose items wait come before idle ones
     return a.start < b.start or (a.start == b.start and a.count != 0 and b.count == 0)
 
 
@@ -239,7 +239,8 @@ cdef void withdraw(Shares *self, Share *share) noexcept nogil:
 
 
 cdef void settle(Shares *self, Share *share) noexcept nogil:
-    # the share has changed: it is in the order while its items wait, and while it is remembered for what it has had
+    # The share has changed. It is in the order while its items wait, or while it has had more than its part; else it is
+    # forgotten when it is idle.
     cdef bint wanted = share.count != 0 or (share.served == 0 and share.start > self.now)
     if wanted and share.place == UNORDERED:
         enter(self, share)
@@ -253,8 +254,8 @@ cdef void settle(Shares *self, Share *share) noexcept nogil:
 
 
 cdef bint forget_idle(Shares *self) noexcept nogil:
-    # There is one for each client that has been served of late, and an attacker may have any number of addresses.
-    # False: there are few.
+    # Forget the idle shares: there is one for each client that was served lately, and an attacker may have any number
+    # of addresses. False: there are few.
     cdef uint32_t idle = 0
     cdef uint32_t i
     cdef Share *share
@@ -275,7 +276,7 @@ cdef bint forget_idle(Shares *self) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Whose turn it is
+# Turns
 
 cdef bint shares_put(Shares *self, Waiting *item, uint64_t client) noexcept nogil:
     cdef Share *share = find_or_make(self, client, 0)
@@ -294,7 +295,7 @@ cdef Waiting *shares_take(Shares *self) noexcept nogil:
     cdef Share *share
     cdef Waiting *item
     while self.ordered and self.order[0].count == 0:
-        share = self.order[0]  # its time has come, and it wants nothing
+        share = self.order[0]  # the virtual time has reached it, and nothing waits
         withdraw(self, share)
         forget(self, share)
     if self.ordered == 0:
@@ -365,7 +366,7 @@ cdef class Turns:
         return found
 
     def put(self, client: int, item: object) -> None:
-        """The object waits, behind others of the client."""
+        """Append the object to those of the client."""
         cdef Object *entry = <Object *>malloc(sizeof(Object))
         if entry == NULL:
             raise MemoryError

@@ -1,4 +1,4 @@
-"""SipHash-2-4 (https://www.aumasson.jp/siphash/): without the key nobody can choose what collides."""
+"""SipHash-2-4 (https://www.aumasson.jp/siphash/): without the key nobody can choose data that collides."""
 
 from libc.stdint cimport uint8_t, uint64_t
 

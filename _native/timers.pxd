@@ -3,12 +3,12 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef struct Timer:
-    # a member of the structure that it is about
+    # a member of the structure that it belongs to
     int64_t due_ns
     uint64_t order           # the order of setting decides between timers that are due at the same time
     uint32_t slot            # position in the heap, from 1; 0: not in the heap
     void (*fire)(Timer *timer, int64_t now) noexcept nogil   # the timer has left the heap, and may be set again
-    void *owner              # the structure that it is about
+    void *owner              # that structure
 
 cdef struct Timers:
     Timer **heap             # the earliest is at position 1

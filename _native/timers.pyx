@@ -1,10 +1,10 @@
-"""The timers of an event loop: what is due at a time, whatever it is about, in one binary heap.
+"""The timers of an event loop, in one binary heap.
 
-Its members know their place, so that each can be taken out. One descriptor of the system's tells when the earliest is
-due, to the nanosecond as far as the system is that exact: nothing looks again and again whether something is.
+Each timer knows its place, so that it can be removed. One descriptor of the system is readable when the earliest timer
+is due, as exactly as the system measures time: nothing polls.
 
-Who is asked often, and is seldom late, sets its timer to a time before which it cannot be late, and looks when that
-fires, instead of moving the timer whenever something happens.
+Code that would move its timer often, and seldom needs it, sets the timer to a time before which nothing can be due. It
+checks when the timer fires, instead of moving the timer at each event.
 """
 
 cimport cython
@@ -31,7 +31,7 @@ cdef extern from *:
 cdef enum:
     FIRST_CAPACITY = 64
 
-cdef int64_t FIRING = 1      # Timers.armed_ns while timers fire: before all that could be set
+cdef int64_t FIRING = 1      # Timers.armed_ns while timers fire: earlier than any time that could be set
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ cdef void sift_down(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
 
 
 cdef void sift(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
-    # to its place, above here or below
+    # move the timer to its place, above `slot` or below
     if slot > 1 and is_before(timer, timers.heap[slot // 2]):
         sift_up(timers, timer, slot)
     else:
@@ -92,7 +92,7 @@ cdef void sift(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
 
 
 cdef void arm(Timers *timers) noexcept nogil:
-    # set the descriptor when the earliest is before what it is set to; one that is readable early does no harm
+    # Set the descriptor if the earliest timer is due before the time for which it is set. It may be readable too early.
     cdef int64_t earliest
     if timers.count == 0 or timers.fd < 0:
         return
@@ -169,20 +169,20 @@ cdef class TimersHandle:
 
     @property
     def fd(self) -> int:
-        """Readable when something may be due."""
+        """Readable when a timer may be due."""
         return self.timers.fd
 
     @property
     def count(self) -> int:
-        """How many are set."""
+        """The number of timers that are set."""
         return self.timers.count
 
     def time(self) -> float:
-        """What time it is, in the seconds of deadlines: those of time.monotonic()."""
+        """The time in seconds by which deadlines are given: that of time.monotonic()."""
         return now_ns() * 1e-9
 
     def fire(self) -> None:
-        """Do what is due."""
+        """Fire the timers that are due."""
         cdef uint64_t count
         read(self.timers.fd, &count, sizeof(count))
         timers_fire(&self.timers, now_ns())
@@ -198,7 +198,7 @@ cdef class Alarm:
     """Calls a function at a deadline; none is set at first, and none remains when this object is gone.
 
     Args:
-        timers: of the loop that it is called on.
+        timers: those of the loop that calls the function.
         function: called without arguments, never before the deadline.
     """
 
@@ -216,7 +216,7 @@ cdef class Alarm:
         self.function()
 
     def set(self, deadline: float) -> None:
-        """Call the function at `deadline`, as `TimersHandle.time` counts, and not at the one before; infinity: never.
+        """Call the function at `deadline`, as `TimersHandle.time` counts, not at an earlier setting; infinity: never.
 
         Raises:
             MemoryError: there is no memory for it.
@@ -229,5 +229,5 @@ cdef class Alarm:
             raise MemoryError("no memory for a timer")
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Cancel the call."""
         timers_clear(&self.timers.timers, &self.timer)
