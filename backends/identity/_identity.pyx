@@ -64,7 +64,7 @@ cdef enum:
 
 
 cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, OutputData *out) noexcept nogil:
-    # What stands for an optional input that was left out: zeros, or empty strings, of its configured shape, where a
+    # The replacement of an optional input that was left out: zeros, or empty strings, of its configured shape, where a
     # variable dimension is 1. Sets size and shape of `out`; NULL: no memory.
     cdef const TensorSignature *tensor = &signature.inputs[input]
     cdef size_t size = datatype_size(tensor.datatype)
@@ -120,7 +120,7 @@ cdef enum:
 
 
 cdef void pass_time(NativeBatch *batch, void *context) noexcept nogil:
-    """What stands for the computation, between the two times that statistics need."""
+    """Waits in place of a computation, between the two times that statistics need."""
     cdef uint64_t delays_us = <uint64_t><uintptr_t>context
     cdef int64_t delay_ns = <int64_t>((delays_us >> 32) + batch.rows * <uint64_t><uint32_t>delays_us) * 1000
     batch.input_end_ns = now_ns()
@@ -141,7 +141,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
 
 
 cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
-    # the way of a real model: inputs side by side, one output for the whole batch, split among the requests
+    # as for a real model: inputs side by side, one output for the whole batch, split among the requests
     cdef const GatheredInput *given
     cdef OutputData zeros
     cdef Block *block
@@ -167,7 +167,7 @@ cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
 
 
 cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
-    # the part-th entry along the first dimension; False: the output is no such part
+    # set the outputs to the part-th entries along the first dimension; False: an input has no such entry
     cdef Request *request = response.request
     cdef const InputData *given
     cdef OutputData *out
@@ -190,7 +190,7 @@ cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Responses that are under way, so that a request of a few bytes cannot have the server hold any number of them
+# Responses in flight are limited: a request of a few bytes must not make the server hold any number of them.
 
 cdef struct Window:
     Mutex guard
@@ -235,7 +235,7 @@ cdef void nobody_waits(Request *request, void *owner) noexcept nogil:
 
 
 cdef bint window_wait(Window *window) noexcept nogil:
-    # for room for one more response; False: nobody waits for it
+    # wait until one more response may be sent; False: no client waits for it
     cdef bint wanted
     lock(&window.guard)
     while window.out >= WINDOW and not window.abandoned:

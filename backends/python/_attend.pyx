@@ -66,19 +66,19 @@ cdef extern from "unistd.h" nogil:
 
 cdef enum:
     OUTPUT_PIECE = 8192
-    OUTPUT_PER_SECOND = 1 << 20  # bytes that are read of what a worker prints; it waits with more
-    MOST_LAST_WORDS = 1 << 20  # bytes that are read of it when the worker has ended
+    OUTPUT_PER_SECOND = 1 << 20  # bytes of a worker's output that are read; a worker that prints more waits
+    MOST_LAST_WORDS = 1 << 20  # bytes of its output that are read when the worker has ended
 
 cdef int64_t SECOND_NS = 1000 * 1000 * 1000
-cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which memory that nobody has used is given back
+cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which unused memory is given back
 
 
 class NonsenseError(Exception):
-    """Raised by a listener: what a worker has sent cannot be read, so that it is ended."""
+    """Raised by a listener: a packet of the worker cannot be read, so the worker is ended."""
 
 
 class FloodError(Exception):
-    """Raised by a listener: a worker asks for more at once than is served, so that it is ended."""
+    """Raised by a listener: the worker asks for more at once than it may, so the worker is ended."""
 
 
 cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noexcept nogil:
@@ -103,7 +103,7 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
                 if take_work(watch, head):
                     return AT_WORK
                 if fds[<int>AT_WORK].revents & POLLHUP:
-                    fds[<int>AT_WORK].fd = -1  # its end comes next
+                    fds[<int>AT_WORK].fd = -1  # the worker's end is reported next
             if fds[<int>AT_WAKE].revents:
                 awake(watch.channel.wake_fd)
                 if exchange32(&watch.channel.called, 0):
@@ -116,7 +116,7 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
 
 
 cdef bint take_work(Watch *watch, Head *head) noexcept nogil:
-    # a packet to be returned is in channel.packet
+    # True: channel.packet has a packet for the caller
     cdef ssize_t size = packet_receive(watch.channel.work, watch.channel.packet, PACKET, 0)
     if size < <ssize_t>sizeof(Head):
         return False
@@ -140,16 +140,16 @@ cdef void list_all(Watch *watch, pollfd *fds) noexcept nogil:
 
 cdef void list_outlets(Watch *watch, pollfd *fds) noexcept nogil:
     cdef Channel *channel = watch.channel
-    lock(&channel.guard)  # threads that find a socket full put packets there
+    lock(&channel.guard)  # other threads add packets that a full socket did not take
     fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if channel.side.first != NULL else 0)
-    # The loop reads it; where there is none, a worker that calls breaks the rules.
+    # The loop reads the socket of calls. Without a loop, a worker that calls breaks a rule.
     fds[<int>AT_CALLS].fd = channel.calls.fd if channel.calls.first != NULL or channel.submission == NULL else -1
     unlock(&channel.guard)
     fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
 
 
 cdef bint watch_is_ending(Watch *watch) noexcept nogil:
-    # whoever executes says so, and the loop
+    # the executor sets this state, or the loop
     cdef bint out
     lock(&watch.channel.guard)
     out = watch.channel.state == WORKER_ENDING
@@ -158,7 +158,7 @@ cdef bint watch_is_ending(Watch *watch) noexcept nogil:
 
 
 cdef void list_output(Watch *watch, pollfd *fds) noexcept nogil:
-    # a worker that prints more than is read waits for the next second
+    # a worker that prints more than may be read waits for the next second
     cdef int64_t now
     if watch.printed:
         now = now_ns()
@@ -181,7 +181,7 @@ cdef int64_t patience(Watch *watch, int64_t until) noexcept nogil:
 
 
 cdef void look_after_memory(Watch *watch) noexcept nogil:
-    # nothing has come for a while: what has not been used since the last look is given back
+    # no packet has come for a while: give back memory that was not used since the last look
     cdef Channel *channel = watch.channel
     cdef int64_t taken
     if not load32(&channel.watching):
@@ -215,7 +215,7 @@ cdef void flush(Watch *watch, Outlet *outlet) noexcept nogil:
 
 
 cdef void drain(Watch *watch, pollfd *fds) noexcept nogil:
-    # the worker has ended: what it said before
+    # the worker has ended: read what it sent before
     fds[<int>AT_CALLS].fd = -1
     fds[<int>AT_WAKE].fd = -1
     fds[<int>AT_END].fd = -1
@@ -226,7 +226,7 @@ cdef void drain(Watch *watch, pollfd *fds) noexcept nogil:
     watch.printed = 0
     while poll_until(fds, PLACES, 0) > 0:
         serve(watch, fds)
-        if watch.printed >= MOST_LAST_WORDS:  # by what it has started and nothing could end
+        if watch.printed >= MOST_LAST_WORDS:  # processes that it started may live on and print
             fds[<int>AT_OUTPUT].fd = fds[<int>AT_ERRORS].fd = -1
 
 

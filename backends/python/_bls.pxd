@@ -11,7 +11,7 @@ cdef void bls_open(Channel *channel) noexcept nogil
 cdef void bls_close(Channel *channel) noexcept nogil
 # On the attendant's thread: process a packet of the side socket about calls; False: it is about something else.
 cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
-# On the loop, while it abandons the request: nobody waits for this request of the worker any more.
+# On the loop, while it abandons this request of the worker: cancel the calls on behalf of the request.
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil
-# On the attendant's thread, after bls_close: the worker is gone, and nobody waits for its calls any more.
+# On the attendant's thread, after bls_close: the worker has ended, so abandon its calls.
 cdef void bls_abandon(Channel *channel) noexcept nogil

@@ -1,13 +1,14 @@
 """Business logic scripting: calls that a model makes to other models.
 
-A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
-same words, queued. The loop itself reads it from the socket of calls, so that no other thread must wake; one that is
-too large for a packet comes on the side socket, and a callback brings it to the loop. What becomes of it is sent to the
-worker from there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they
-like: a model waits in its own worker, and only its own instance is taken meanwhile.
+A call is a serialized ModelInferRequest, and the server treats it like every other message: decodes it in place, checks
+it with the same error texts, and queues it. The loop itself reads it from the socket of calls, so that no other thread
+must wake. A call that is too large for a packet comes on the side socket, and a callback passes it to the loop. The
+loop sends the responses to the worker, as serialized ModelInferResponse messages. No thread of the server waits for
+them, so calls may be nested to any depth: the calling model waits in its own worker, and occupies only its own
+instance.
 
-Here is what a worker says about its calls, and what other threads wish about them; `_bls_calls` has the calls that are
-under way, `_bls_answers` what they are answered.
+This module handles the packets of a worker about its calls, and the changes that other threads wish; `_bls_calls` has
+the calls in flight, `_bls_answers` their responses.
 """
 
 from libc.stddef cimport size_t
@@ -40,17 +41,17 @@ from backends.python._channel cimport (
 from backends.python._wire cimport BLS_CANCEL, BLS_CREDIT, BLS_REQUEST, BLS_WINDOW, IN_ARENA, PACKET, Head
 
 cdef enum:
-    MOST_PACKETS = 32        # that are read in one go
+    MOST_PACKETS = 32        # packets that are read at a time
     MOST_WISHES = 1 << 16    # changes of calls that the loop has not seen yet
 
 cdef struct Wish:
-    # something for the loop about the calls of a channel
+    # a change of a channel's calls, for the loop to make
     PostedCallback callback
     Channel *channel
     uint64_t life            # of the worker whose calls they are
     uint64_t id              # of the call; 0: all calls
     uint64_t parent          # all calls on behalf of this request, if it is not 0
-    uint32_t credit          # 0: it is not wanted any more
+    uint32_t credit          # 0: cancel
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ cdef void bls_abandon(Channel *channel) noexcept nogil:
 
 
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
-    # Later: another request cannot be abandoned from within what is told here. On another thread than the loop's the
-    # request has not been sent to the worker yet, so that it does not matter what is seen.
+    # By a callback, because a request cannot be abandoned while another one is. On another thread than the loop's the
+    # request has not been sent to the worker yet, so it has no calls.
     if load32(&channel.call_count):
         wish(channel, 0, number, 0)
 
@@ -172,7 +173,7 @@ cdef void wish(Channel *channel, uint64_t id, uint64_t parent, uint32_t credit) 
 cdef void grant_wish(PostedCallback *callback) noexcept nogil:
     cdef Wish *one = <Wish *>callback
     if one.id and one.life != channel_life(one.channel):
-        pass  # its worker has ended since then
+        pass  # its worker has ended meanwhile
     elif one.parent:
         calls_cancel(one.channel, one.life, one.parent)
     elif one.id == 0:

@@ -1,7 +1,7 @@
-"""What calls to other models are answered, on its way to the worker.
+"""The responses to calls to other models, on their way to the worker.
 
-At most BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the
-acknowledgements of the responses with them, so that a decoupled model does not run ahead of the model that asked it.
+At most BLS_WINDOW responses of a call are on the way to the worker. Later ones wait here, together with their
+acknowledgements, so that a decoupled model does not run ahead of the model that calls it.
 """
 
 from libc.stddef cimport size_t
@@ -108,7 +108,7 @@ cdef void call_fail(BlsCall *call, int status, const char *details, uint32_t fla
 # In order, and as the credit allows
 
 cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *ack) noexcept nogil:
-    # takes the record; in order, and as the credit allows
+    # Send in order, as the credit allows. Takes the record over.
     cdef Held *held
     head.kind = BLS_RESPONSE
     head.id = call.id
@@ -162,7 +162,7 @@ cdef void call_drop_held(BlsCall *call) noexcept nogil:
 # To the worker
 
 cdef void send(BlsCall *call, Head *head, Block *record) noexcept nogil:
-    # takes the record; one in the arena is the worker's until RELEASE
+    # takes the record over; a record in the arena is lent to the worker until RELEASE
     cdef Channel *channel = call.channel
     if head.flags & IN_ARENA:
         head.offset = <uint64_t>(record.data - channel.arena.base)
@@ -178,7 +178,7 @@ cdef void send(BlsCall *call, Head *head, Block *record) noexcept nogil:
 
 
 cdef bint lend_message(Channel *channel, uint64_t life, Block *block, uint64_t offset) noexcept nogil:
-    # takes the block; False: the worker has as many as it may, or is gone
+    # takes the block over; False: the worker has the maximum of messages, or has ended
     cdef bint lent
     lock(&channel.guard)
     lent = (channel.calls.fd >= 0 and channel_life(channel) == life

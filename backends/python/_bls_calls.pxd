@@ -7,7 +7,7 @@ from backends.python._bls_answers cimport BlsCall
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# From any thread: the call in a BLS_REQUEST. NULL: it was refused, or the worker is ended. Its callback makes it.
+# From any thread: read a BLS_REQUEST; the callback of the call makes it. NULL: it was refused, or the worker is ended.
 cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
 
 # All below on the loop.
@@ -18,8 +18,8 @@ cdef void call_make(PostedCallback *callback) noexcept nogil
 cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept nogil
 # The worker accepts so many more responses.
 cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t credit) noexcept nogil
-# The worker wants only the end of a call, or of all calls on behalf of a request.
+# The worker has cancelled a call, or all calls on behalf of a request.
 cdef void call_cancel(BlsCall *call) noexcept nogil
 cdef void calls_cancel(Channel *channel, uint64_t life, uint64_t parent) noexcept nogil
-# The worker is gone: nobody waits for its calls any more.
+# The worker has ended: abandon its calls.
 cdef void calls_leave(Channel *channel, uint64_t life) noexcept nogil

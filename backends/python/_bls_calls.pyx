@@ -1,8 +1,8 @@
-"""Calls to other models under way: made, found, cancelled, and over, each of which happens once, on the loop.
+"""The calls to other models in flight. The loop makes, finds, cancels and ends each of them.
 
-A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. It is
-known by the worker that makes it, whose life has a number, and by the id that the worker has given it; another worker
-may use the same.
+A call inherits the deadline of the request on whose behalf it is made, and is cancelled with it when the client leaves.
+The number of the worker's life and the id that the worker has given to the call identify it; another worker may use the
+same id.
 """
 
 import logging
@@ -56,17 +56,17 @@ from backends.python._wire cimport BLS_WINDOW, DECOUPLED, EMPTY, FINAL, IN_ARENA
 logger = logging.getLogger("inferd.python")
 
 cdef enum:
-    MOST_CALLS = 4096        # of a worker under way
+    MOST_CALLS = 4096        # in flight, of one worker
     MOST_CALL_BYTES = 1 << 30  # of their requests; one call alone may have more
 
 cdef const char *TOO_MANY_CALLS = "too many calls to other models are under way, or they have too many bytes"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a worker asks
+# Requests of a worker
 
 cdef bint may_call(Channel *channel, const Head *head) noexcept nogil:
-    # counts it
+    # counts the call if it may be made
     cdef bint may
     lock(&channel.guard)
     may = channel.call_count < MOST_CALLS and (
@@ -133,20 +133,20 @@ cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Those under way
+# Calls in flight
 
 cdef inline BlsCall **calls_of(Channel *channel, uint64_t id) noexcept nogil:
-    # the list of the calls that have such an id
+    # the list of the calls whose ids share a bucket with this one
     return <BlsCall **>&channel.bls_calls[id % BLS_BUCKETS]
 
 
 cdef inline BlsCall **family_of(Channel *channel, uint64_t parent) noexcept nogil:
-    # the list of the calls that are made on behalf of requests with such a number
+    # the list of the calls on behalf of requests whose numbers share a bucket with this one
     return <BlsCall **>&channel.bls_families[parent % BLS_BUCKETS]
 
 
 cdef void enter(BlsCall *call) noexcept nogil:
-    # it is under way
+    # the call is in flight from now on
     cdef BlsCall **family
     call.next = calls_of(call.channel, call.id)[0]
     calls_of(call.channel, call.id)[0] = call
@@ -160,7 +160,7 @@ cdef void enter(BlsCall *call) noexcept nogil:
 
 
 cdef void remove(BlsCall *call) noexcept nogil:
-    # it is over
+    # the call has ended
     cdef BlsCall **link = calls_of(call.channel, call.id)
     while link[0] != call:
         link = &link[0].next
@@ -189,7 +189,7 @@ cdef void forget(BlsCall *call) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Their life
+# The life of a call
 
 cdef void note_loading(BlsCall *call, Channel *loading) noexcept nogil:
     if loading != NULL:
@@ -197,18 +197,20 @@ cdef void note_loading(BlsCall *call, Channel *loading) noexcept nogil:
 
 
 cdef inline Channel *loading_behind(const BlsCall *call, const Request *served) noexcept nogil:
-    # of the model whose load waits for this request: it is of a warm-up, or of a call of a model that serves such a one
+    # the channel of the model whose load waits for this request: one of a warm-up, or of a call on behalf of such a
+    # request
     if served.is_warmup:
         return call.channel
     return (<BlsCall *>served.sink).loading if served.deliver == deliver and served.sink != NULL else NULL
 
 
 cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
-    # The call takes over origin, deadline and trace of the request that it serves; False: nobody waits for that one.
+    # The call takes over origin, deadline and trace of the request that it serves; False: no client waits for that
+    # request.
     cdef Slot *slot
     cdef bint waits = True
     if call.parent == 0:
-        note_loading(call, call.channel)  # it may be `initialize` that calls
+        note_loading(call, call.channel)  # the model may call from `initialize`
         return True
     lock(&call.channel.guard)
     slot = slot_find(&call.channel.slots, call.parent)
@@ -224,8 +226,8 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
 
 cdef bint waits_for_itself(BlsCall *call) noexcept nogil:
     # Whether every instance of the called model executes a request that waits for this call, directly or through
-    # others. Each executes one batch at a time, so that none of them comes twice; one whose responses come apart from
-    # its executions may be free any time.
+    # others. Each instance executes one batch at a time, so the walk meets none twice. An instance of a decoupled model
+    # may be free at any time, so the walk ends there.
     cdef const Lane *called = <const Lane *>call.request.lane
     cdef const Team *team = NULL
     cdef int32_t waiting = 0
@@ -250,7 +252,7 @@ cdef set told_circles = set()
 
 
 cdef void tell_circle(const BlsCall *call) noexcept with gil:
-    # once for each two models
+    # once for each pair of models
     cdef const Signature *called = &(<const Lane *>call.request.lane).signature
     names = ((<bytes>call.channel.model).decode(), called.name.data[:called.name.size].decode())
     if names in told_circles:
@@ -268,7 +270,7 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     cdef Request *request
     cdef uint64_t life = call.life
     cdef uint64_t id = call.id
-    cdef bint lives = life == channel_life(channel)  # else it has ended since the attendant has read this
+    cdef bint lives = life == channel_life(channel)  # otherwise it has ended since the attendant read the call
     if not lives or call_find(channel, call.life, call.id) != NULL:
         if lives:
             channel_break(channel, "made two calls of one number")
@@ -289,11 +291,11 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     request.single = not call.decoupled
     request.deliver = deliver
     request.sink = call
-    request.origin.user = -1  # regions of a client are not the model's to use
+    request.origin.user = -1  # a model may not use regions of clients
     call.request = request
     submission.asked_by = call.loading.model if call.loading != NULL else NULL
     channel_share(channel)
-    # Its answer may come at once, and with it the end of the call.
+    # The response may come at once, and end the call.
     submit_message(submission, request, call.block, call.data, call.size, call.timeout_ns, CALLER_SERVER)
     submission.asked_by = NULL
     call = call_find(channel, life, id)
@@ -320,7 +322,7 @@ cdef void deliver(void *sink, Response *response, int status, const char *detail
 
 
 cdef inline bint asks_for_too_few(const Request *request) noexcept nogil:
-    # one response, of a model that gives any number: see submit_message
+    # the call takes one response, the model gives any number: see submit_message
     cdef const Lane *lane = <const Lane *>request.lane
     return request.single and lane != NULL and lane.signature.decoupled and not lane.signature.single_answers
 
@@ -339,7 +341,7 @@ cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t cre
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Their end
+# The end of calls
 
 cdef void leave(BlsCall *call) noexcept nogil:
     cdef Request *request = call.request
@@ -349,7 +351,7 @@ cdef void leave(BlsCall *call) noexcept nogil:
 
 
 cdef void end_with_error(BlsCall *call, int status, const char *details) noexcept nogil:
-    call.credit = 1  # it may be sent
+    call.credit = 1  # so that the error can be sent
     call_drop_held(call)
     call_fail(call, status, details, FINAL)
     remove(call)

@@ -44,7 +44,7 @@ cdef struct Channel:
     int32_t references       # atomic: the attendant's, and one for each waiting response and each BLS call
     Arena *arena
     char *name               # of the instance
-    char *model              # its name, for those that are asked by it; NULL: it can ask nobody
+    char *model              # its name, for the models that it calls; NULL: it can call none
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
     void *submission         # Submission, for BLS calls; NULL: none are possible
@@ -84,7 +84,7 @@ cdef struct Channel:
     uint32_t number_capacity
     uint8_t *packet          # PACKET bytes, to send and to receive
     Block *execute_block     # lent for the current EXECUTE, with its record; NULL: the record was in the packet
-    RegionWatch regions[KEPT_REGIONS]  # which it keeps mapped
+    RegionWatch regions[KEPT_REGIONS]  # regions that the worker keeps mapped
     double bytes_per_row     # of outputs that do not fit into packets; a decaying mean
 
     # used on the attendant's thread only
@@ -108,9 +108,9 @@ cdef void channel_give(Channel *channel) noexcept nogil
 cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil
 # On the attendant's thread: the worker has loaded its model. `maps_regions`: it can map shared memory of clients.
 cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil
-# On the attendant's thread: the worker has ended, or could not be started; `state` is WORKER_NONE or WORKER_CLOSED.
-# Its requests get `why` (from malloc, taken over). After the return nobody uses the descriptors any more, and what the
-# worker held is given back.
+# On the attendant's thread: the worker has ended, or could not be started; `state` is WORKER_NONE or WORKER_CLOSED. Its
+# requests get `why` (from malloc, taken over). After the return the descriptors are not used any more, and all that the
+# worker held has been given back.
 cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char *why) noexcept nogil
 
 # On the instance's thread: wait until a worker is up (True), or until none is expected soon (False).
@@ -199,7 +199,7 @@ cdef extern from *:
         do size = recv(fd, data, room, 0); while (size < 0 && errno == EINTR);
         return size < 0 ? 0 : size;
     }
-    /* for a supervisor that somebody has stopped */
+    /* for a supervisor that was stopped */
     static inline void inferd_pidfd_continue(int fd) { syscall(SYS_pidfd_send_signal, fd, SIGCONT, NULL, 0); }
     static inline int inferd_wake_fd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
     static inline void inferd_wake(int fd) { uint64_t one = 1; if (write(fd, &one, 8) < 0) {} }

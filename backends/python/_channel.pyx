@@ -3,10 +3,10 @@
 Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
 thread starts the worker, reads the side socket and sees to the worker's end (`_life`). The *loop* reads the socket of
 calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
-waiting for the worker, so a worker that is stopped or hangs stops nobody but the thread that waits for its batch.
+waiting for the worker, so a worker that is stopped or hangs blocks only the thread that waits for its batch.
 
 A request that is given to the worker has a slot (`_slots`), and memory that the worker may use is a loan (`_loans`):
-those two say what the worker may do. A worker that does something else is ended, and is not listened to any more.
+both define what the worker may do. A worker that breaks a rule is ended, and nothing more is read from it.
 """
 
 from libc.stddef cimport size_t
@@ -67,7 +67,7 @@ cdef extern from "unistd.h" nogil:
 cdef enum:
     SIBLINGS_NS = 50 * 1000 * 1000   # how often a broken instance looks whether another one is up
     MOST_WAITING = 256 << 20  # bytes that may wait until the worker reads them, for each socket
-    MOST_PARCELS = 1 << 17  # packets that may
+    MOST_PARCELS = 1 << 17  # packets that may wait, for each socket
 
 cdef const char *OUT_OF_MEMORY = "sent what there was no memory for"
 cdef const char *DEAF = "does not read what it is sent"
@@ -188,7 +188,7 @@ cdef void move(Channel *channel, WorkerState after, bint patient) noexcept nogil
 cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil:
     lock(&channel.guard)
     channel.maps_regions = maps_regions
-    if channel.state == WORKER_STARTING:  # else somebody has it ended already
+    if channel.state == WORKER_STARTING:  # otherwise the worker is being ended already
         move(channel, WORKER_UP, True)
     unlock(&channel.guard)
 
@@ -228,7 +228,7 @@ cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char 
 
 
 cdef void region_closed(void *owner, uint64_t number) noexcept nogil:
-    # No more of these packets than regions that are kept can wait beside an EXECUTE: the socket has room for them.
+    # At most KEPT_REGIONS of these packets can wait beside an EXECUTE: the socket has room for them.
     cdef Channel *channel = <Channel *>owner
     cdef Head head
     memset(&head, 0, sizeof(Head))
@@ -265,7 +265,7 @@ cdef bint channel_await(Channel *channel) noexcept nogil:
         if channel.patient:
             wait(&channel.changed, &channel.guard)
         elif load32(&channel.team.hopeful):
-            # another instance answers, or soon will; this one must not take requests from it only to refuse them
+            # another instance executes, or soon will: this one must not take requests from it only to refuse them
             wait_until(&channel.changed, &channel.guard, now_ns() + SIBLINGS_NS)
         else:
             break
@@ -312,9 +312,9 @@ cdef void end_now(Channel *channel, const char *fault) noexcept nogil:
         shutdown(channel.supervisor, SHUT_WR)
         pidfd_continue(channel.pid_fd)
     if channel.state == WORKER_STARTING or channel.state == WORKER_UP:
-        shutdown(channel.work, SHUT_RDWR)  # of a thread, which nothing else ends
+        shutdown(channel.work, SHUT_RDWR)  # ends a worker that is a thread
         move(channel, WORKER_ENDING, channel.patient)
-        wake(channel.wake_fd)  # the attendant sees to it that it ends
+        wake(channel.wake_fd)  # the attendant then ends the worker
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ cdef void slot_cancelled(Request *request, void *owner) noexcept nogil:
     lock(&channel.guard)
     slot = slot_find(&channel.slots, request.number)
     if slot != NULL:
-        slot_return(slot, WINDOW)  # nobody is kept from saying what nobody hears
+        slot_return(slot, WINDOW)  # unblock the sender: its responses are discarded
         credit = slot_credit(slot)
     unlock(&channel.guard)
     send_credit(channel, request.number, credit)
@@ -342,7 +342,7 @@ cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexce
     head.kind = CREDIT
     head.id = number
     head.offset = credit
-    side_send(channel, 0, &head, NULL, 0)  # the number of a request is no other's
+    side_send(channel, 0, &head, NULL, 0)  # no two requests have the same number
 
 
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:
@@ -395,7 +395,7 @@ cdef void outlet_send(Channel *channel, Outlet *outlet, uint64_t life, const Hea
         if outlet.waiting >= MOST_WAITING or outlet.count >= MOST_PARCELS:
             end_now(channel, DEAF)
         elif parcel == NULL:
-            end_now(channel, OUT_OF_MEMORY)  # it would wait for the packet forever
+            end_now(channel, OUT_OF_MEMORY)  # the worker would wait for the packet forever
         else:
             outlet.waiting += sizeof(Head) + size
             outlet.count += 1

@@ -7,8 +7,7 @@ from backends.python._channel cimport Channel
 from backends.python._slots cimport Slot
 from backends.python._wire cimport Head
 
-# With the lock: the slot of a request of the batch, after the attendant has finished with it; nothing is waited for
-# then.
+# With the lock: the slot of a request of the batch. Waits until the attendant has finished with it.
 cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil
 # Process a DONE: what it says about each request. False: the worker has broken a rule, or is gone.
 cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil

@@ -1,7 +1,7 @@
 """DONE: what a worker says about the batch that it has executed.
 
-Everything that it says is checked before anything of it is used: whether the requests may be answered that way, which
-memory it keeps, and then each response. What breaks a rule ends the worker.
+All of it is checked before any of it is used: whether the requests may end that way, which memory the model keeps, and
+then each response. A worker that breaks a rule is ended.
 """
 
 from libc.stddef cimport size_t
@@ -55,8 +55,8 @@ cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
 
 cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Origin *origin,
                             bint failed) noexcept nogil:
-    # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
-    # NULL. Under the guard.
+    # Validate each request's outcome, and claim the requests that DONE answers, so that their senders cannot. Returns
+    # the rule that DONE breaks; NULL: none. Under the guard.
     cdef const char *rule = NULL
     cdef Slot *slot
     cdef uint8_t status = RESPONSE_ERROR
@@ -79,7 +79,7 @@ cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Or
 
 
 cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index) noexcept nogil:
-    # its sender answers it, or has already done so
+    # the request's sender answers it, or has done so already
     cdef Slot *slot
     cdef Request *over = NULL
     cdef int64_t taken_ns
@@ -108,7 +108,7 @@ cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *ori
         if status == RESPONSE_OPEN:
             detach(channel, batch, i)
         elif status == RESPONSE_RESCHEDULE and batch.requests[i].response.status == STATUS_OK and not (
-                batch_reschedule(batch, i)):  # one whose states cannot be kept ends with the error
+                batch_reschedule(batch, i)):  # a request whose states cannot be kept ends with the error
             request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
                 "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
                 channel.name))
@@ -116,7 +116,7 @@ cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *ori
 
 
 cdef void fail_all(Channel *channel, NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
-    # but for those that their senders have ended before
+    # except those that their senders have ended already
     cdef bint ended
     cdef uint32_t i
     for i in range(batch.count):

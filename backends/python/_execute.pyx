@@ -1,7 +1,7 @@
 """How a batch gets to the worker of a Python model's instance, EXECUTE, and back, DONE, without the GIL.
 
-The same steps are taken by the instance's thread, which waits between them (`execute`), and by the loop, which does not
-(`begin_here` and `advance`). Whatever takes longer than a step should is left to the thread.
+Two threads take the same steps: the instance's thread, which waits between them (`execute`), and the loop, which does
+not (`begin_here` and `advance`). The loop leaves everything that takes longer than a step should to the thread.
 """
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
@@ -52,7 +52,7 @@ from backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SL
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch
-    MOST_WISHES = 32         # that it grants a worker in one go
+    MOST_WISHES = 32         # wishes that it grants a worker at a time
 
 cdef enum Heard:
     HEARD_DONE
@@ -64,13 +64,13 @@ cdef enum Heard:
 # Slots
 
 cdef void told(Request *request, void *owner) noexcept nogil:
-    # the request is abandoned: the worker can see it, and what it has asked of others for it is not needed
+    # the request is abandoned: flag it for the worker, and cancel the calls on its behalf
     slot_cancelled(request, owner)
     bls_leave(<Channel *>owner, request.number)
 
 
 cdef bint has_numbers(Channel *channel, uint32_t count) noexcept nogil:
-    # room for the numbers of so many requests
+    # make room for the numbers of so many requests
     cdef uint64_t *grown
     if count <= channel.number_capacity:
         return True
@@ -83,7 +83,7 @@ cdef bint has_numbers(Channel *channel, uint32_t count) noexcept nogil:
 
 
 cdef char *no_slot(const Channel *channel) noexcept nogil:
-    # why there is none; NULL: there is no memory for more
+    # why there is no slot; NULL: no memory for another one
     if channel.slots.count < <uint32_t>SLOTS:
         return NULL
     return format_text(
@@ -92,7 +92,7 @@ cdef char *no_slot(const Channel *channel) noexcept nogil:
 
 
 cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
-    # one for each request; False: the batch has failed. Under the guard.
+    # Take a slot for each request. False: the batch has failed. Under the guard.
     cdef uint32_t i
     if not has_numbers(channel, batch.count):
         batch_fail(batch, NULL)
@@ -128,7 +128,7 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
 
 
 cdef void give_slots(Channel *channel, NativeBatch *batch, uint32_t count) noexcept nogil:
-    # of requests that are still the batch's; under the guard
+    # free the slots of requests that still belong to the batch; under the guard
     cdef uint32_t i
     for i in range(count):
         if batch.requests[i] != NULL:
@@ -140,11 +140,11 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
     for i in range(batch.count):
         if batch.requests[i] != NULL:
             request_unfollow(batch.requests[i])
-    grants_end(channel)  # as long as it executes: then they are nobody else's
+    grants_end(channel)  # while `executing` is set, so that no other thread uses them
     lock(&channel.guard)
     give_slots(channel, batch, batch.count)
     channel.executing = False
-    channel.ledger.executing = False  # also of one that was not sent, or has no DONE
+    channel.ledger.executing = False  # also if no EXECUTE was sent, or no DONE came
     unlock(&channel.guard)
     notify_all(&channel.changed)
     if load32(&channel.watching) == 0 and exchange32(&channel.watching, 1) == 0:
@@ -152,7 +152,7 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
 
 
 cdef void fail_without_worker(Channel *channel, NativeBatch *batch, bint was_sent) noexcept nogil:
-    # was_sent: the batch may have reached the one that has ended
+    # was_sent: the batch may have reached the worker that has ended
     cdef uint32_t i
     cdef const char *next_worker = ""
     lock(&channel.guard)
@@ -169,7 +169,7 @@ cdef void fail_without_worker(Channel *channel, NativeBatch *batch, bint was_sen
 
 cdef void fail_with_worker(Channel *channel, NativeBatch *batch) noexcept nogil:
     # the worker that has the batch ends: wait until the attendant says why
-    channel_end(channel)  # it may have closed its socket and live on
+    channel_end(channel)  # the worker may have closed its socket and live on
     lock(&channel.guard)
     while channel.state == WORKER_ENDING:
         wait(&channel.changed, &channel.guard)
@@ -216,7 +216,7 @@ cdef bint send_inputs(Channel *channel, NativeBatch *batch, const InputData *sup
 
 
 cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
-    # what a packet of this size says; 0 and below: there is none, and will be none
+    # interpret a packet of this size; 0 or less: there is none, and none will come
     if size >= <ssize_t>sizeof(Head):
         memcpy(head, channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
@@ -255,7 +255,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef Head head
     cdef bint up
     if channel.executing:
-        fail_with_worker(channel, batch)  # that is why the loop has left it to the thread
+        fail_with_worker(channel, batch)  # so the loop has left the batch to the thread
     elif not begin(channel, batch, True, &up):
         if not up:
             fail_without_worker(channel, batch, False)
@@ -312,7 +312,7 @@ cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
         if heard != HEARD_WISH:
             break
     if heard == HEARD_WISH:
-        bridge_look_again((<Submission *>channel.submission).bridge, &channel.results)  # others have their turn first
+        bridge_look_again((<Submission *>channel.submission).bridge, &channel.results)  # other descriptors first
         return UNDER_WAY
     timers_clear((<Submission *>channel.submission).bridge.timers, &channel.limit)
     if heard != HEARD_DONE or not done_take(channel, batch, &head):
@@ -322,7 +322,7 @@ cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
 
 
 cdef void limit(Channel *channel) noexcept nogil:
-    # how long the execution may take
+    # limit the time of the execution
     if channel.timeout_ns == 0:
         return
     channel.limit.fire = time_is_over
@@ -350,7 +350,7 @@ cdef void results_open(Channel *channel) noexcept nogil:
     if channel.submission == NULL:
         return
     channel.results.fd = channel.work
-    channel.results.once = True  # while nobody executes, what it says is not the loop's
+    channel.results.once = True  # outside of an execution the loop does not read the packets
     channel.results.owner = channel
     channel.results.read = read_results
     if not bridge_attach((<Submission *>channel.submission).bridge, &channel.results):

@@ -1,4 +1,5 @@
-"""Memory that a worker may use while it executes: granted with the EXECUTE, as much as before, or when it asks."""
+"""Memory that a worker may use while it executes: granted with the EXECUTE, as much as before, or when the worker
+asks."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -56,7 +57,7 @@ cdef Block *grant(Channel *channel, uint64_t size) noexcept nogil:
 cdef void grants_end(Channel *channel) noexcept nogil:
     cdef Block *block
     channel.execute_block = NULL
-    # Those of this kind are the caller's; what ends the worker's loans ends them, too.
+    # Only the caller lends loans of this kind and ends them, besides the end of all loans of the worker.
     while load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]):
         lock(&channel.guard)
         block = loan_end_one(&channel.ledger, LOAN_OUTPUT)

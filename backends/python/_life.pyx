@@ -5,7 +5,7 @@
                                                       NONE      it could not be started
                                                       CLOSED    and there will be none
     STARTING   it loads its model                     UP        it says so
-                                                      ENDING    somebody has it ended
+                                                      ENDING    its end is requested
                                                       NONE      it has ended
                                                       CLOSED    and there will be none
     UP         it executes                            ENDING, NONE, CLOSED: the same
@@ -13,9 +13,10 @@
                sent to it any more                    CLOSED    and there will be none
     CLOSED     the instance is closed                 CLOSED    the attendant itself has failed
 
-The attendant moves the worker, and alone learns that it has ended. Anybody may have it ended: who executes, and finds
-its socket closed or its time over; who reads what breaks a rule; the loop. Beside the state, requests *wait* for the
-next worker, or are refused until one is up, because the last starts failed (`Channel.patient`).
+The attendant moves the worker, and it alone learns that the worker has ended. Any thread may request the end: the
+executor, which finds the socket closed or the time over; a reader of packets that break a rule; the loop. Beside the
+state, requests *wait* for the next worker, or are refused until one is up, because the last starts failed
+(`Channel.patient`).
 """
 
 from libc.stdint cimport uint32_t

@@ -36,7 +36,7 @@ from backends.python._wire cimport IN_ARENA, PACKET, Head
 
 
 cdef class TeamHandle:
-    """What the workers of one model version know of each other."""
+    """The state that the workers of one model version share."""
 
     cdef Team *team
 
@@ -90,7 +90,7 @@ cdef class Link:
 
     @property
     def remote(self) -> object:
-        """For NativeInstance.remote. After `allow_calls`, which also says whose loop it is."""
+        """For NativeInstance.remote. Call `allow_calls` before, which sets the loop."""
         return make_remote(self.channel)
 
     @property
@@ -110,7 +110,7 @@ cdef class Link:
 
     @property
     def life(self) -> int:
-        """Number of the worker that is there, or was; each has its own."""
+        """Number of the present worker, or of the last one; no two have the same."""
         return channel_life(self.channel)
 
     @property
@@ -128,7 +128,7 @@ cdef class Link:
 
     @property
     def fault(self) -> str:
-        """What the worker did that it was ended for; empty: nothing, or its execution took too long."""
+        """The rule that the worker broke and was ended for; empty: none, or its execution took too long."""
         cdef const char *fault
         lock(&self.channel.guard)
         fault = self.channel.fault
@@ -146,9 +146,9 @@ cdef class Link:
                 code, id, record)`, on the attendant's thread, until `ended`. The latter may raise NonsenseError and
                 FloodError.
             work, side, calls: the worker's sockets. All descriptors remain the caller's.
-            pid_fd: tells of its end.
+            pid_fd: readable when it has ended.
             supervisor: the socket to its supervisor; -1: none.
-            output, errors: the pipes of what it prints.
+            output, errors: the pipes of its standard output and standard error.
         """
         self.listener = listener
         self.watch.listener = <void *>listener
@@ -169,19 +169,19 @@ cdef class Link:
             channel_up(self.channel, maps)
 
     def ended(self, why: str, *, patient: bool = False, closed: bool = False) -> None:
-        """The worker has ended, or could not be started; what it had is answered `why`.
+        """The worker has ended, or could not be started; its requests fail with `why`.
 
         Args:
             why: for clients.
             patient: requests wait for the next one.
-            closed: there will be none.
+            closed: no other one will come.
         """
         cdef bytes encoded = why.encode("utf-8", "replace")
         cdef char *text = strdup(encoded)
         cdef bint waits = patient
         cdef bint last = closed
         self.watch.listener = NULL
-        self.listener = None  # which has this, too
+        self.listener = None  # the listener refers to this object, too
         with nogil:
             bls_close(self.channel)
             channel_ended(self.channel, WORKER_CLOSED if last else WORKER_NONE, waits, text)
@@ -189,10 +189,10 @@ cdef class Link:
             bls_abandon(self.channel)
 
     def allow_calls(self, entrance, str model not None) -> None:
-        """Let the workers call other models. Once.
+        """Let the workers call other models. Call this once.
 
         Args:
-            model: that calls.
+            model: the name of the calling model.
             entrance: a capsule "inferd.submission" around the Submission that they go through; it outlives the workers.
         """
         cdef bytes encoded = model.encode()
@@ -209,7 +209,7 @@ cdef class Link:
         channel_nudge(self.channel)
 
     def leave(self) -> None:
-        """Let the instance wait for no worker any more that is not up."""
+        """Stop the instance from waiting for a worker that is not up."""
         channel_leave(self.channel)
 
     def end(self) -> None:
@@ -249,7 +249,7 @@ cdef class Link:
 
         Args:
             kind, id, record: of the packet.
-            life: of the worker that it is for; it is for no other. 0: for the one that is there.
+            life: of the worker that the packet is for, and no other; 0: the present worker.
         """
         cdef Head head
         cdef const char *data = record
@@ -265,11 +265,11 @@ cdef class Link:
         """Keep the worker until something happens.
 
         Args:
-            starting: return packets of the work socket, too, on which no instance waits yet or any more.
+            starting: also return packets of the work socket, for which no instance waits yet or any more.
             seconds: at most.
 
         Returns:
-            ("end", 0, 0, b""): the worker has ended, and all that it had said has been dealt with; ("packet", kind, id,
+            ("end", 0, 0, b""): the worker has ended, and all its packets have been processed; ("packet", kind, id,
             record); ("wake", ...): `nudge` was called, or the worker is being ended; ("time", ...): the time is over.
         """
         cdef int64_t until = -1 if seconds is None else now_ns() + <int64_t>(seconds * 1e9)

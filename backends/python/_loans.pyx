@@ -1,8 +1,8 @@
 """The ledger of loans: which memory of the arena one worker may use, and until when.
 
-What a packet of a worker names is looked up here and nowhere else, and memory is used again only after its loan has
-ended here. Loans of single blocks lie in one list ordered by their place in the arena, since a worker names memory by
-its place; executions are known by their number.
+Memory that a packet of a worker names is looked up only here, and is used again only after its loan has ended here.
+Loans of single blocks are in one list ordered by their place in the arena, since a worker names memory by its place;
+executions are known by their number.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t

@@ -18,7 +18,7 @@ cdef bint record_refers(const Channel *channel, const InputData *input) noexcept
 cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil
 # `supplied` is from supply_each.
 cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil
-# Write it to `out`, which has room for it, in the arena or in a packet; `numbers` are those of the requests, `outputs`
-# is what the worker may use for theirs (NULL: nothing yet).
+# Write the record to `out`, which has room for it, in the arena or in a packet. `numbers` are those of the requests,
+# `outputs` is memory for their outputs (NULL: none yet).
 cdef void record_write(Channel *channel, const NativeBatch *batch, const InputData *supplied, const uint64_t *numbers,
                        const Block *outputs, RecordSize size, uint8_t *out, bint in_arena) noexcept nogil

@@ -41,7 +41,7 @@ cdef enum:
     TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context without baggage
     BAGGAGE_TEXT = 13                    # and of what is around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
-    ELEMENT = 8              # the largest element; what does not lie at a multiple of it is copied to where it does
+    ELEMENT = 8              # the largest element; a tensor whose place is no multiple of it is copied to one that is
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ cdef bint record_refers(const Channel *channel, const InputData *input) noexcept
 
 
 cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
-    # the worker maps the region, its block's owner, to read this input
+    # whether the worker maps the region, its block's owner, to read this input
     cdef const Region *region
     if input.size < MAPPED_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
         return False
@@ -93,7 +93,7 @@ cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nog
 
 cdef inline const InputData *data_of(const NativeBatch *batch, const InputData *supplied, uint32_t i,
                                      uint32_t input) noexcept nogil:
-    # of request i: what it carries, or what it is supplied with
+    # of request i: the data that it carries, or that it is supplied with
     cdef const Signature *signature = batch.signature
     if input < signature.input_count:
         return &batch.requests[i].inputs[input]
@@ -101,7 +101,7 @@ cdef inline const InputData *data_of(const NativeBatch *batch, const InputData *
 
 
 cdef inline uint32_t wanted_outputs(const Request *request) noexcept nogil:
-    # ALL_OUTPUTS, or how many
+    # ALL_OUTPUTS, or their number
     cdef uint32_t total = request.signature.output_count + request.signature.kept_count
     cdef uint32_t count = 0
     cdef uint32_t i
@@ -179,7 +179,7 @@ cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noex
     cdef uint32_t i, input
     for i in range(batch.count):
         placement = batch.requests[i].placements
-        while placement != NULL:  # whoever reads DONE copies outputs there
+        while placement != NULL:  # the reader of DONE copies outputs there
             size += placement.size if placement.output else 0
             placement = placement.next
         for input in range(batch.signature.input_count):

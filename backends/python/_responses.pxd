@@ -13,15 +13,14 @@ cdef struct Origin:
     # the responses of one packet, and the memory in which their tensors may be
     const uint8_t *record
     size_t size
-    Block *record_block      # contains the record, to which nobody else writes
+    Block *record_block      # contains the record, to which no one else writes
     const Arena *arena
     Mutex *guard             # of the ledger
     const Ledger *ledger
     LoanKind kind            # tensors may be in loans of this kind, and in the inputs of the request
 
-# Read the response at `at` of the record; returns its size in bytes, 0 if it is malformed. `status` is RESPONSE_*.
-# An invalid tensor makes this response alone an error. Outputs that the model did not
-# set are not wanted any more.
+# Read the response at `at` of the record; returns its size in bytes, 0 if it is malformed. `status` is RESPONSE_*. An
+# invalid tensor makes this response alone an error. Outputs that the model did not set are not wanted any more.
 cdef size_t response_read(const Origin *origin, size_t at, Response *response, uint8_t *status) noexcept nogil
 # The gRPC status of a code of TritonError.
 cdef int status_of_code(uint32_t code) noexcept nogil

@@ -1,9 +1,9 @@
-"""Reading what a worker answers.
+"""Reads and checks the responses of a worker.
 
-The record is a private copy, so that what was checked stays as it was; the tensors stay where the worker has put them,
-in a grant or among the inputs, and the response refers to them there. Only what has a structure of its own (BYTES) is
-copied before it is checked, because the worker can still write to the arena. A worker is the operator's code, not an
-attacker's, but it may have gone mad: nothing that it says is used before it is checked.
+The record is a private copy, so that it cannot change after the check. The tensors stay where the worker has put them,
+in a grant or among the inputs, and the response refers to them there. Only BYTES tensors, which have a structure of
+their own, are copied before they are checked, because the worker can still write to the arena. A worker runs the
+operator's code, not an attacker's, but it may be broken: nothing from it is used before it is checked.
 """
 
 from libc.stddef cimport size_t
@@ -125,8 +125,8 @@ cdef Block *part_of_input(const Request *request, const TensorRecord *record, co
 
 cdef Block *content_of(const Origin *origin, const Request *request, const TensorRecord *record,
                        const uint8_t **data) noexcept nogil:
-    # The block that the tensor lies in, with one more reference; NULL: the worker may not put it there. BYTES tensors
-    # have lengths in them, which must stay as they were checked, so the worker must not reach them any more.
+    # The block that contains the tensor, with one more reference; NULL: the worker may not put it there. BYTES tensors
+    # contain lengths, which must not change after the check, so the worker must not reach them any more.
     cdef Block *block
     cdef Block *copy
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
@@ -158,7 +158,7 @@ cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, c
     cdef int64_t elements = 1
     cdef int64_t expected
     cdef uint32_t i
-    # Triton's clients get the datatype that the model gives, so models that give another than configured are about.
+    # Triton returns the datatype that the model gives, so some models give another than the configured one.
     if record.datatype != <int>tensor.datatype and (not 1 <= record.datatype <= DATATYPES or classified
                                                     or tensor.state):
         return format_text(
@@ -197,7 +197,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
         return
     tensor = &request.signature.outputs[record.index]
     if tensor.datatype == DT_BF16 and record.datatype == DT_UINT16:
-        record.datatype = DT_BF16  # its bits: what a model has that does without ml_dtypes
+        record.datatype = DT_BF16  # its bits, from a model without ml_dtypes
     if not tensor.state and not response.outputs[record.index].wanted:
         return
     block = content_of(origin, request, record, &data)
@@ -218,7 +218,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
         block_give(block)
         return
     out = &response.outputs[record.index]
-    block_give(out.block)  # of a model that answers an output twice
+    block_give(out.block)  # a model may set an output twice
     out.block = block
     out.data = data
     out.size = record.size

@@ -74,7 +74,7 @@ cdef void side_allocate(Channel *channel, const Head *asked) noexcept nogil:
 
 
 cdef bint spend(Channel *channel, LoanKind kind, uint64_t offset) noexcept nogil:
-    # the loan of this kind that holds this byte ends; False: there is none
+    # end the loan of this kind that contains this byte; False: there is none
     cdef Block *block = NULL
     cdef Loan *loan
     lock(&channel.guard)
@@ -87,7 +87,7 @@ cdef bint spend(Channel *channel, LoanKind kind, uint64_t offset) noexcept nogil
 
 
 cdef void spend_named(Channel *channel, const Head *head, const Block *record) noexcept nogil:
-    # the grants that a response lies in: its record, of which this is a copy, and its tensors
+    # end the grants that contain a response: its record, of which this is a copy, and its tensors
     cdef ResponseRecord response
     cdef TensorRecord tensor
     cdef size_t at = sizeof(ResponseRecord)
@@ -109,7 +109,7 @@ cdef void spend_named(Channel *channel, const Head *head, const Block *record) n
 
 
 cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
-    # a message, known by its place, or an execution, known by its number
+    # of a message, known by its place, or an execution, known by its number
     cdef const char *rule = NULL
     cdef Kept *kept
     if head.id == 0:
@@ -128,7 +128,7 @@ cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
 # Responses of senders
 
 cdef struct Acknowledgement:
-    # what is left to do when the client's side has done with a response
+    # the work that is left when the client's side has finished with a response
     Channel *channel
     uint64_t number
 
@@ -162,7 +162,7 @@ cdef void take_credit_wish(Channel *channel, uint64_t number) noexcept nogil:
 
 
 cdef Block *ack_new(Channel *channel, uint64_t number) noexcept nogil:
-    # a block without content, whose end is credit for the sender
+    # a block without content; giving it back is credit for the sender
     cdef Acknowledgement *ack = <Acknowledgement *>malloc(sizeof(Acknowledgement))
     cdef Block *block
     if ack == NULL:
@@ -207,7 +207,7 @@ cdef bint fill(Channel *channel, const Head *head, Block *record, Response *resp
 
 
 cdef void send_on(Response *response) noexcept nogil:
-    # one that is not the final one
+    # return a response that is not the final one
     cdef Request *request = response.request
     if load32(&request.abandonment.happened):
         response_free(response)
@@ -219,7 +219,7 @@ cdef void send_on(Response *response) noexcept nogil:
 
 cdef bint read_into(Channel *channel, const Head *head, Block *record, Request *request,
                     Reading reading) noexcept nogil:
-    # read what has come into what it is for; False: the worker is ended
+    # read a RESPONSE into the response that it belongs to; False: the worker is ended
     cdef Response *response = &request.response
     if reading == READ_SURPLUS:
         response_fail(response, STATUS_INTERNAL, format_text(
@@ -243,7 +243,7 @@ cdef bint read_into(Channel *channel, const Head *head, Block *record, Request *
 
 
 cdef void finish_reading(Channel *channel, const Head *head, Reading reading) noexcept nogil:
-    # the request goes its way, if it has its final response and DONE has come
+    # end the request, if it has its final response and DONE has come
     cdef Slot *slot
     cdef Request *over = NULL
     cdef int64_t taken_ns
@@ -254,7 +254,7 @@ cdef void finish_reading(Channel *channel, const Head *head, Reading reading) no
     if slot_read(slot, head.flags):
         over = slot.request
     elif reading == READ_SURPLUS:
-        slot_return(slot, 1)  # nobody reads it, so that nobody else does
+        slot_return(slot, 1)  # the response is discarded, so no client will acknowledge it
         credit = slot_credit(slot)
     unlock(&channel.guard)
     notify_all(&channel.changed)
@@ -264,8 +264,8 @@ cdef void finish_reading(Channel *channel, const Head *head, Reading reading) no
 
 
 cdef void take_response(Channel *channel, const Head *head, const uint8_t *data) noexcept nogil:
-    # A response that is not final goes its way at once, unless the request takes only one: then it is kept as the final
-    # one, and leaves when the sender says that it was.
+    # A response that is not final is returned at once, unless the request takes only one: then it is kept as the final
+    # one, and returned when the sender has sent FINAL.
     cdef const char *rule
     cdef Request *request = NULL
     cdef Reading reading

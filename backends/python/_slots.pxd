@@ -42,7 +42,7 @@ cdef struct Slots:
 
 cdef enum Reading:
     # what to do with a RESPONSE
-    READ_NOTHING             # nobody wants it
+    READ_NOTHING             # discard it
     READ_FURTHER             # a further response of a stream: read it into a response of its own
     READ_OWN                 # read it into the response of the request itself
     READ_SURPLUS             # one too many, for a request that takes one response
@@ -66,7 +66,7 @@ cdef bint slot_open(Slot *slot) noexcept nogil
 
 # The sender has used up its credit and asks for more.
 cdef void slot_ask(Slot *slot) noexcept nogil
-# So many responses have left, or do not hold the sender back any more.
+# So many responses have been acknowledged or discarded.
 cdef void slot_return(Slot *slot, uint32_t credit) noexcept nogil
 # The credit to send to a waiting sender now, which the sender then has; 0: none.
 cdef uint32_t slot_credit(Slot *slot) noexcept nogil

@@ -1,4 +1,4 @@
-"""The slots of the requests that a worker has, and what it may say about each."""
+"""The slots of the requests that a worker has, and the responses that it may send for each."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
@@ -78,7 +78,7 @@ cdef void slot_give(Slots *slots, Slot *slot) noexcept nogil:
 # Answers
 
 cdef inline bint was_given(const Slots *slots, uint64_t number) noexcept nogil:
-    # whether there was such a request: a thread of a model may answer one that is over
+    # whether there was such a request: a thread of a model may answer one that has ended
     cdef uint32_t index = <uint32_t>(number & SLOT_MASK)
     return index < slots.count and 0 < number <= slots.slots[index].number
 
@@ -97,11 +97,11 @@ cdef const char *slot_response(Slots *slots, uint64_t number, uint32_t flags, Re
             return NULL
         return "answered a request that it was never given"
     if slot.state == SLOT_ANSWERED:
-        return NULL  # two threads of the model at once
+        return NULL  # two threads of the model may answer at once
     if slot.final_said:
         if flags & FINAL:
             return "ended a request twice"
-        return NULL  # two threads of the model at once
+        return NULL  # two threads of the model may answer at once
     if not flags & EMPTY:
         if slot.credit == 0:
             return "sent more responses than it had credit for"

@@ -36,7 +36,7 @@ cdef extern from *:
         }
         for (int i = 0; i < count; i++)
             if (dup2(high[i], i) < 0) return errno;
-        /* where the kernel lacks close_range, everything of ours is close-on-exec but for these */
+        /* where the kernel lacks close_range, all our descriptors are close-on-exec, except these */
         if (syscall(SYS_close_range, (unsigned)count, ~0U, 0))
             for (int i = 0; i < count; i++) close(high[i]);
         return 0;
@@ -127,7 +127,7 @@ def spawn(program: str, arguments: list[str], environment: dict[str, str], folde
         environment: all of its variables.
         folder: its working directory.
         descriptors: what its descriptors 0, 1, 2, ... are; it gets no others.
-        outlives: it is not killed then, but gets SIGCONT, so that it sees the end also where somebody has stopped it.
+        outlives: the kernel does not kill it then, but sends it SIGCONT, so that it notices even if it was stopped.
 
     Returns:
         Its process id; the caller must wait for it (os.waitpid).

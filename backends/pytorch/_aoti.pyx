@@ -27,7 +27,7 @@ cdef struct Exported:
 
 
 cdef void exported_delete(DLManagedTensor *managed) noexcept with gil:
-    # whoever frees the tensor need not have the GIL
+    # the thread that frees the tensor may not have the GIL
     cdef Exported *exported = <Exported *>managed.manager_ctx
     Py_DECREF(<object>exported.owner)
     free(exported)
@@ -85,7 +85,7 @@ cdef Result result_of(Handle tensor, int32_t device):
 
 
 cdef class Executor:
-    """A `Program` and what it lies in; `capsule` is for NativeInstance.executor. One thread uses it."""
+    """A `Program` and its memory; `capsule` is for NativeInstance.executor. One thread uses it."""
 
     cdef Program program
     cdef Library library
@@ -121,7 +121,7 @@ cdef class Executor:
         return 0
 
     cdef int expect(self, object expected) except -1:
-        # what each argument may look like
+        # the shapes that each argument may have
         cdef dict symbols = {}
         cdef Dim *dim
         for i, wanted in enumerate(expected):
@@ -215,11 +215,11 @@ cdef class Library:
         return reason(&program).decode(errors="replace").strip()
 
     def executor(self, arguments, results, expected) -> Executor:
-        """What executes batches on the CPU.
+        """An executor of batches on the CPU.
 
         Args:
             arguments: for each input of the library, which input of the model it is.
-            results: for each output of the library, which output of the model; -1 for one that it has not.
+            results: for each output of the library, which output of the model; -1: none.
             expected: `ExpectedInput` of each input, or None for inputs that are given as they come.
         """
         cdef Executor made = Executor.__new__(Executor)
@@ -235,8 +235,8 @@ cdef class Library:
         Args:
             inputs: contiguous, each with `pointer`, `datatype` and `shape`.
             stream: a CUDA stream, to which the work is submitted; the inputs must live until it is done.
-            single: nobody else calls it at the time, and it must neither ask nor wait for the device: what is
-                recorded as a graph.
+            single: no other thread calls it at the time, and it must neither query nor wait for the device, because it
+                is recorded as a graph.
 
         Returns:
             A `Result` for each output.

@@ -55,7 +55,7 @@ cdef void refuse(NativeBatch *batch, uint32_t input, uint32_t dim, int64_t lowes
 
 
 cdef bint bind_symbols(NativeBatch *batch, Program *program, bint plain) noexcept nogil:
-    # first from the dimensions that are symbols themselves, then from those that are computed
+    # first from the dimensions that are plain symbols, then from those that are computed
     cdef const Argument *argument
     cdef const Dim *dim
     cdef int64_t size
@@ -77,7 +77,7 @@ cdef bint bind_symbols(NativeBatch *batch, Program *program, bint plain) noexcep
 
 
 cdef bint check_inputs(NativeBatch *batch, Program *program) noexcept nogil:
-    # the library itself would read beyond the end
+    # without this, the library would read beyond the end of an input
     cdef const Argument *argument
     cdef int64_t size
     cdef uint32_t i, k
@@ -111,7 +111,7 @@ cdef bint wrap_inputs(NativeBatch *batch, Program *program) noexcept nogil:
 
 cdef Block *block_of(NativeBatch *batch, Program *program, Handle tensor, const uint8_t *data,
                      size_t size) noexcept nogil:
-    # what holds an output's memory: the tensor, unless the model answers with one of its inputs
+    # the owner of an output's memory: the tensor, unless the model returns one of its inputs
     cdef const GatheredInput *given
     cdef Block *block
     cdef uint32_t i

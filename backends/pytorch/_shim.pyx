@@ -95,7 +95,7 @@ cdef Datatype datatype_of(Handle tensor) noexcept nogil:
 
 cdef int32_t tensor_over(const void *data, Datatype datatype, const int64_t *shape, uint32_t rank, int32_t device_type,
                          int32_t device, Handle *out) noexcept nogil:
-    # a contiguous tensor in memory of somebody else
+    # a contiguous tensor in memory of another owner
     cdef int64_t strides[MAX_RANK]
     cdef int64_t stride = 1
     cdef uint32_t i

@@ -1,11 +1,11 @@
 /* Processes that a model forks outlive signals that are for the whole service, and obey those of the model.
 
-   A library of its own, without the interpreter: it is loaded by whatever interpreter a model has. The handler decides by
-   the sender, which the kernel names, and at once, whatever the interpreter is doing: where a process obeys, it ends as one
-   without a handler does. A handler is handed on to no other program.
+   This library is separate, and does not use the interpreter, so that any interpreter of a model can load it. The
+   handler decides by the sender, which the kernel names, and at once, whatever the interpreter is doing: a process that
+   obeys ends like one without a handler. No handler survives exec.
 
-   A sender that is gone counts as one from outside, unless it is the parent: the model can signal again, but a process that
-   has ended is lost to it. */
+   A sender that has ended counts as one from outside, unless it is the parent: the model can signal again, but it
+   cannot bring back a process that has ended. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,7 +18,7 @@
 enum { SIGNALS = 65, MOST_ANCESTORS = 64, STAT_TEXT = 512 };
 
 static pid_t family;                            /* the ancestor of all processes of the model */
-static pid_t parent;                            /* that has made this process: it is of the model, also when it is gone */
+static pid_t parent;                            /* made this process: it is of the model, even if it has ended */
 static struct sigaction without[SIGNALS];       /* what each signal does without this */
 
 static char *put_text(char *at, const char *text) {
@@ -52,7 +52,7 @@ static pid_t parent_of(pid_t pid) {
     return parent;
 }
 
-/* Whether somebody outside of the model has sent it. */
+/* Whether a process outside of the model has sent it. */
 static int is_from_outside(const siginfo_t *info) {
     if (info->si_code != SI_USER && info->si_code != SI_QUEUE && info->si_code != SI_TKILL) return 0;
     pid_t sender = info->si_pid;                /* 0: of another namespace */
@@ -61,7 +61,7 @@ static int is_from_outside(const siginfo_t *info) {
     for (int i = 0; i < MOST_ANCESTORS && at > 0; i++) {
         if (at == family) return 0;
         pid_t next = parent_of(at);
-        at = next < 0 && at != sender ? sender : next;  /* one between has just ended: the sender has another parent now */
+        at = next < 0 && at != sender ? sender : next;  /* one between has just ended: the sender has another parent */
     }
     return 1;
 }
@@ -75,7 +75,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
         before->sa_sigaction(number, info, context);
     } else if (before->sa_handler == SIG_DFL) {
         signal(number, SIG_DFL);
-        raise(number);                          /* it comes when this returns */
+        raise(number);                          /* delivered when this returns */
     } else if (before->sa_handler != SIG_IGN) {
         before->sa_handler(number);
     }
