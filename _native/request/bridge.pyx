@@ -116,7 +116,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
 # The end of a request
 
 cdef void end_early(Request *request, int status, const char *details) noexcept nogil:
-    # tell the sink that the request has ended, although the model has not finished
+    # end the request for its sink, although the model has not finished
     if request.record != NULL:
         (<Record *>request.record).status = status
     request.deliver(request.sink, NULL, status, details)

@@ -1,4 +1,4 @@
-# Lanes: the entry of requests into a model version. A scheduler decides what happens behind it.
+# Lanes: the entry of requests into a model version. Behind it, a scheduler decides how they are executed.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -28,7 +28,7 @@ cdef struct Scheduler:
     # On the loop: return a request to the caller because nobody waits for it any more. False: an instance has it.
     bint (*remove)(Lane *lane, Request *request) noexcept nogil
     # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
-    # who refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
+    # which refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
     # On the loop: set expires_ns and yields of a request that waits for a shared one in this lane, by the queue policy
     # that its terms choose.

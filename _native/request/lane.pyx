@@ -1,4 +1,4 @@
-"""Lanes: the entry of requests into a model version. A scheduler decides what happens behind it.
+"""Lanes: the entry of requests into a model version. Behind it, a scheduler decides how they are executed.
 
 There is one kind of lane for each kind of scheduling, for example `_native.scheduling.queue` for models whose requests
 are independent. All have the same head, through which requests come in and instances take batches.
@@ -93,7 +93,7 @@ cdef class LaneHandle:
             raise ValueError(f"at most {TIMES - 1 - POWERS} further bounds are served, all above 0, got {list(ns)}")
 
     def close(self) -> None:
-        """Refuse further requests; instances finish what is queued and leave."""
+        """Refuse further requests; instances finish the queued requests and leave."""
         self.lane.scheduler.close(self.lane)
 
     @property

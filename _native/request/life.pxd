@@ -1,4 +1,4 @@
-# The life of a request: the only place that changes its state, and what belongs to it.
+# The life of a request: the only place that changes its state and the fields that belong to the state.
 
 from libc.stdint cimport uint32_t
 

@@ -5,7 +5,7 @@
                                                       WAITING   for a model that is loaded, or another one's response
                                                       TAKEN     answered at once, or by the steps of an ensemble
                                                       ENDED     refused
-    WAITING    what it waits for (Request.wait)       NEW       the model is there
+    WAITING    the awaited object (Request.wait)      NEW       the model is there
                                                       TAKEN     the response is there, or it has left
     QUEUED     its lane                               TAKEN     in a batch, or removed from the queue
     TAKEN      its executor, then the bridge          QUEUED    to be executed again (iterative sequences)

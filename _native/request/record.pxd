@@ -52,7 +52,7 @@ cdef struct Record:
     bint shared              # answered by an execution that another request caused
     bint stepped             # executed by the steps of an ensemble
     TraceContext link        # to the span of that execution; `given`: there is one
-    int64_t looked_ns        # begin of the lookup in the response cache; 0: there was none
+    int64_t looked_ns        # when the lookup in the response cache began; 0: there was none
     int64_t found_ns         # end of the lookup
     int64_t placed_ns        # when its sequence got the slot that it waited for; 0: it did not wait
     char *baggage            # from malloc; NULL: there is none

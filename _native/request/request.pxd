@@ -58,7 +58,7 @@ cdef struct Correlation:
     uint64_t owner           # of the sequence; 0: unknown callers, who share their sequences
 
 cdef struct Origin:
-    # Whose call a request serves, as far as the front door knows. Made at the door, frozen, and passed whole to every
+    # The call that a request serves, as far as is known. Made at the front door, frozen, and passed whole to every
     # request that is made to answer it: twins, parts, steps, calls of models. Its trace and its peer are in the Record
     # (record_inner), its forwarded headers are parameters of the message; request_inherit passes those on.
     uint64_t caller          # id of a token, see _native.service.access; 0: none
@@ -69,7 +69,7 @@ cdef struct Origin:
     uint64_t stream          # on which the request arrived; 0: none
 
 cdef struct Terms:
-    # What was asked about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
+    # A client's wishes about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
     # request that serves several are those of all that wait for it (_native.caching.coalescer), and change with them.
     int64_t asked_ns         # when the client asked
     int64_t executable_ns    # when it could first be executed: its time in queues counts from here
@@ -90,7 +90,7 @@ cdef struct Sequenced:
 cdef enum RequestState:
     # see _native.request.life, which alone changes it
     REQUEST_NEW              # belongs to its maker
-    REQUEST_WAITING          # belongs to what it waits for: a model that is loaded, or the response to another request
+    REQUEST_WAITING          # belongs to what `wait` names: a model that is loaded, or the response to another request
     REQUEST_QUEUED           # belongs to its lane
     REQUEST_TAKEN            # belongs to its executor, until its final response has passed the bridge
     REQUEST_KEPT             # has ended, and is kept with its response

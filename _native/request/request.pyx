@@ -228,7 +228,7 @@ cdef void requests_unwatch(Watched *watched) noexcept nogil:
 
 
 cdef void stop_abandoned() noexcept nogil:
-    # for most executions the look at their first request is enough
+    # for most executions it is enough to check the first request
     cdef Watched *watched
     lock(&watching)
     watched = all_watched.first

@@ -78,7 +78,7 @@ cdef struct Signature:
     bint decoupled               # a request may have any number of responses
     bint single_answers          # of a decoupled model: ModelInfer may ask for its only response
     bint splits                  # a request may have more rows than max_batch_size
-    bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes and values
+    bint uniform                 # all requests have the same inputs, shapes (except for the batch dimension) and values
 
 # A copy of the text as UTF-8 from malloc, terminated.
 cdef int str_copy(Str *out, str text) except -1

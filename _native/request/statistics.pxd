@@ -50,7 +50,7 @@ cdef enum Failure:
 
 cdef struct ResponseStatistics:
     # of a decoupled model: the responses with one index
-    Duration compute_infer   # from the previous response, or the begin of the execution
+    Duration compute_infer   # from the previous response, or from the beginning of the execution
     Duration success
     Duration fail
     Duration empty
@@ -102,7 +102,7 @@ cdef struct Execution:
     # one executed batch
     int64_t end_ns           # when it ended
     uint32_t rows            # that were executed together
-    bint some                # at least one request succeeded, or goes on
+    bint some                # at least one request succeeded, or continues
     uint32_t requests        # number of requests that succeeded and are counted
     uint32_t served_rows     # rows of all that succeeded
     uint64_t success_ns      # their time from arrival, summed
@@ -135,7 +135,7 @@ cdef inline uint32_t time_index(const Bounds *bounds, int64_t ns) noexcept nogil
 
 cdef void statistics_init(Statistics *statistics) noexcept nogil
 cdef void statistics_clear(Statistics *statistics) noexcept nogil
-# Before the first count: use these upper bounds, in nanoseconds, beside the powers of two. False: too many.
+# Before the first count: add these upper bounds, in nanoseconds, to the powers of two. False: too many.
 cdef bint statistics_add_bounds(Statistics *statistics, const int64_t *ns, uint32_t count) noexcept nogil
 # Count a response of a decoupled model: its index, the time since the request arrived (index 0) or since the previous
 # response, and the part of it in which the model computed.

@@ -41,7 +41,7 @@ cdef struct AccessPolicy:
     Restriction *restrictions
     uint32_t restriction_count
     const Tokens *tokens     # in force; NULL: callers need no token
-    bint overrides           # callers who need no token may send a configuration and files with a load
+    bint overrides           # callers that need no token may send a configuration and files with a load
     bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
     uint32_t noted           # refusals that the log has examined
     uint64_t left_out        # refusals that it left out

@@ -1,7 +1,7 @@
 """The rules of access: which callers may make which calls.
 
 There are two kinds of rules; both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with
-a value. A *token* identifies a caller, who has RPC groups and models. A call must pass all rules that concern it.
+a value. A *token* identifies a caller and its RPC groups and models. A call must pass all rules that concern it.
 
 Values of headers are compared in constant time; tokens are found by a keyed hash (`_native.service.tokens`). No text of
 an error contains either.

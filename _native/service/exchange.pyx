@@ -63,7 +63,7 @@ cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char *a, const char *b, size_t size)
 
 cdef enum:
-    # Memory that the structures take, beside messages.
+    # Memory that the structures take, in addition to messages.
     STREAM_MEMORY = 1 << 10
     REQUEST_MEMORY = 4 << 10
     RESPONSE_MEMORY = 256

@@ -94,7 +94,7 @@ cdef struct Version:
 cdef enum:
     HAS_QUEUE = 1
     HAS_CACHE = 2
-    HAS_STREAM = 4           # it may answer a request several times
+    HAS_STREAM = 4           # it may send several responses to a request
 
 cdef struct Family:
     Kind kind

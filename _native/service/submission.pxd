@@ -79,7 +79,7 @@ cdef void submit_request(Submission *submission, Request *request) noexcept nogi
 # On the loop: queue a request that a coalescer has held back; its bridge is set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
 # On the loop: submit again the requests that wait for this model (NULL: for any model); they do not wait again. With a
-# status other than OK they are refused with that status. Steps of ensembles that wait go on, or fail, too.
+# status other than OK they are refused with that status. Steps of ensembles that wait continue, or fail, too.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
 # Whether a request, or a step of an ensemble, waits for this model.
 cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil

@@ -152,7 +152,7 @@ cdef inline bint goes_on(Lane *lane, const Correlation *correlation) noexcept no
 
 
 cdef Lane *begun_on(const ModelEntry *entry, int64_t version, const Correlation *correlation) noexcept nogil:
-    # the departing version on which the sequence goes on, the last of several
+    # the departing version on which the sequence continues; of several, the one that departed last
     cdef const VersionEntry *departing
     cdef uint32_t i
     for i in range(entry.departing_count):

@@ -162,7 +162,7 @@ cdef class TokenTable:
             self.tokens.rights = grown
             self.tokens.rights_capacity = 2 * (number + 1)
         memset(&self.tokens.rights[number], 0, sizeof(Rights))
-        self.tokens.rights_count += 1  # before it is filled, so that what was allocated is freed
+        self.tokens.rights_count += 1  # before rights_fill: if that fails, __dealloc__ frees its allocations
         rights_fill(&self.tokens.rights[number], groups, models, overrides)
         return number
 

@@ -12,7 +12,7 @@ cdef void *call_peer(const Stream *stream) noexcept nogil
 
 
 cdef class CallOwner:
-    # what calls and the endpoint need of a connection; Conn.owner is one
+    # the part of a connection that calls and the endpoint use; Conn.owner is one
     cdef readonly object peer    # the other end, for handlers and logs
     cdef object events           # deque of (Call, kind) for the handlers
     cdef public object flush     # called without arguments when there is output to send

@@ -51,7 +51,7 @@ EVENT_CALL = "call"              # internal: a new call, for Endpoint.on_call
 
 
 cdef class CallOwner:
-    """What calls and the endpoint need of a connection."""
+    """The part of a connection that calls and the endpoint use."""
 
     cdef int has_output(self) except -1:
         return 0

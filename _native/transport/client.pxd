@@ -1,4 +1,4 @@
-# One client, and what all its connections together make the server hold.
+# One client, and its use of the server over all its connections.
 
 from libc.stdint cimport uint32_t, uint64_t
 

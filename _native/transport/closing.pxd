@@ -9,7 +9,7 @@
 #                    with the reason or the response to HTTP/1, is not framed yet
 #   CONN_SHUT        all is framed, and calls are over; the socket's end for writing   CONN_LINGERING, _GONE
 #                    closes behind these bytes, with TLS after a close_notify
-#   CONN_LINGERING   that end is closed; what the peer still sends is discarded        CONN_GONE
+#   CONN_LINGERING   that end is closed; bytes that the peer still sends are discarded CONN_GONE
 #   CONN_GONE        the socket is closed
 #
 # Closing a socket while bytes in it are unread, or before more come, resets the connection, and the peer loses what it

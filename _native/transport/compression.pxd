@@ -19,7 +19,7 @@ cdef enum Result:
     RESULT_TOO_LARGE         # inflated beyond the limit
     RESULT_NO_MEMORY
     RESULT_CANCELLED
-    RESULT_MORE              # the next slice goes on
+    RESULT_MORE              # not finished: run the next slice
 
 cdef struct Inflated:
     Block *block             # one reference

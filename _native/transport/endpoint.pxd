@@ -1,4 +1,4 @@
-# What the connections of one event loop share.
+# Endpoints: the state that the connections of one event loop share.
 
 from libc.stdint cimport uint8_t
 

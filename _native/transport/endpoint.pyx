@@ -1,4 +1,4 @@
-"""Endpoints: what the connections of one event loop share, as objects for Python."""
+"""Endpoints: the state that the connections of one event loop share, as objects for Python."""
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -27,7 +27,7 @@ from _native.transport.stream cimport MAX_NATIVES, STATUSES, CallCounts, Conn, M
 from _native.transport.trim cimport host_note
 from _native.transport.workers cimport Workers, thread_pool_drain
 
-# Events of a connection itself, beside those of its calls in CallOwner.events.
+# Events of a connection itself, in addition to those of its calls, in CallOwner.events.
 EVENT_PING = "ping"              # for Connection.on_ping
 EVENT_REFUSED = "refused"        # for Connection.on_refused, with the text in place of a call
 
@@ -48,7 +48,7 @@ cdef class ReceiveBuffer:
 
 @cython.no_gc_clear  # connections need the timers until they are gone
 cdef class Endpoint:
-    """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
+    """The state that the connections of one event loop share: native methods, limits, and the buffer for reads.
 
     Args:
         on_call: called with each new `Call`: each call whose path is not a native method's.

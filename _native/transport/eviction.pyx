@@ -176,7 +176,7 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
     cdef const Host *host = stream.conn.host
     stream_abandon(stream, NGHTTP2_CANCEL)
     if stream_ended(stream) or stream_opened(stream):
-        # a status would have to wait behind what the peer does not take
+        # a status would have to wait behind bytes that the peer does not take
         stream_cut(stream, NGHTTP2_ENHANCE_YOUR_CALM)
         return
     # The text does not say what the server holds now: earlier evictions may have brought that below the limit.

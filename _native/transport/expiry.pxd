@@ -1,4 +1,4 @@
-# Ends what takes too long:
+# Ends transfers and calls that take too long:
 # * A request, or a message of a stream of requests, that does not arrive within Host.receive_ns; bytes that have come
 #   add time (see expiry.pyx). The call ends; if its headers are late, the connection ends.
 # * A response that flow control holds back and the peer does not take within Host.send_ns, computed in the same way.

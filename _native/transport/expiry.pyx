@@ -1,5 +1,5 @@
-"""Ends what takes too long: requests that do not arrive, responses that are not read, and calls that have not begun at
-their deadline.
+"""Ends transfers and calls that take too long: requests that do not arrive, responses that are not read, and calls that
+have not begun at their deadline.
 
 A call has one timer for all of this. A call needs none if one read brings it whole and the peer takes its response at
 once: the timer is set when a read ends before the request does, or output ends before the response does. Progress does

@@ -23,8 +23,8 @@ cdef enum Stage:
     STAGES
 
 cdef enum:
-    # Memory beside the bytes of messages, measured, rounded up.
-    MESSAGE_MEMORY = 768     # a message: the head of its block, what a small one leaves unused, the structure
+    # Memory in addition to the bytes of messages, measured, rounded up.
+    MESSAGE_MEMORY = 768     # a message: the head of its block, the unused rest of a small block, the structure
     CALL_MEMORY = 2 << 10    # a call with one request: its structures, nghttp2's, those of its request
     PYTHON_CALL_MEMORY = 8 << 10  # a call that Python handles: a task, its coroutines, a context
 

@@ -23,10 +23,10 @@ cdef struct Outgoing:
     size_t left              # bytes of all segments that are not sent
     size_t size              # bytes of all segments
     bint compress            # to be compressed before it is framed
-    Charge charge            # for the whole message, and what it keeps alive, until its last byte is framed
+    Charge charge            # for the whole message, and the memory that it keeps alive, until its last byte is framed
     uint8_t *room
 
-# A message with room for so many segments and so many bytes at `room`; NULL if there is no memory.
+# A message with room for `segments` segments, and for `room` bytes at `room`; NULL if there is no memory.
 cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil
 # Append bytes in `block`; takes one more reference to it.
 cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, size_t size) noexcept nogil

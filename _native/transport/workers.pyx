@@ -91,7 +91,7 @@ cdef void give_back(ThreadPool *thread_pool, Job *job, uint64_t cost) noexcept n
 
 
 cdef inline bint finish(ThreadPool *thread_pool, Job *job) noexcept nogil:
-    # whether the loop must be told
+    # returns whether the loop must be signalled
     cdef bint alone = thread_pool.finished == NULL
     job.following = thread_pool.finished
     thread_pool.finished = job
