@@ -13,7 +13,7 @@ cdef struct Digest:
     uint64_t high
 
 # The digest of everything that the response depends on: the callers that may get it, version, inputs with shapes and
-# bytes, requested outputs, parameters that the model sees; not the id, and not what only the scheduler reads.
+# bytes, requested outputs, parameters that the model sees; not the id, and no parameters for the scheduler.
 cdef Digest key_digest(const Request *request) noexcept nogil
 # Compare the same for bound requests with at most KEY_PARAMETERS parameters and equal digests. Equal digests are
 # enough for the bytes of larger inputs, unless `whole`.

@@ -8,7 +8,7 @@ Each response of a decoupled step begins a frame (`_native.ensembles.frame`), in
 again. The ensemble responds once for each frame, in the order of their beginnings.
 
 Everything happens on the loop, without a lock. A run ends once, by `finish`: with its last response, with the
-first error of a step, or because nobody waits for it. Steps that still run are then abandoned.
+first error of a step, or when no client waits for it. Steps that still run are then abandoned.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

@@ -313,7 +313,7 @@ cdef void account_iteration(NativeBatch *batch, Execution *execution) noexcept n
 
 
 cdef void tell_phases(const NativeBatch *batch) noexcept nogil:
-    # for the requests of other requests that they answer
+    # of inner requests, for the requests that they serve
     cdef uint32_t i
     for i in range(batch.count):
         if batch.requests[i].inner:

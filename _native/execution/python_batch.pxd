@@ -8,7 +8,7 @@ from _native.memory.resource cimport Block
 
 cdef class Batch:
     # a batch, for Python backends
-    cdef NativeBatch *batch  # NULL after the answers
+    cdef NativeBatch *batch  # NULL once the requests are answered
     cdef readonly str instance_name
     cdef int check(self) except -1
     cdef uint32_t output_index(self, str name) except? 0xffffffff

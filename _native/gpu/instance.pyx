@@ -107,7 +107,7 @@ cdef class GpuLoop(ExecutionLoop):
             self.graphs.clear()
 
     cdef bint is_ready(self) noexcept nogil:
-        return True  # what it waits for ends soon
+        return True  # get_ready never waits for long
 
     cdef void get_ready(self) noexcept nogil:
         self.set = self.pipeline.acquire()

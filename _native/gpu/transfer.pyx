@@ -358,7 +358,7 @@ cdef DevicePointer bound_address(const BufferSet *set, uint32_t input) noexcept 
 cdef bint goes_to_region(const BufferSet *set, uint32_t output, int device) noexcept nogil:
     cdef uint32_t i
     if output >= set.batch.signature.output_count or set.batch.signature.outputs[output].cut_like:
-        return False  # what is cut is copied by rows
+        return False  # the host cuts such an output, row by row
     for i in range(set.batch.count):
         if placement_of_output(set.batch.requests[i], output, device) != NULL:
             return True

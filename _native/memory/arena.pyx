@@ -91,7 +91,7 @@ cdef extern from *:
 cdef uint64_t PAGE = 4096
 cdef uint64_t GRAIN = <uint64_t>2 << 20             # of the slab
 cdef uint64_t LARGEST_SPACE = <uint64_t>256 << 30
-cdef uint64_t SMALLEST_SPACE = <uint64_t>256 << 20  # what a limited address space must at least have
+cdef uint64_t SMALLEST_SPACE = <uint64_t>256 << 20  # the least that a limited address space must have
 cdef uint64_t POOL_LIMIT = <uint64_t>128 << 20
 
 

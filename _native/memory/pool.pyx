@@ -26,7 +26,7 @@ cdef extern from *:
 
 cdef enum:
     STEP_BITS = 3             # log2 of STEPS
-    SLAB_GRAIN = 2 << 20      # slabs are multiples: a page of the device, and what may be shared with other processes
+    SLAB_GRAIN = 2 << 20      # slabs are multiples of it: a page of the device, and the unit of sharing with processes
     SPARES = 64               # chunks made at a time
 
 

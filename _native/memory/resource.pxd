@@ -16,7 +16,7 @@ cdef struct Block:
     int32_t references       # atomic
     int32_t size_class       # >= 0: a class of host memory; CLASS_LARGE, CLASS_FOREIGN, CLASS_LENT
     Sharing sharing          # of a foreign block; shared memory must not be used after its request
-    bint sealed              # others read it without a reference (a Python object, a client), so nobody may write to it
+    bint sealed              # others read it without a reference (a Python object, a client), so no one may write to it
     release_fn release       # of foreign and lent blocks: called with `owner` for the last reference
     void *owner
     Block *next              # free list of host memory

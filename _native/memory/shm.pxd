@@ -72,7 +72,7 @@ cdef enum:
     BUCKETS = 1024
 
 cdef struct Share:
-    # what one scope has registered; exists while it has a region. The registry's lock protects it.
+    # the regions that one scope has registered; exists while there is one. The registry's lock protects it.
     Share *next
     int64_t scope
     int64_t count

@@ -402,7 +402,7 @@ cdef void keep_object(Region *region, int fd) noexcept:
         fetch_add64(&kept_objects, -1)
 
 
-# For tests: what a request does with a region.
+# For tests: uses a region as a request does.
 
 cdef class Use:
     """Keeps a region in use, and reaches its bytes as a request does."""

@@ -92,7 +92,7 @@ cdef uint8_t *copy_varints(const uint8_t *p, const uint8_t *end, Datatype dataty
 
 
 cdef uint8_t *copy_field(const uint8_t *p, uint32_t size, Datatype datatype, uint8_t *out) noexcept nogil:
-    """Write what a length-delimited field of the datatype's number holds: packed elements, or one of BYTES."""
+    """Write the content of a length-delimited field of the datatype's number: packed elements, or one of BYTES."""
     if datatype == DT_BYTES:
         return write_bytes_element(out, p, size)
     if datatype == DT_FP32 or datatype == DT_FP64:

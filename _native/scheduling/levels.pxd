@@ -61,7 +61,7 @@ cdef void levels_move(Levels *self, Request *request, uint32_t level) noexcept n
 cdef void levels_yield(Levels *self, Request *request) noexcept nogil
 
 
-# ---- what every request passes ----
+# ---- on the way of every request ----
 
 cdef inline Request *last_up_to(const Levels *self, uint32_t segment) noexcept nogil:
     # the last request of this segment, or of the segments before it

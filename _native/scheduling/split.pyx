@@ -39,7 +39,7 @@ from _native.text cimport format_text
 cdef struct Part:
     Split *split
     Request *request         # NULL: answered
-    OutputData *outputs      # of its answer, each with a reference; NULL: none yet
+    OutputData *outputs      # of its response, each with a reference; NULL: none yet
 
 cdef struct Split:
     Request *whole

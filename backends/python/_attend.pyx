@@ -256,7 +256,7 @@ cdef bint take_side(Watch *watch) noexcept nogil:
 
 
 cdef bint take_output(Watch *watch, int fd, int stream) noexcept nogil:
-    # a piece of what the worker prints; False: it has closed the pipe
+    # read a piece of the worker's output; False: it has closed the pipe
     cdef char piece[OUTPUT_PIECE]
     cdef ssize_t size = read(fd, piece, OUTPUT_PIECE)
     if size <= 0:

@@ -5,8 +5,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# On the attendant's thread: a worker was started, or is gone. The loop begins, or stops, to read what it sends on the
-# socket of calls.
+# On the attendant's thread: a worker was started, or has ended. The loop begins, or stops, to read its socket of calls.
 cdef void bls_open(Channel *channel) noexcept nogil
 cdef void bls_close(Channel *channel) noexcept nogil
 # On the attendant's thread: process a packet of the side socket about calls; False: it is about something else.

@@ -7,7 +7,7 @@ loop sends the responses to the worker, as serialized ModelInferResponse message
 them, so calls may be nested to any depth: the calling model waits in its own worker, and occupies only its own
 instance.
 
-This module handles the packets of a worker about its calls, and the changes that other threads wish; `_bls_calls` has
+This module handles the packets of a worker about its calls, and the changes that other threads want; `_bls_calls` has
 the calls in flight, `_bls_answers` their responses.
 """
 

@@ -124,8 +124,9 @@ cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
 # Send credit, if it is more than 0, to a sender that waits. Without the lock.
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
 
-# Send on the side socket, or on that of calls, from any thread: in order, without blocking; the attendant sends what
-# the socket does not take. `record` follows the head. `life`: only for the worker with this number; 0: any worker.
+# Send on the side socket, or on that of calls, from any thread: in order, without blocking; the attendant sends
+# packets that the socket does not take. `record` follows the head. `life`: only for the worker with this number; 0: any
+# worker.
 cdef void side_send(Channel *channel, uint64_t life, const Head *head, const void *record,
                     size_t size) noexcept nogil
 cdef void calls_send(Channel *channel, uint64_t life, const Head *head, const void *record,
@@ -145,7 +146,7 @@ cdef void channel_end(Channel *channel) noexcept nogil
 # The same because it has broken this rule, a static text such as "sent a packet that is none". Nothing more is read
 # from it.
 cdef void channel_break(Channel *channel, const char *rule) noexcept nogil
-# The same because there is no memory for what it has sent.
+# The same because there is no memory for its packets.
 cdef void channel_exhausted(Channel *channel) noexcept nogil
 
 

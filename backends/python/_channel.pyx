@@ -1,7 +1,7 @@
 """The server's end of the connection to one worker.
 
 Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
-thread starts the worker, reads the side socket and sees to the worker's end (`_life`). The *loop* reads the socket of
+thread starts the worker, reads the side socket and ends the worker (`_life`). The *loop* reads the socket of
 calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
 waiting for the worker, so a worker that is stopped or hangs blocks only the thread that waits for its batch.
 
@@ -241,7 +241,7 @@ cdef void region_closed(void *owner, uint64_t number) noexcept nogil:
 
 
 cdef void end_loans(Channel *channel) noexcept nogil:
-    # the worker is gone
+    # the worker has ended
     cdef Block *block = NULL
     cdef Kept *kept = NULL
     while True:

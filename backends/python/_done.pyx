@@ -1,4 +1,4 @@
-"""DONE: what a worker says about the batch that it has executed.
+"""DONE: a worker reports the outcome of the batch that it has executed.
 
 All of it is checked before any of it is used: whether the requests may end that way, which memory the model keeps, and
 then each response. A worker that breaks a rule is ended.

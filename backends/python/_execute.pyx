@@ -57,7 +57,7 @@ cdef enum:
 cdef enum Heard:
     HEARD_DONE
     HEARD_WISH               # for memory, which was granted
-    HEARD_NONSENSE           # or the worker is gone
+    HEARD_NONSENSE           # or the worker has ended
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ cdef void fail_with_worker(Channel *channel, NativeBatch *batch) noexcept nogil:
 # Sending and receiving
 
 cdef bint send_execute(Channel *channel, NativeBatch *batch) noexcept nogil:
-    # False: the batch has failed, or the worker is gone
+    # False: the batch has failed, or the worker has ended
     cdef InputData *supplied = supply_each(batch.signature, batch.requests, batch.count)
     cdef bint sent
     if supplied == NULL and batch.signature.supplied_count:
@@ -230,7 +230,7 @@ cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
 
 
 cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
-    # False: the worker is gone
+    # False: the worker has ended, or its time is over
     cdef Heard heard = HEARD_WISH
     cdef ssize_t size
     cdef int64_t begun = now_ns()

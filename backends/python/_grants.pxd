@@ -14,7 +14,7 @@ cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil
 # Lend a block of the arena, and note it in the ledger; NULL: no memory, or the worker has the maximum of loans of this
 # kind.
 cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil
-# The head of the packet that gives a worker this block, the answer to a request with this id; NULL: there is no memory.
+# The head of the packet that gives a worker this block, the reply to an ALLOCATE with this id. NULL: no memory.
 cdef Head allocated(const Channel *channel, uint64_t id, const Block *block) noexcept nogil
 # A private copy of the record of a packet in memory that was lent in this way. NULL: the record is elsewhere, which
 # breaks a rule, or there is no memory; the worker is then ended.
@@ -29,7 +29,7 @@ cdef void grants_end(Channel *channel) noexcept nogil
 cdef Block *grant_outputs(Channel *channel, const NativeBatch *batch) noexcept nogil
 # Learn from the outputs of this batch how much memory they need.
 cdef void grants_learn(Channel *channel, const NativeBatch *batch) noexcept nogil
-# Answer an ALLOCATE. False: the worker is gone, or will be ended because it does not read.
+# Reply to an ALLOCATE. False: the worker has ended, or will be ended because it does not read.
 cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil
 # A private copy of the record of a packet in `channel.packet` or in a grant. NULL as for lent_record.
 cdef Block *granted_record(Channel *channel, const Head *head) noexcept nogil

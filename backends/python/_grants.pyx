@@ -16,7 +16,7 @@ from backends.python._loans cimport LOAN_OUTPUT, LoanKind, loan_begin, loan_end_
 from backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
 
 cdef enum:
-    SPARE = 4096             # bytes of a grant beyond what is expected
+    SPARE = 4096             # bytes of a grant beyond the expected size
     FORGET = 16              # batches after which a large output is mostly forgotten
 
 
@@ -35,7 +35,7 @@ cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil:
 
 
 cdef Block *lent_record(Channel *channel, LoanKind kind, const Head *head) noexcept nogil:
-    # Loans of a kind end on the thread that reads what names them, so this one lasts while it is copied.
+    # The thread that reads packets which name loans of a kind also ends these loans, so this one lasts during the copy.
     cdef Block *copy
     cdef bint lent
     lock(&channel.guard)
@@ -57,7 +57,7 @@ cdef Block *grant(Channel *channel, uint64_t size) noexcept nogil:
 cdef void grants_end(Channel *channel) noexcept nogil:
     cdef Block *block
     channel.execute_block = NULL
-    # Only the caller lends loans of this kind and ends them, besides the end of all loans of the worker.
+    # Only the caller lends and ends loans of this kind; `end_loans` ends all of the worker's.
     while load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]):
         lock(&channel.guard)
         block = loan_end_one(&channel.ledger, LOAN_OUTPUT)

@@ -219,7 +219,7 @@ cdef class Link:
     # -- packets
 
     def send_work(self, kind: int, record: bytes = b"") -> None:
-        """Send to the worker's main thread. Only while no EXECUTE can be under way.
+        """Send to the worker's main thread. Only while no EXECUTE can be in flight.
 
         Raises:
             MemoryError: there is no shared memory for a large record.

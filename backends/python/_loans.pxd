@@ -1,6 +1,6 @@
 # The ledger of loans: the memory of the arena that one worker may use, and until when.
 #
-# There are three ways of lending. A *grant* is for what the worker sends: for outputs of the batch that it executes (it
+# There are three ways of lending. A *grant* is for data of the worker: for outputs of the batch that it executes (it
 # ends with DONE), or for one packet of the side socket (it ends with that packet, or with FREE). A *message* is a
 # BLS_RESPONSE in the arena; it ends with RELEASE. An *execution* is the memory of an EXECUTE; it ends with DONE, or, if
 # the model keeps views of it, with RELEASE, whichever of the two sockets is read first.
@@ -66,7 +66,7 @@ cdef uint64_t execution_begin(Ledger *ledger) noexcept nogil
 cdef Kept *execution_end(Ledger *ledger, Kept *kept, const char **rule) noexcept nogil
 # RELEASE has come. Returns the blocks to give back, or NULL.
 cdef Kept *execution_release(Ledger *ledger, uint64_t id, const char **rule) noexcept nogil
-# The worker is gone: remove an execution that it kept; NULL: there is none.
+# The worker has ended: remove an execution that it kept; NULL: there is none.
 cdef Kept *execution_forget(Ledger *ledger) noexcept nogil
 
 # Without the lock.

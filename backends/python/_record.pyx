@@ -37,9 +37,9 @@ from backends.python._wire cimport (
 )
 
 cdef enum:
-    TENSOR_ALIGNMENT = 16    # of what is copied into a record
+    TENSOR_ALIGNMENT = 16    # of tensors that are copied into a record
     TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context without baggage
-    BAGGAGE_TEXT = 13                    # and of what is around the baggage
+    BAGGAGE_TEXT = 13                    # and of the text around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
     ELEMENT = 8              # the largest element; a tensor whose place is no multiple of it is copied to one that is
 

@@ -91,7 +91,7 @@ cdef inline bint within(const Block *block, const uint8_t *data, size_t size) no
 
 
 cdef Block *holder_of(const Origin *origin, const Request *request, uint64_t offset, uint64_t size) noexcept nogil:
-    # the block that holds this part of the arena, if the worker may answer with it, with one more reference
+    # the block that holds this part of the arena, if the worker may respond with it, with one more reference
     cdef const uint8_t *data = origin.arena.base + offset
     cdef const Loan *loan
     cdef Block *block = NULL
@@ -230,7 +230,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
 
 
 cdef inline void show_as_configured(const TensorSignature *tensor, bint batches, OutputData *out) noexcept nogil:
-    # A shape that fits `reshape` becomes one that fits `dims`. A model may also answer with `dims` itself.
+    # A shape that fits `reshape` becomes one that fits `dims`. A model may also respond with `dims` itself.
     if out.rank < <uint32_t>batches or not shape_fits(
             tensor.model_dims, tensor.model_rank, out.shape + batches, out.rank - batches):
         return

@@ -1,4 +1,4 @@
-# The slots of a worker's requests: a state machine of what the worker may say about each request.
+# The slots of a worker's requests: a state machine of the packets that it may send about each.
 #
 #   FREE -> GIVEN      the request is sent with an EXECUTE, and belongs to the instance's batch
 #   GIVEN -> ANSWERED  DONE answers it, gives it back to be rescheduled, or fails the batch

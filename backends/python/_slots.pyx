@@ -1,4 +1,4 @@
-"""The slots of the requests that a worker has, and the responses that it may send for each."""
+"""The slots of the requests that a worker has, and the packets that it may send about each."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc

@@ -31,7 +31,7 @@ cdef class ModelTraits:
 
 
 cdef class Exchange:
-    """A request as the backend knows it, and the state of its answer.
+    """A request as the backend knows it, and the state of its response.
 
     The backend holds one reference while it has the request, a response factory or a response.
     """

@@ -19,7 +19,7 @@ enum { SIGNALS = 65, MOST_ANCESTORS = 64, STAT_TEXT = 512 };
 
 static pid_t family;                            /* the ancestor of all processes of the model */
 static pid_t parent;                            /* made this process: it is of the model, even if it has ended */
-static struct sigaction without[SIGNALS];       /* what each signal does without this */
+static struct sigaction without[SIGNALS];       /* the action for each signal before this library took it */
 
 static char *put_text(char *at, const char *text) {
     while (*text) *at++ = *text++;
@@ -35,7 +35,7 @@ static char *put_number(char *at, pid_t number) {
     return at;
 }
 
-/* Its parent; 0: it has none that can be seen from here; -1: the process is gone. Nothing but system calls. */
+/* The parent of a process; 0: it is not visible from here; -1: the process has ended. Only system calls. */
 static pid_t parent_of(pid_t pid) {
     char path[32], text[STAT_TEXT];
     put_text(put_number(put_text(path, "/proc/"), pid), "/stat");
@@ -84,7 +84,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
 
 static void note_parent(void) { parent = getppid(); }
 
-/* From now on a signal does what it does now only if a descendant of `ancestor` sends it. 0: done; else errno. */
+/* From now on a signal has its present action only if a descendant of `ancestor` sends it. 0: done; else errno. */
 int inferd_outlive(int number, int ancestor) {
     static int noted;
     struct sigaction action;
