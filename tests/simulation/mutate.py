@@ -160,7 +160,8 @@ FAULTS = (
     fault(
         "what a thread leaves behind is not offered to others",
         "scheduling/calling",
-        "    if line.idle_count:\n        line_touch(line)  # the remaining requests may be a batch for another consumer\n",
+        "    if line.idle_count:\n"
+        "        line_touch(line)  # the remaining requests may be a batch for another consumer\n",
         "",
         "beside an idle instance nothing waits but what makes no batch yet, for which there is a watcher already, or "
         "what has just been pushed, after which the loop looks in any case",
