@@ -1,7 +1,7 @@
 """ModelStreamInfer on the native front door, without Python: requests in, responses out.
 
-The responses of models that give one for each request leave in the order of the requests. A decoupled model gives any
-number; its responses leave as they come, and a parameter says which one is the last.
+If a model gives one response for each request, the responses leave in the order of the requests. A decoupled model
+gives any number; its responses leave as they come, and a parameter says which one is the last.
 
 At most a window of requests is open. A request is closed when its last response was passed to the transport, which
 takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
