@@ -8,6 +8,7 @@
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
 #   make test     all tests, in JOBS=4 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
+#   make instructions  fails where a call needs over 1 % more instructions than recorded; needs valgrind
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story;
 #                 CROWD=40000: so many calls more in each, by clients in C
@@ -73,7 +74,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Compiled modules are kept: servers, workers and tests start in half the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup build serve test lint compiled-tests fuzz simulate mutants soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
+.PHONY: setup build serve test lint instructions compiled-tests fuzz simulate mutants soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
@@ -164,6 +165,9 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends inferd_client bench examples tests  # it runs pycodestyle
+
+instructions: setup
+	$(PY) -m bench.instructions --check
 
 # Each process that runs tests would compile all of them itself: they are compiled beside lint, which needs one processor.
 compiled-tests: setup

@@ -3,6 +3,8 @@
     python -m bench.instructions                      needs valgrind
     python -m bench.instructions --base FOLDER        beside another tree of this project, built, with this program
     python -m bench.instructions --only calls|lanes [--functions 30]
+    python -m bench.instructions --check              fails where more are needed than bench/results/instructions.json allows
+    python -m bench.instructions --record "REASON"    changes that file
 
 Calls (bench.calls) are counted by where their instructions are: in libnghttp2, in the C library, and in groups of our
 modules. Those of the interpreter count as nothing; what it asks of the C library does, some hundreds for each portion
@@ -13,6 +15,9 @@ calls count as nothing, also asking the clock.
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +25,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +34,10 @@ from bench import messages
 from bench.micro import LEVELS, SPEC
 
 HERE = Path(__file__).parent.parent
+RECORD = HERE / "bench" / "results" / "instructions.json"
+TOLERANCE = 0.01
+GUARDED_LOADS = ("single", "batch")  # what happens in these does not depend on time
+GUARDED_LANES = ("plain", "one shape", "no batching", "levels, limits and timeouts")
 LANES: dict[str, ModelSpec] = {
     "plain": SPEC,
     "one shape": replace(
@@ -212,6 +222,58 @@ def functions_table(cost: Cost, most: int) -> Iterable[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The guard against getting slower
+
+
+def guarded() -> dict[str, float]:
+    """Instructions of our modules in each guarded row: those of libraries differ from machine to machine."""
+
+    def of_call(load: str) -> float:
+        return sum(count for (file, _), count in call_instructions(HERE, load).items() if group_of(file) in GROUPS)
+
+    with ThreadPoolExecutor() as pool:
+        rows = {f"a call, {LOADS[load]}": pool.submit(of_call, load) for load in GUARDED_LOADS}
+        for lane in GUARDED_LANES:
+            for size in SIZES if LANES[lane].batching else (1,):
+                rows[f"a request in a lane, {lane}, batches of {size}"] = pool.submit(lane_instructions, HERE, lane, size)
+        return {name: round(row.result(), 1) for name, row in rows.items()}
+
+
+def toolchain() -> str:
+    """What the counts depend on beside the source."""
+    compiler = subprocess.run(["gcc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+    return f"gcc {compiler}, python {'.'.join(platform.python_version_tuple()[:2])}, {platform.machine()}"
+
+
+def record(reason: str) -> None:
+    """Make what is counted now the limit."""
+    history = json.loads(RECORD.read_text())["history"] if RECORD.exists() else []
+    history.append({"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "reason": reason})
+    found = {"toolchain": toolchain(), "rows": guarded(), "history": history}
+    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def check() -> int:
+    """Compare with the record: 1 if a row needs more by over 1 %."""
+    recorded = json.loads(RECORD.read_text())
+    if (here := toolchain()) != recorded["toolchain"]:
+        print(f"NOT compared: the record is of {recorded['toolchain']}, this is {here}")
+        return 0
+    slower = 0
+    for name, count in guarded().items():
+        limit = recorded["rows"].get(name)
+        worse = limit is None or count > limit * (1 + TOLERANCE)
+        slower += worse
+        print(f"{'MORE' if worse else 'ok':4}  {name}: {', '.join(compared([limit or 0, count])[::-1])} recorded")
+    if slower:
+        print(
+            f"{slower} rows need over {TOLERANCE:.0%} more instructions than recorded. If that is worth it, say why: "
+            "python -m bench.instructions --record REASON"
+        )
+    return int(slower > 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def compared(counts: Sequence[float]) -> list[str]:
@@ -232,6 +294,8 @@ def main() -> int:
     parser.add_argument("--only", choices=("calls", "lanes"))
     parser.add_argument("--base", type=Path, help="another tree, to compare with")
     parser.add_argument("--functions", type=int, default=0, help="so many of the dearest functions, too")
+    parser.add_argument("--check", action="store_true", help="compare with the record; 1 where more are needed")
+    parser.add_argument("--record", metavar="REASON", help="record what is counted now, and why it changes")
     parser.add_argument("--lane", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.lane:
@@ -239,6 +303,11 @@ def main() -> int:
         return 0
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed")
+    if given.record:
+        record(given.record)
+        return 0
+    if given.check:
+        return check()
     trees = [given.base.resolve(), HERE] if given.base else [HERE]
     if given.only != "lanes":
         for line in calls_table(trees, given.functions):

@@ -11,6 +11,7 @@ most silent connections makes room; silent are those that have not spoken HTTP/2
 from __future__ import annotations
 
 import ipaddress
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,6 +72,27 @@ class Admission:
 _Group = tuple[ClientUse, ListenerPolicy]
 
 
+class _Ranking:
+    """Groups by their number of silent connections, so that a server that is full need not look at all of them."""
+
+    def __init__(self) -> None:
+        self._of_size: list[dict[_Group, None]] = [{}]
+
+    def move(self, group: _Group, before: int, after: int) -> None:
+        """This group had `before` connections and has `after`; 0: it is not in the ranking."""
+        if before:
+            del self._of_size[before][group]
+        if after:
+            self._of_size += ({} for _ in range(len(self._of_size), after + 1))
+            self._of_size[after][group] = None
+        while len(self._of_size) > 1 and not self._of_size[-1]:
+            self._of_size.pop()
+
+    def largest(self) -> tuple[_Group | None, int]:
+        """The group with most connections, and their number."""
+        return next(iter(self._of_size[-1]), None), len(self._of_size) - 1
+
+
 @dataclass(slots=True)
 class ConnectionLimits:
     """How many connections the server, each listener and each client have, and may have.
@@ -88,6 +110,8 @@ class ConnectionLimits:
     _clients: WeakValueDictionary[tuple[int, str], ClientUse] = field(default_factory=WeakValueDictionary)
     _silent: dict[_Group, dict[Admission, None]] = field(default_factory=dict)
     """The oldest first; some may have spoken since."""
+    _rankings: defaultdict[ListenerPolicy | None, _Ranking] = field(default_factory=lambda: defaultdict(_Ranking))
+    """Of `_silent`: of each listener, and of all."""
 
     def admit(self, listener_policy: ListenerPolicy, peer: Peer, *, scarce: bool = False) -> Admission | None:
         """Count a connection that has been accepted; None when there is no room for it. Set the `driver` of the result.
@@ -111,7 +135,7 @@ class ConnectionLimits:
         listener_policy.count += 1
         use.connections += 1
         admission = Admission(listener_policy, use)
-        self._silent.setdefault((use, listener_policy), {})[admission] = None
+        self._note(admission)
         return admission
 
     def identify(self, admission: Admission, peer: Peer) -> bool:
@@ -126,7 +150,7 @@ class ConnectionLimits:
         admission.use.connections -= 1
         use.connections += 1
         admission.use = use
-        self._silent.setdefault((use, admission.listener_policy), {})[admission] = None
+        self._note(admission)
         return True
 
     def release(self, admission: Admission) -> None:
@@ -148,9 +172,8 @@ class ConnectionLimits:
         self._look(newcomer, listener_policy)
         least = len(self._silent.get((newcomer, listener_policy), ())) + 2
         while True:
-            groups = [group for group in self._silent if at in (None, group[1])]
-            most = max(groups, key=lambda group: len(self._silent[group]), default=None)
-            if most is None or len(self._silent[most]) < least:
+            most, count = self._rankings[at].largest()
+            if most is None or count < least:
                 return False
             if self._look(*most):
                 continue
@@ -176,13 +199,24 @@ class ConnectionLimits:
             self._forget(admission)
         return bool(spoken)
 
+    def _note(self, admission: Admission) -> None:
+        """It is silent."""
+        group = (admission.use, admission.listener_policy)
+        self._silent.setdefault(group, {})[admission] = None
+        self._rank(group, len(self._silent[group]) - 1)
+
     def _forget(self, admission: Admission) -> None:
         """It is not silent any more."""
         group = (admission.use, admission.listener_policy)
-        if group in self._silent:
-            self._silent[group].pop(admission, None)
+        if admission in self._silent.get(group, ()):
+            del self._silent[group][admission]
+            self._rank(group, len(self._silent[group]) + 1)
             if not self._silent[group]:
                 del self._silent[group]
+
+    def _rank(self, group: _Group, before: int) -> None:
+        for listener_policy in (None, group[1]):
+            self._rankings[listener_policy].move(group, before, len(self._silent[group]))
 
     def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import uvloop
 
+from bench import steps
 from server.front import native
 from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
 from server.front.listeners import ListenPolicy
@@ -184,6 +185,19 @@ def test_a_full_listener_takes_no_places_of_others():
     assert limits.admit(small, Peer("ipv4:10.0.0.2:1")) is not None
     assert limits.admit(small, Peer("ipv4:10.0.0.3:1")) is None
     assert not any(line.aborted for line in held)
+
+
+def test_a_full_server_refuses_without_a_look_at_all_clients():
+    """Guards that a flood of connections, each of its own address, costs the same however many there are."""
+
+    def taken(clients: int) -> int:
+        limits, policy = ConnectionLimits(max_connections=clients), ListenerPolicy()
+        held = [Line(limits.admit(policy, Peer(f"ipv4:10.0.{n >> 8}.{n & 255}:1"))) for n in range(clients)]
+        refused = steps.count(lambda: limits.admit(policy, Peer("ipv4:10.1.0.1:1")))
+        assert limits.refused == 1 and not any(line.aborted for line in held)
+        return refused
+
+    assert taken(4000) < 2 * taken(10)
 
 
 def test_nothing_of_connections_that_are_gone_is_kept():
