@@ -1,10 +1,11 @@
-"""Hostile clients against a running server, at full speed, while another client measures what it still gets.
+"""Hostile clients attack a running server at full speed, while another client measures its service.
 
     python -m bench.abuse                       every attack, one server each
     python -m bench.abuse --only resets         one of them
     python -m bench.abuse --quick               a tenth of each, to see that it works
 
-`--only neighbours` (bench/neighbours.py) attacks what clients share, beside a polite client and the ledger.
+`--only neighbours` (bench/neighbours.py) attacks the resources that clients share, and watches a polite client and the
+ledger.
 
 What must hold: no call of the measuring client fails and its 99th percentile stays below 50 ms, whatever the attack
 does; a reset costs the server at most 6 us; attacks add at most 8 MiB, unread answers at most 64 MiB. The results are
@@ -38,7 +39,7 @@ from tests.conformance import h2cases
 
 MIB = 1 << 20
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-PACE = 9_000  # resets a second that are allowed
+PACE = 9_000  # resets a second that the server allows
 HELLO = h2cases.PREFACE + h2cases.settings() + h2cases.frame(h2cases.SETTINGS, h2cases.ACK)
 
 ZEROS = '''
@@ -73,7 +74,7 @@ output { name: "OUTPUT" data_type: TYPE_UINT8 dims: [ 8388608 ] }
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of everything."""
+    """The sizes of the attacks."""
 
     resets: int = 200_000
     readers: int = 100
@@ -91,7 +92,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What an attack did."""
+    """The effect of an attack."""
 
     attack: str
     calls: int
@@ -119,7 +120,7 @@ def infer_request() -> bytes:
 
 
 class Probe:
-    """A well-behaved client that measures; inside of a `with` block."""
+    """A well-behaved client that measures, inside a `with` block."""
 
     def __init__(self, server: ServerProcess, path: str = "/inference.GRPCInferenceService/ServerLive") -> None:
         self._server, self._path = server, path
@@ -161,7 +162,7 @@ class Probe:
 
 
 def probe(address: str, path: str) -> None:
-    """Call until standard input says something; print what the calls took."""
+    """Call until a byte comes from standard input; print the calls' times."""
     times, failed = [], 0
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(path)
@@ -182,7 +183,7 @@ def connect(server: ServerProcess) -> socket.socket:
 
 
 def drained(peer: socket.socket) -> bool:
-    """Read what is there; whether the server has closed."""
+    """Read what has arrived; True when the server has closed."""
     peer.setblocking(False)
     try:
         while True:
@@ -205,7 +206,7 @@ def opened_and_reset(path: str, count: int, start: int) -> bytes:
 
 
 def open_and_reset(server: ServerProcess, path: str, count: int, per_second: int | None) -> str:
-    """Calls opened and reset: at a pace that is allowed, or flat out, connecting anew when sent away; how it went."""
+    """Open calls and reset them, at a pace that is allowed or at full speed; reconnect after each GOAWAY."""
     sent = connections = 0
     peer: socket.socket | None = None
     begin = time.perf_counter()
@@ -231,7 +232,7 @@ def open_and_reset(server: ServerProcess, path: str, count: int, per_second: int
 
 
 def resets(server: ServerProcess, plan: Plan, path: str, per_second: int | None) -> Result:
-    """What others notice of resets."""
+    """What other clients notice of resets."""
     with Probe(server) as watched:
         note = open_and_reset(server, path, plan.resets, per_second)
     method = path.rsplit("/", 1)[1]
@@ -239,7 +240,7 @@ def resets(server: ServerProcess, plan: Plan, path: str, per_second: int | None)
 
 
 def reset_cost(server: ServerProcess, plan: Plan) -> Result:
-    """What one reset costs, all of them processed and nobody else there."""
+    """The cost of one reset, without other clients, until all are processed."""
     count = plan.resets // 2
     before, memory = server.cpu_seconds(), server.rss()
     note = open_and_reset(server, INFER, count, PACE)
@@ -248,7 +249,7 @@ def reset_cost(server: ServerProcess, plan: Plan) -> Result:
 
 
 def flood(server: ServerProcess, plan: Plan, name: str, data: bytes) -> Result:
-    """One frame again and again for some seconds, with a new connection when sent away."""
+    """Send one frame again and again for some seconds; reconnect after each GOAWAY."""
     sent = connections = 0
     with Probe(server) as watched:
         end = time.perf_counter() + plan.seconds
@@ -291,7 +292,7 @@ def slow_readers(server: ServerProcess, plan: Plan) -> Result:
 
 
 def idle(server: ServerProcess, plan: Plan) -> Result:
-    """Connections that say hello and nothing more."""
+    """Connections that send the preface and nothing more."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

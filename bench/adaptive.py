@@ -1,12 +1,12 @@
-"""What a delay of batches costs and gains: none, fixed ones and the adaptive one, from few requests to many.
+"""What delays of batches cost and gain: no delay, fixed ones and the adaptive one, from few requests to many.
 
     python -m bench.adaptive                     every load, some minutes
     python -m bench.adaptive --seconds 1         a short look
 
 The model is a stub that takes 2 ms for a batch and 50 us for each of its rows, in batches of at most 64, without using
-the CPU. Requests come by themselves at random times, at 2.5 %, 25 % and 75 % of what full batches could do, or from
-clients that ask again when they are answered. Latencies count from when a request was due. The mean batch and what the
-adaptive delay has learnt come from ModelStatistics.
+the CPU. Requests come in an open loop at random times, at 2.5 %, 25 % and 75 % of the rate that full batches could
+serve, or in a closed loop. Latencies count from the time at which a request was due. The mean batch and the adaptive
+delay's estimates come from ModelStatistics.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def model(name: str, delay_us: int) -> Identity:
 
 
 def statistics(server: ServerProcess, name: str) -> pb.ModelStatistics:
-    """As the server tells them, with the fields that only it has."""
+    """As the server reports them, with the fields that only this server has."""
     with grpc.insecure_channel(server.address) as channel:
         ask = channel.unary_unary(
             STATISTICS, pb.ModelStatisticsRequest.SerializeToString, pb.ModelStatisticsResponse.FromString
@@ -87,7 +87,7 @@ def row(server: ServerProcess, delay: str, name: str, load: Load, seconds: float
 
 
 def learnt(statistics: pb.ModelStatistics) -> str:
-    """What the adaptive delay goes by."""
+    """The estimates on which the adaptive delay is based."""
     if not statistics.HasField("adaptive_delay"):
         return ""
     found = statistics.adaptive_delay

@@ -3,7 +3,8 @@
     python -m bench.beside FOLDER                     the other tree, built, with an environment in .venv
     python -m bench.beside FOLDER --only small python_chain [--rounds 7] [--seconds 2]
 
-Of each figure the median of the rounds and, of CPU, the best, too: other work on the machine disturbs both alike.
+Each figure is the median of the rounds; of CPU the best round is shown, too. Other work on the machine disturbs both
+trees alike.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What bench.instructions looks at: native ModelInfer calls of 64 bytes, without sockets and without an event loop.
+"""The calls that bench.instructions counts: native ModelInfer calls of 64 bytes, without sockets or an event loop.
 
     python -m bench.calls LOAD COUNT
 
-The same bytes come in the same portions each time, and a batch is what has come together, so the work is the same
-however busy the machine is.
+The same bytes come in the same portions each time, and the requests of one portion make a batch. So the work does not
+depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ MOST_CREDIT = (1 << 31) - 1 - 65_535
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is noted of calls: see `RecorderHandle`. Nobody takes the records away."""
+    """What is recorded of calls: see `RecorderHandle`. Nothing reads the records."""
 
-    rate: int  # one call in so many is traced
-    access: int = 0  # one in so many is logged
-    slow: bool = False  # each is looked at when it has ended, as it may have been slow
+    rate: int  # one call in `rate` is traced
+    access: int = 0  # one call in `access` is logged
+    slow: bool = False  # each ended call is checked: it may have been slow
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many calls come at once, for this model; the next ones when they are answered."""
+    """A load: `together` calls come at once, for one model; the next ones come when these are answered."""
 
     title: str
     together: int
@@ -81,7 +81,7 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 
 
 def requests(message: bytes) -> Iterator[bytes]:
-    """The bytes of one call after the other on a connection; the first says who speaks."""
+    """The bytes of one call after the other on a connection; the first portion begins with the preface."""
     literal = b"".join(
         b"\x40" + len(name).to_bytes(1, "big") + name + len(value).to_bytes(1, "big") + value for name, value in FIELDS
     )
@@ -133,7 +133,7 @@ class Rig:
         self.service.record(recorder)
 
     def round(self, count: int) -> bytes:
-        """So many calls that come at once; what is written back."""
+        """Feed `count` calls at once; return the bytes that are written back."""
         data = b"".join(next(self.requests) for _ in range(count))
         self.buffer[: len(data)] = data
         self.connection.received(len(data))
@@ -165,7 +165,7 @@ def main() -> int:
         if len(answer) < load.together * 64:
             raise RuntimeError(f"{load.together} calls were answered with {len(answer)} bytes")
         made = rig.lane.statistics()["execution_count"]
-        if made > 1.05 * (rounds + 1):  # else the instance came early, now and then
+        if made > 1.05 * (rounds + 1):  # else the instance sometimes took a batch early
             raise RuntimeError(f"expected {rounds + 1} batches, got {made}")
     finally:
         rig.close()

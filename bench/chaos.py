@@ -1,4 +1,4 @@
-"""Python models whose workers are killed, stopped and made to misbehave under load.
+"""Workers of Python models are killed, stopped and made to misbehave under load.
 
     python -m bench.chaos                two minutes, as `make soak` does
     python -m bench.chaos --seconds 10
@@ -8,8 +8,8 @@ Four models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random 
 prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
 workers get the same signals; `mad`, whose workers send packets of all kinds at random instead of keeping to the
 protocol; and `calm`, which nobody touches. The signals are for workers and for their supervisors. Every request must
-get exactly one answer, the right one or an error; `calm` must never fail; no memory may have a name under which it
-could be left behind. Then the server itself is killed with SIGKILL, which must take its workers along, and started
+get exactly one answer, the right one or an error; `calm` must never fail; no shared memory may have a name, since it
+could outlive the server. Then the server itself is killed with SIGKILL, which must end its workers, too, and is started
 again.
 """
 
@@ -41,11 +41,11 @@ from tests.backends.python.hostile import environment
 PATH = "/inference.GRPCInferenceService/ModelInfer"
 READY = "/inference.GRPCInferenceService/ModelReady"
 SHARED_MEMORY = Path("/dev/shm")
-REFUSED_PAUSE = 0.02  # seconds that a client waits after it was refused
-DEADLINE = 120.0  # seconds of each request: no answer by then is one that was lost, however busy the machine
-START, STOP = 600.0, 120.0  # seconds that the server may take, one of a sanitizer's build, too
-# Of a server of a sanitizer's build, whose workers take long to start. Otherwise it would only keep those that are
-# stopped while they start. It is less than DEADLINE: a worker that is stopped while it starts keeps requests waiting.
+REFUSED_PAUSE = 0.02  # seconds that a refused client waits
+DEADLINE = 120.0  # seconds: a request that is not answered by then counts as lost, even on a busy machine
+START, STOP = 600.0, 120.0  # seconds that the server may take, also in a sanitizer's build
+# For a sanitizer's build, whose workers start slowly: with a shorter time, most signals would hit starting workers.
+# Less than DEADLINE: requests wait while a worker that starts is stopped.
 PATIENT = ("--backend-config", "python,stub-timeout-seconds=60")
 
 MODEL = """
@@ -98,7 +98,7 @@ output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: COUNT }
 dynamic_batching { }
 """
-# Of those that hang on purpose; the others are not to be measured by how fast the machine is.
+# Only for models that hang on purpose: the others must not depend on the machine's speed.
 LIMIT = 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }\n'
 
 
@@ -114,7 +114,7 @@ class Tally:
 
 @dataclass
 class Held:
-    """What the server holds, looked at every now and then."""
+    """Samples of the memory that the server holds."""
 
     descriptors: list[int] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)  # bytes of its own, without what it shares with workers
@@ -143,7 +143,7 @@ class Held:
 
 def write_models(folder: Path) -> Path:
     """The repository."""
-    # A worker that dies again and again is started with growing pauses: more of them, so that some are there.
+    # Pauses grow before a worker that dies repeatedly is restarted: with more instances, some are up.
     hostile = environment(folder / "mad" / "environment", "worker.storm(os.getpid(), 0.999)", again=True)
     for name, code, count in (("wild", MODEL, 4), ("calm", MODEL, 2), ("caller", CALLER, 2), ("mad", MODEL, 4)):
         (folder / name / "1").mkdir(parents=True)
@@ -184,7 +184,7 @@ def message(model: str, x: np.ndarray) -> bytes:
 
 
 async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally) -> None:
-    """One request, and what came of it."""
+    """Make one request and count its outcome."""
     tally.asked += 1
     try:
         data = await channel.unary_unary(PATH, None, None)(message(model, x), timeout=DEADLINE)
@@ -205,7 +205,7 @@ async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally
 async def load(address: str, model: str, until: float, seed: int, tally: Tally) -> None:
     """One client: request after request, on a connection of its own.
 
-    It goes on after `until` while the model has answered nothing: on a busy machine its workers may start slowly.
+    It continues after `until` while the model has answered nothing: workers may start slowly on a busy machine.
     """
     chance = random.Random(seed)
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
@@ -219,7 +219,7 @@ async def load(address: str, model: str, until: float, seed: int, tally: Tally) 
 
 
 async def torment(server: ServerProcess, until: float, seed: int, held: Held) -> int:
-    """Signals for the workers of `wild` and sometimes of `caller`, at random; how many. What is held is looked at."""
+    """Signal workers of `wild`, sometimes of `caller`, at random; sample the memory; return the number of signals."""
     chance = random.Random(seed)
     count = 0
     while time.monotonic() < until:
@@ -234,7 +234,7 @@ async def torment(server: ServerProcess, until: float, seed: int, held: Held) ->
 
 
 async def run_load(server: ServerProcess, seconds: float, seed: int, held: Held) -> tuple[dict[str, Tally], int]:
-    """The models under load, two of them tormented; what their clients got, and the number of signals."""
+    """Run the models under load and signals; return the clients' outcomes and the number of signals."""
     tallies = {"wild": Tally(), "caller": Tally(), "calm": Tally(), "mad": Tally()}
     until = time.monotonic() + seconds
     clients = []
@@ -245,7 +245,7 @@ async def run_load(server: ServerProcess, seconds: float, seed: int, held: Held)
 
 
 def faults(tallies: dict[str, Tally]) -> list[str]:
-    """What is wrong with what the clients got."""
+    """The faults in the clients' outcomes."""
     wrong = []
     for model, tally in tallies.items():
         wrong += tally.wrong
@@ -260,7 +260,7 @@ def faults(tallies: dict[str, Tally]) -> list[str]:
 
 
 def gone(processes: list[psutil.Process], patience: float = 60.0) -> bool:
-    """Whether these processes have ended, or do so soon."""
+    """Whether these processes end soon."""
     _, alive = psutil.wait_procs(processes, timeout=patience)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive if process.is_running())
 
@@ -275,7 +275,7 @@ def named_memory(server: ServerProcess) -> set[str]:
 
 
 def run(seconds: float, seed: int, instrumented: bool = False) -> list[str]:
-    """Everything; what was wrong, in sentences."""
+    """Run everything; return the faults, in sentences."""
     folder = Path(tempfile.mkdtemp(prefix="inferd-chaos-"))
     wrong: list[str] = []
     try:
@@ -303,7 +303,7 @@ def run(seconds: float, seed: int, instrumented: bool = False) -> list[str]:
 
 
 def run_again(repository: Path, log: Path, instrumented: bool) -> list[str]:
-    """A server started after the one that was killed serves, and ends with all it has started."""
+    """Check that a server started after the kill serves, and that its workers end with it."""
     server = start(repository, log, instrumented)
     tally = Tally()
     try:

@@ -4,9 +4,9 @@
     python -m bench.client --quick      one short round, to see that it works
 
 The server is one process and the same for all; each client is a process of its own. Rounds alternate between the
-clients, and the best of each is taken. The tensor of every answer is compared with what was sent, which both pay for.
-Beside them stand the load driver, and plain sockets over which another process sends the same bytes back, with a system
-call for each message: of large messages, that is what the system itself takes.
+clients, and the best of each counts. Both clients compare the tensor of every answer with the one sent. For comparison,
+the load driver and plain sockets are measured, too: over the sockets another process sends the same bytes back, with a
+system call for each message. For large messages, that is the cost of the system itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MODEL = "identity"
 
 
 class Load:
-    """A client under one load for some seconds; counts what came back right."""
+    """Run a client under one load for some seconds; count the correct answers."""
 
     def __init__(self, package: str, address: str, size: int, seconds: float) -> None:
         self.module = importlib.import_module(f"{package}.grpc")
@@ -161,11 +161,11 @@ def run(package: str, address: str, size: int, kind: str, count: int, seconds: f
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The figures of a client that does not look at tensors: no client can do better.
+    """The figures of a client that does not read tensors: no client can do better.
 
     Attributes:
         round_us: the round trip with one in flight.
-        cpu_us: of the process that asks, for each request then.
+        cpu_us: CPU of the client's process for each of these requests.
         rate: requests per second with many in flight.
     """
 
@@ -205,7 +205,7 @@ def echoed(size: int, seconds: float) -> Floor:
 
 
 def _echoes(size: int, count: int, seconds: float) -> tuple[float, float]:
-    """Messages per second with so many in flight, and this process's CPU for each in microseconds."""
+    """Messages per second with this number in flight, and this process's CPU for each in microseconds."""
     message, block, free = bytes(size), bytearray(size), threading.Semaphore(count)
     with subprocess.Popen([sys.executable, "-c", ECHO, str(size)], stdout=subprocess.PIPE, text=True) as echo:
         assert echo.stdout is not None
@@ -233,7 +233,7 @@ def _echoes(size: int, count: int, seconds: float) -> tuple[float, float]:
 
 
 def import_ms(package: str) -> float:
-    """What importing the client takes, in milliseconds, numpy not counted if it imports that; the least of five."""
+    """Milliseconds to import the client, without numpy; the least of five."""
     code = f"import time; t = time.perf_counter(); import {package}.grpc; print((time.perf_counter() - t) * 1e3)"
     return min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5))
 

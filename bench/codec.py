@@ -1,7 +1,7 @@
 """How long the codec takes: `python -m bench.codec` prints the table of bench/results/codec.md.
 
-The nogil functions alone, in a loop over one message, so everything lies in the first-level cache and every branch is
-predicted. Beside each stands the Python binding of official protobuf (upb) with the same bytes.
+It runs the nogil functions alone, in a loop over one message: all data is in the first-level cache, and every branch is
+predicted. The last column is the Python binding of official protobuf (upb) with the same bytes.
 """
 
 import time

@@ -68,8 +68,8 @@ def compile_model(scripted: Path, target: Path) -> None:
 
     sys.path.insert(0, str(digits.MAKE_REPOSITORY.parent))
     network = importlib.import_module("make_repository").DigitNet().eval()
-    # Without the libraries among which PyTorch chooses by the size of the batch, which would bind it to one side of 16;
-    # the server chooses anew for each run.
+    # Without the libraries among which PyTorch chooses by the size of the batch: the compiled model would be bound to
+    # one side of 16, while the server chooses for each run.
     libraries = torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False)
     with warnings.catch_warnings(), libraries[0], libraries[1]:
         warnings.simplefilter("ignore")

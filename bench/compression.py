@@ -4,8 +4,8 @@
 
 Small requests (one 64-byte tensor) are sent by the load driver at a fixed rate over 8 connections. The neighbour is a
 process of its own that sends one tensor of 600 kB after the other, compressed once before, and takes gzip answers at
-level medium. It is compared with nobody and with the same neighbour without compression. Times and memory of a bomb
-are those of one call: from its last byte to the answer, and the growth of the server's peak of resident memory.
+level medium. The comparisons are: no neighbour, and the same neighbour without compression. A bomb is one call: its
+time runs from its last byte to the answer, its memory is the growth of the server's peak resident memory.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Caller:
 
 
 def neighbour(address: str, encoding: str, stop: Event, calls: multiprocessing.Queue[float]) -> None:
-    """Call with a 600 kB tensor until told to stop."""
+    """Call with a 600 kB tensor until `stop` is set."""
     caller = Caller(address, encoding)
     message = identity(600_000).request
     message = PACK[encoding](message) if encoding in PACK else message

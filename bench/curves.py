@@ -23,7 +23,7 @@ class Curve:
     title: str
     unit: str
     points: tuple[Point, ...]
-    counted: str = ""  # what is counted beside the cost
+    counted: str = ""  # what is counted besides the cost
 
     @property
     def slope(self) -> float:

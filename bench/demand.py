@@ -8,7 +8,7 @@ with deadlines and without, while others unload models by hand. What must hold:
 
     wrong     0   a request is answered with its own tensor, or DEADLINE_EXCEEDED after its own deadline: all models fit
     waiting   0   no request without a deadline waits longer than a minute
-    late      0   no model takes 30 s to leave: nothing that it has accepted waits for what waits for it to leave
+    late      0   no model takes 30 s to unload: its accepted requests wait for none that waits for its unload
     over      0   whenever the index is read, the models in it that are not UNAVAILABLE fit into the budget
     apart     0   at the end the index, the statistics and ModelReady name the same models, and each ensemble answers
     live      0   native objects that are left when the server has stopped
@@ -55,7 +55,7 @@ model_warmup { name: "some" batch_size: 1 count: 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to serve, and what to ask for."""
+    """The repository, and the load."""
 
     seconds: float = 300.0
     steps: int = 20
@@ -100,7 +100,7 @@ def ensemble(name: str, steps: Sequence[str]) -> str:
 
 
 def make(folder: Path, plan: Plan) -> list[str]:
-    """Write the repository; the names of the models that clients ask for."""
+    """Write the repository; return the names of the models that clients call."""
     chosen = random.Random(plan.seed)
     steps = [f"step{i}" for i in range(plan.steps)]
     for name in steps:
@@ -126,7 +126,7 @@ class Storm:
         self._end = 0.0
 
     async def run(self) -> Outcome:
-        """Ask until the time is over, then look whether everything agrees."""
+        """Send requests until the time is over, then check that all views of the server agree."""
         self._end = time.monotonic() + self._plan.seconds
         rngs = (random.Random(f"{self._plan.seed} {i}") for i in range(1000))
         async with grpc.aio.insecure_channel(self._address) as self._channel, asyncio.TaskGroup() as group:
@@ -147,7 +147,7 @@ class Storm:
             await self._infer(rng.choice(self._names), rng.choice(DEADLINES), rng.getrandbits(60))
 
     async def _infer(self, name: str, deadline: float, value: int) -> None:
-        """Ask once; what is not as it must be is a fault."""
+        """Send one request and record its faults."""
         raw = np.array([[value]], np.int64).tobytes()
         message = pb.ModelInferRequest(model_name=name, raw_input_contents=[raw])
         message.inputs.add(name="INPUT0", datatype="INT64", shape=[1, 1])
@@ -193,7 +193,7 @@ class Storm:
             await asyncio.sleep(0.05)
 
     async def _agree(self) -> None:
-        """Nobody asks any more: compare what the server says about itself, and ask each ensemble once more."""
+        """At rest: compare the server's views of its models, and call each ensemble once more."""
         states = await self._index()
         for _ in range(1000):  # models that were unloaded last may still leave
             if "UNLOADING" not in states.values() and "LOADING" not in states.values():
@@ -214,7 +214,7 @@ class Storm:
 
 
 def storm(plan: Plan) -> Outcome:
-    """Serve the repository, and have clients ask it; what does not hold is in `Outcome.faults`."""
+    """Serve the repository to the clients; `Outcome.faults` has what does not hold."""
     with tempfile.TemporaryDirectory() as folder:
         names = make(Path(folder) / "models", plan)
         options = [

@@ -24,7 +24,7 @@ BATCHING = re.compile(r"dynamic_batching\s*\{[^{}]*\}")
 
 
 def run(folder: Path, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
-    """Measure each model of the demo, as it is and as `NAME_unbatched`; "NAME on" and "NAME off" -> figures.
+    """Measure each model of the demo with batching and as `NAME_unbatched`; return "NAME on" and "NAME off" -> figures.
 
     Raises:
         AbsentError: the demo or what it needs is not here.

@@ -1,11 +1,12 @@
-"""Whether instances are used: idle time beside requests that wait, throughput of many instances, shares of a resource.
+"""How well instances are used: idle time while requests wait, throughput of many instances, shares of a resource.
 
     nice -n -5 python -m bench.dispatch
 
-Idle: an engine in this process, requests at random times, models that sleep for random times. For each request, how
-long it has waited beyond the delay of its model although fewer instances executed than may execute at once. Throughput:
-N instances of a model that sleeps 5 ms serve N times as much as one. Shares: of two models that always have requests
-and share a resource each executes in inverse proportion to its priority. Wake-ups of a busy machine are in all of them.
+Idle: an engine in this process gets requests at random times, for models that sleep for random times. The figure is the
+time that each request waited beyond its model's delay although fewer instances executed than may execute at once.
+Throughput: N instances of a model that sleeps 5 ms serve N times as much as one. Shares: two models that always have
+requests and share a resource execute in inverse proportion to their priorities. All figures contain the wake-ups of a
+busy machine.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def message(number: int, levels: int) -> bytes:
 
 
 async def submitted(engine: Engine, case: Case, seconds: float) -> dict[int, int]:
-    """Random arrivals, alone and in bursts, some of which leave again: when each one came that stayed."""
+    """Send requests at random times, alone and in bursts, and cancel some; return the arrivals of those that stayed."""
     came: dict[int, int] = {}
     answered: list[asyncio.Future[None]] = []
     end = time.monotonic() + seconds
@@ -164,7 +165,7 @@ async def submitted(engine: Engine, case: Case, seconds: float) -> dict[int, int
 
 
 class IdleTime:
-    """How long fewer than `usable` executions were under way, up to any time."""
+    """For any time: how long fewer than `usable` executions were under way until then."""
 
     def __init__(self, executions: Sequence[tuple[int, int, list[int]]], usable: int) -> None:
         changes = sorted([(begin, 1) for begin, _, _ in executions] + [(end, -1) for _, end, _ in executions])
@@ -247,7 +248,7 @@ def throughput_repository(folder: Path, counts: Sequence[int]) -> Path:
 
 
 def rate(server: ServerProcess, name: str, instances: int, seconds: float) -> float:
-    """Requests per second while twice as many wait as are executed."""
+    """Requests per second while twice as many wait as execute."""
     with Driver(server.address, connections=1) as driver:
         workload = Fixed([messages.identity(64, name).request])
         driver.run(workload, in_flight=3 * instances, seconds=seconds / 4)
@@ -299,7 +300,7 @@ def print_shares(seconds: float) -> None:
 
 
 def contended(server: ServerProcess, seconds: float) -> tuple[int, int]:
-    """Executions of m0 and m1 within the same time, in which both always have requests."""
+    """Executions of m0 and m1 in a time during which both always have requests."""
     requests = [messages.identity(64, name).request for name in ("m0", "m1")]
     with Driver(server.address, connections=1) as first, Driver(server.address, connections=1) as second:
         threads = [

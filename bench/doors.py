@@ -3,7 +3,8 @@
     python -m bench.doors
 
 Each round measures all of a row's ways one after the other, so that they share the machine's good and bad moments; the
-best round of each counts. TLS is driven by h2load, which speaks it; sockets by our driver, which compares answers.
+best round of each counts. h2load drives TLS, which our driver does not speak; our driver, which compares answers,
+drives the sockets.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate and its key; P-256, which is what gRPC users mostly have."""
+    """A self-signed certificate and its key; P-256, as most gRPC users have."""
     made, key = folder / "server.pem", folder / "server.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(made)]
@@ -81,7 +82,7 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
 
 
 def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
-    """A table of a unix socket and loopback TCP, by tensor size, one call in flight and sixteen."""
+    """A table of a unix socket and loopback TCP, by tensor size, with one call and with sixteen in flight."""
     unix = f"unix:{folder}/door"
     options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix]
     server = inferd.start(write(folder / "models", [MODEL]), folder / "sockets.log", options=options)

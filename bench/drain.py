@@ -1,4 +1,4 @@
-"""SIGTERM with calls outstanding, again and again: every call that was accepted is answered, and the server ends well.
+"""SIGTERM with calls in flight, again and again: the server answers every accepted call, and ends cleanly.
 
     python -m bench.drain                       50 times 8 connections with 16 calls each, a model that takes 20 ms
     python -m bench.drain --door grpcio --times 20

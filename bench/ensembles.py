@@ -1,4 +1,4 @@
-"""What an ensemble costs over its steps: three identity models in a row beside one of them alone.
+"""What an ensemble costs beyond its steps: three identity models in a row, compared with one of them alone.
 
     python -m bench.ensembles
 
@@ -60,7 +60,7 @@ def workload(model: str, size: int) -> Fixed:
 
 
 def lines(server: ServerProcess, sizes: tuple[int, ...], rounds: int, seconds: float) -> Iterator[str]:
-    """A table, a line for each size and load as soon as it has been measured; then the worst ratio of CPU."""
+    """Print a table, each line as soon as it has been measured; then the worst ratio of CPU."""
     yield f"| tensor, connections x in flight | one step: CPU · rate · p50 | {STEPS} steps | CPU, ratio | rate, ratio |"
     yield "|---|---|---|---:|---:|"
     worst = 0.0

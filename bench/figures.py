@@ -24,7 +24,7 @@ class Figure:
 def best(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, Figure]:
     """Each way's best round, by server CPU.
 
-    The ways take turns, so that they share the machine's good and bad moments.
+    The ways take turns, so a disturbance of the machine affects all of them.
     """
     found: dict[str, list[Figure]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -42,11 +42,11 @@ def measure(
     requests: int = 0,
     address: str = "",
 ) -> Figure:
-    """One round of so many seconds, after a fifth of them to warm up, or just so many requests.
+    """One round: a number of seconds, after a fifth of them as warm-up, or a number of requests.
 
     Args:
         load: connections, and calls in flight on each.
-        address: where it is asked, if it listens in several places.
+        address: the one to call, if the server has several.
 
     Raises:
         RuntimeError: an answer is wrong or missing.

@@ -1,10 +1,10 @@
-"""Frameworks behind the server beside themselves, called directly in a loop with the same batches.
+"""Frameworks behind the server, compared with a loop that calls them directly with the same batches.
 
     python -m bench.frameworks [--tensorflow ENVIRONMENT] [--only NAME...]
 
-One network, layers of 1024, in two sizes: `wide` moves much data for what it computes, `deep` little. Every request is
+One network, layers of 1024, in two sizes: `wide` moves much data for each computation, `deep` little. Every request is
 a batch. Both sides compute on one thread. The loop and the server take turns; each ratio is that of one pair of turns,
-and the middle one counts, because rates depend on who else the machine works for.
+and the median counts, because rates depend on other work of the machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WORKS = (Work("wide", 64, 3), Work("deep", 16, 12))
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one turn found."""
+    """The figures of one turn."""
 
     rate: float  # batches per second
     cpu_us: float  # a batch
@@ -89,7 +89,7 @@ def add(root: Path, name: str, more: str, instances: int = 1) -> Path:
     return version
 
 
-# -- each makes a model from the weights, and returns what calls the same file as its makers' examples do
+# -- each makes a model from the weights, and returns a function that calls the same file as its framework's examples do
 
 
 def openvino(root: Path, name: str, work: Work) -> Call:
@@ -109,7 +109,7 @@ def openvino(root: Path, name: str, work: Work) -> Call:
 
 
 def openvino_2(root: Path, name: str, work: Work) -> Call:
-    """The same with two instances, one of which is prepared while the other one computes; still one thread computes."""
+    """The same with two instances: one is prepared while the other one computes, so still one thread computes."""
     call = openvino(root, name, work)
     config = root / name / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))
@@ -277,7 +277,7 @@ print(calls / (time.monotonic() - begun), (time.process_time() - cpu) / calls * 
 
 
 def tensorflow_program(root: Path, name: str, work: Work, environment: Path, seconds: float) -> list[str]:
-    """The output of the program above; 0 seconds: it saves the model."""
+    """The output of the program above; with 0 seconds it saves the model."""
     import numpy as np
 
     layers = root.parent / f"{name}.npy"
@@ -312,7 +312,7 @@ def measured_served(server: Any, model: str, work: Work, in_flight: int, seconds
 
 
 def made(root: Path, work: Work, arguments: argparse.Namespace) -> dict[str, Callable[[], Round]]:
-    """Makes the models; by their names the loops beside them."""
+    """Make the models; return their loops, by name."""
     found: dict[str, Callable[[], Round]] = {}
     for framework, make in FRAMEWORKS.items():
         if framework in arguments.only:
@@ -365,7 +365,7 @@ def main() -> None:
 
 
 def report(model: str, rounds: list[tuple[Round, Round]]) -> None:
-    """A line for a model: the pair with the middle ratio of rates, and the least CPU of each side."""
+    """A model's line: the pair of turns with the median ratio of rates, and the least CPU of each side."""
     direct, served = sorted(rounds, key=lambda pair: pair[1].rate / pair[0].rate)[len(rounds) // 2]
     ratio = statistics.median(pair[1].rate / pair[0].rate for pair in rounds)
     best = max(pair[1].rate for pair in rounds) / max(pair[0].rate for pair in rounds)

@@ -1,12 +1,12 @@
-"""How cost grows with the work: curves that have to stay flat.
+"""How cost grows with the work: curves that must stay flat.
 
     python -m bench.growth [--only pool|models|kinds|ready|statistics|index|polls|stops|graphs|tensors|parameters|split|
                             responses|reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
-its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
-or of the loop's thread, so other work on the machine disturbs it less than it would the clock; what is counted beside
-it is exact. All but the last six run in one process without a transport.
+its unit cost grows. A cost that is the same for each byte, or for each model, has a slope of 0. CPU time is that of the
+process or of the loop's thread, so other work on the machine disturbs it less than it would disturb wall-clock time;
+the other counts are exact. All but the last six run in one process without a transport.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def _use(size: int) -> None:
 
 
 async def _answered(engine: Engine, message: bytes, rounds: int) -> int:
-    """Nanoseconds of the loop's thread that it takes to submit the message, the least of so many rounds."""
+    """Nanoseconds of the loop's thread to submit the message, the least of several rounds."""
     best = 1 << 62
     for _ in range(rounds):
         done = asyncio.Event()
-        message = bytes(bytearray(message))  # as if it came anew
+        message = bytes(bytearray(message))  # as if it had just come
 
         def deliver(status: int, text: str, _: bytes | None, done: asyncio.Event = done) -> None:
             assert status == 0, text
@@ -168,7 +168,7 @@ parameters {{ key: "split_requests" value {{ string_value: "true" }} }}
 
 
 def responses() -> Curve:
-    """Responses of a decoupled model to one request, each taken as it comes."""
+    """Responses of a decoupled model to one request, each taken on arrival."""
 
     async def ask(count: int) -> Point:
         message = pb.ModelInferRequest(model_name="m0")
@@ -200,7 +200,7 @@ def responses() -> Curve:
 
 
 def reloads() -> Curve:
-    """Reloads of a model whose number of instances changes each time, with 64 requests in flight."""
+    """Reloads of a model, each with another number of instances, while 64 requests are in flight."""
 
     def kept() -> int:
         return sum(len(os.listdir(f"/proc/self/{each}")) for each in ("fd", "task"))  # noqa: PTH208
@@ -217,7 +217,7 @@ def reloads() -> Curve:
             engine = Engine([Path(folder)], BackendLoader(), Options(), control=ModelControl(ControlMode.EXPLICIT))
             await engine.start()
             await engine.load("m0")
-            await asyncio.sleep(1)  # threads that wait for more work go
+            await asyncio.sleep(1)  # idle threads end
             running = True
 
             def deliver(status: int, text: str, _: bytes | None) -> None:
@@ -244,7 +244,7 @@ def reloads() -> Curve:
 
 
 def shapes() -> Curve:
-    """Requests of so many shapes in turn, 640 in flight, for a model that takes 1 ms a batch of at most 64."""
+    """Requests of several shapes in turn, 640 in flight, for a model that takes 1 ms for a batch of at most 64."""
     text = f"""{MODEL}
 max_batch_size: 64
 dynamic_batching {{ }}
@@ -383,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", help="of the machine, for the record")
     given = parser.parse_args(arguments)
     known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    sys.setswitchinterval(SWITCH_INTERVAL)  # as in a server: threads that load wait as long for a loop that is busy
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as in a server: loading threads wait as long for a busy loop
     for name in [given.only] if given.only else CURVES:
         before = {str(point["size"]): point["cost"] for point in known.get(name, {}).get("points", ())}
         curve = CURVES[name]()

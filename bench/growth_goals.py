@@ -1,4 +1,4 @@
-"""What the curves of bench.growth have to stay below, and the tests that guard them without a clock."""
+"""The limits of the curves of bench.growth, and the tests that guard them without a clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Of one curve.
+    """The goal of one curve.
 
     Attributes:
         text: what is wanted.
-        tests: what counts instructions, looks or objects in place of time.
-        remark: why it is not met, or met in another way.
+        tests: they count instructions, looks or objects instead of time.
+        remark: why the goal is not met, or how it is met in another way.
     """
 
     text: str

@@ -44,7 +44,7 @@ step { model_name: "%s" model_version: -1
 
 
 def write_models(folder: Path, text: str, count: int) -> None:
-    """Write a repository of so many models: see `served`."""
+    """Write a repository of `count` models: see `served`."""
     for number in range(count):
         path = folder / f"m{number}"
         (path / "1").mkdir(parents=True)
@@ -53,7 +53,7 @@ def write_models(folder: Path, text: str, count: int) -> None:
 
 @asynccontextmanager
 async def served(text: str, count: int = 1, cache: LocalCache | None = None) -> AsyncIterator[Engine]:
-    """An engine with so many models of this configuration, m0 and so on, that has not been started.
+    """An engine, not started, with `count` models of this configuration: m0 and so on.
 
     Args:
         text: the configuration; "%d" in it is the number of the model.
@@ -96,7 +96,7 @@ def kinds() -> Curve:
 
 
 def ready() -> Curve:
-    """ServerReady, of models that have no opinion."""
+    """ServerReady, for models without a readiness check of their own."""
 
     async def ask(count: int) -> Point:
         async with served(MODEL, count) as engine:
@@ -117,7 +117,7 @@ class Anyone:
 
 
 def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) -> Curve:
-    """The cost of asking about all models, in slices: time of the loop's thread, and beside it of all threads."""
+    """The cost of asking about all models, in slices: time of the loop's thread, and of all threads."""
 
     async def ask(count: int) -> Point:
         async with served(MODEL, count) as engine:
@@ -174,7 +174,7 @@ def polls() -> Curve:
 
 
 def stops() -> Curve:
-    """A stop of an engine, and how long others waited for their turn on its loop."""
+    """A stop of an engine, and how long other callbacks waited for the loop."""
 
     async def stop(count: int) -> Point:
         longest = 0.0

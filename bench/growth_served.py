@@ -79,7 +79,7 @@ ensemble_scheduling {{
 
 @contextmanager
 def _served(callers: int = 0) -> Iterator[tuple[ServerProcess, str]]:
-    """A server with the models, so many of which call each other, and the address of its unix socket."""
+    """A server with the models, some of which call each other, and the address of its unix socket."""
     models = (
         Identity("identity", (("FP32", 1),), parameters=GATHER),
         Identity("native", (("FP32", 1),), max_batch_size=0, parameters=GATHER),
@@ -130,7 +130,7 @@ def streams() -> Curve:
 
 
 def http2() -> Curve:
-    """The same beside nghttpd, which answers with a file: both are driven by h2load, so connecting counts for both."""
+    """The same, compared with nghttpd answering with a file. h2load drives both; both figures include connecting."""
     exchange = messages.identity(64)
     costs: dict[str, list[float]] = {"inferd": [], "nghttpd": []}
     with (
@@ -158,12 +158,12 @@ def http2() -> Curve:
 
 
 def regions() -> Curve:
-    """The input of a Python model in shared memory of the client, beside the same on the wire."""
+    """The input of a Python model in the client's shared memory, compared with the same on the wire."""
     return _inputs("regions", "a Python model's input in shared memory, one at a time", "python", in_region=True)
 
 
 def steps() -> Curve:
-    """The input of a Python model behind the native step of an ensemble, beside the same on the wire."""
+    """The input of a Python model from an ensemble's native step, compared with the same on the wire."""
     return _inputs("steps", "a Python model's input from an ensemble's step, one at a time", "ensemble")
 
 
@@ -200,7 +200,7 @@ def _inputs(name: str, title: str, model: str, *, in_region: bool = False) -> Cu
 
 @contextmanager
 def _region(address: str) -> Iterator[bytes]:
-    """What lies in "region", which is registered."""
+    """The contents of "region", which is registered."""
     content = messages.floats(SIZES[-1] // 4)
     path = Path(f"/dev/shm/inferd-growth-{os.getpid()}")
     path.write_bytes(content)

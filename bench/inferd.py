@@ -25,9 +25,9 @@ def start(
     address: str = "",
     tree: Path | None = None,
 ) -> ServerProcess:
-    """Start `inferd serve` on a repository and wait until ServerReady says so, at `address` if that is given.
+    """Start `inferd serve` on a repository and wait until ServerReady is true, at `address` if that is given.
 
-    With a `tree`, that of another source tree with its own environment.
+    With a `tree`, the server of another source tree with its own environment.
 
     With an `address` of its own in the options, the server must listen on the port of --grpc-port, too.
 
@@ -48,7 +48,7 @@ def start(
 
 
 def wait_ready(server: ServerProcess, patience: float, address: str = "") -> None:
-    """Ask ServerReady until it is true."""
+    """Call ServerReady until it is true."""
     ready = pb.ServerReadyResponse(ready=True).SerializeToString()
     give_up = time.monotonic() + patience
     while time.monotonic() < give_up:

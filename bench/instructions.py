@@ -6,10 +6,10 @@
     python -m bench.instructions --check              fails where more are needed than bench/results/instructions.json allows
     python -m bench.instructions --record "REASON"    changes that file
 
-Calls (bench.calls) are counted by where their instructions are: in libnghttp2, in the C library, and in groups of our
-modules. Those of the interpreter count as nothing; what it asks of the C library does, some hundreds for each portion
-of bytes. Lanes: a request is pushed and taken, by one thread and without contention, in batches of 1 and of 64. System
-calls count as nothing, also asking the clock.
+Calls (bench.calls): instructions are counted by place: libnghttp2, the C library, and groups of our modules. Those of
+the interpreter are left out; those of the C library on its behalf count, some hundreds for each portion of bytes.
+Lanes: a request is pushed and taken, by one thread and without contention, in batches of 1 and of 64. System calls and
+reading the clock do not count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LANES: dict[str, ModelSpec] = {
     "levels, limits and timeouts": LEVELS,
 }
 SIZES = (1, 64)
-REQUESTS = 64_000  # so many that making the lane is nothing
+REQUESTS = 64_000  # enough that making the lane does not show
 FUNCTION = "__pyx_pf_*native_speed*lane_ns*"
 COLLECTED = re.compile(r"Collected : (\d+)")
 
@@ -64,7 +64,7 @@ LOADS = {
     "slow": "one at a time, traced and logged where slow or failed",
     "traced": "one at a time, all traced and logged",
 }
-GROUPS = {  # the first that the name of a module begins with
+GROUPS = {  # the first prefix of the module's name counts
     "receive": (
         "transport.http2",
         "transport.incoming",
@@ -110,7 +110,7 @@ def lane_instructions(tree: Path, lane: str, size: int) -> float:
 
 
 def run_lane(lane: str, size: int) -> None:
-    """What callgrind looks at."""
+    """The program that callgrind runs."""
     from bench.native_speed import lane_ns
 
     lane_ns(LANES[lane], messages.identity(64).request, size, REQUESTS // size)
@@ -140,7 +140,7 @@ def call_instructions(tree: Path, load: str) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
-        command += ["--zero-before=getpriority", "--dump-before=getloadavg"]  # which bench.calls asks for
+        command += ["--zero-before=getpriority", "--dump-before=getloadavg"]  # bench.calls calls both
         command += [python(tree), "-m", "bench.calls", load, str(CALLS)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
         if done.returncode:
@@ -150,7 +150,7 @@ def call_instructions(tree: Path, load: str) -> Cost:
 
 
 def read_callgrind(path: Path) -> Cost:
-    """Callgrind's file: the instructions of each function itself, by the file that it is in."""
+    """Read callgrind's file: each function's own instructions, by the file that it is in."""
     names: dict[tuple[str, str], str] = {}
     cost: Cost = Counter()
     where = {"ob": "", "fn": ""}
@@ -162,7 +162,7 @@ def read_callgrind(path: Path) -> Cost:
                 cost[where["ob"], where["fn"]] += int(line.split()[1])
             of_callee = False
         elif equals and key == "calls":
-            of_callee = True  # what the next line says was spent there
+            of_callee = True  # the next line has the cost of the callee
         elif equals and key in ("ob", "fn", "cob", "cfn"):
             found = NAMED.match(value)
             if found is None:
@@ -174,7 +174,7 @@ def read_callgrind(path: Path) -> Cost:
 
 
 def group_of(file: str) -> str:
-    """Which part of a call the code in this file is."""
+    """The part of a call to which the code in this file belongs."""
     name = file.rpartition("/")[2]
     if "nghttp2" in name:
         return "libnghttp2"
@@ -277,7 +277,7 @@ def check() -> int:
 
 
 def compared(counts: Sequence[float]) -> list[str]:
-    """The counts as text, the last one beside the first."""
+    """The counts as text, the last beside the first."""
     cells = [f"{count:,.0f}" for count in counts]
     if len(counts) > 1 and counts[0]:
         cells[-1] += f" ({100 * (counts[-1] / counts[0] - 1):+.1f} %)"
@@ -293,7 +293,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--only", choices=("calls", "lanes"))
     parser.add_argument("--base", type=Path, help="another tree, to compare with")
-    parser.add_argument("--functions", type=int, default=0, help="so many of the dearest functions, too")
+    parser.add_argument("--functions", type=int, default=0, help="print how many of the most expensive functions")
     parser.add_argument("--check", action="store_true", help="compare with the record; 1 where more are needed")
     parser.add_argument("--record", metavar="REASON", help="record what is counted now, and why it changes")
     parser.add_argument("--lane", nargs=2, help=argparse.SUPPRESS)

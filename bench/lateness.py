@@ -2,10 +2,10 @@
 
     python -m bench.lateness
 
-Delay: single requests to models with max_queue_delay_microseconds wait it out; what they take beyond the round trip to
-the same model without a delay (its p50), against the delay. Timeout: an instance is busy all the time, and of the
-requests that wait behind it each is refused at its time; by the client's clock, less that round trip, and by the
-server's, on average, from ModelStatistics.
+Delay: single requests to models with max_queue_delay_microseconds wait for its whole length. Their time less the round
+trip to the same model without a delay (its p50) is compared with the delay. Timeout: an instance is always busy, and
+each request that waits behind it is refused at its timeout. Lateness is taken from the client's clock, less that round
+trip, and from the mean in the server's ModelStatistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inferd_client.driver import Driver, Fixed
 
 DELAYS_US = (100, 300, 500, 1000, 5000)
 TIMEOUTS_US = (1000, 5000, 20_000)
-BUSY_US = 1_000_000  # of each execution: all but one request a second are refused
+BUSY_US = 1_000_000  # of each execution: all but one request a second time out
 WAITING = 8
 TENSOR = (("FP32", 1),)
 

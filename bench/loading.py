@@ -1,14 +1,13 @@
-"""What a client notices while models are loaded and unloaded beside its own.
+"""What a client notices while other models are loaded and unloaded.
 
     nice -n -5 python -m bench.loading                 20 s for each row
     python -m bench.loading --seconds 5 --rate 500
 
 One client sends 64 bytes to an identity model at fixed times, whether earlier requests are answered or not, so that a
-stall counts for each request that it delays. An operator loads and unloads one model in turn: nothing (the base), a
-model of the identity backend, the demo's CNN as ONNX and as TorchScript, a model in Python. Each framework's first load
-imports it into the server that serves and has a row of its own, and another one for a server that has imported it
-before it serves. Times are the client's, in milliseconds; wake-ups of
-the client on a busy machine are in all rows alike.
+stall counts for each request that it delays. An operator loads and unloads one model again and again: none (the base),
+a model of the identity backend, the demo's CNN as ONNX and as TorchScript, a model in Python. A framework's first load
+imports it into the running server, and has a row of its own; a second row is for a server that imported the framework
+before it served. Times are the client's, in milliseconds; all rows contain the client's wake-ups on a busy machine.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Row:
 
 
 class Operator:
-    """Loads and unloads one model after the other, in a thread of its own, until it is told to end."""
+    """Loads and unloads a model again and again, on a thread of its own, until `end`."""
 
     def __init__(self, address: str, model: str, loads: int) -> None:
         self.loads = 0
@@ -99,7 +98,7 @@ class Operator:
 
 
 def repository(folder: Path) -> Path:
-    """The demo's models, one of the identity backend that stays, one that does not, and one in Python."""
+    """The demo's models, two of the identity backend, one of which stays loaded, and one in Python."""
     root = digits.make(folder / "models")
     write(root, [Identity(name, (("FP32", 1),)) for name in ("small", "identity")])
     (root / "python" / "1").mkdir(parents=True)

@@ -1,5 +1,5 @@
 """For tests and measurements of memory: a pool that needs no GPU, random takes and gives without the GIL, and the time
-of a pair in several threads."""
+of a take and a give in several threads."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -62,7 +62,7 @@ cdef inline uint64_t next_random(uint64_t *state) noexcept nogil:
 
 
 cdef bint keep(Alive *alive, Block *block, size_t size, bint readable) noexcept nogil:
-    # mark both ends of what was asked for with the block's address
+    # mark both ends of the requested bytes with the block's address
     cdef uint64_t mark = <uint64_t>block
     alive.block = block
     alive.size = size
@@ -81,14 +81,14 @@ cdef bint is_intact(const Alive *alive, bint readable) noexcept nogil:
 
 
 def random_operations(Memory memory not None, seed: int, operations: int, most: int, largest: int, readable: bool):
-    """Take and give blocks at random, and find out whether each was its taker's alone.
+    """Take and give blocks at random, and check that each belonged to its taker alone.
 
     Args:
         seed: of the random numbers, not 0.
         operations: takes and gives.
         most: blocks alive at a time.
         largest: bytes of a block; sizes are spread over the powers of two.
-        readable: by the CPU: then both ends of each block are marked and looked at again.
+        readable: the CPU can read the memory; then both ends of each block are marked and checked.
 
     Returns:
         How many blocks were wrong (too small, not aligned, written by another), and how many takes found no memory.
@@ -135,7 +135,7 @@ def random_operations(Memory memory not None, seed: int, operations: int, most: 
 def pair_ns(Memory memory not None, size_t size, long loops) -> float:
     """Nanoseconds of CPU time to take a block and to give it back, the mean over `loops`.
 
-    Spinning for a lock is part of it, waiting for a core is not. Call it from several threads at once.
+    The time includes spinning for a lock, but not waiting for a core. Call it from several threads at once.
     """
     cdef Block *block = NULL
     cdef long start
@@ -153,7 +153,7 @@ def pair_ns(Memory memory not None, size_t size, long loops) -> float:
 
 
 def view_of(Memory memory not None, size: int):
-    """A block that nothing but this view of it holds: not the memory's object, as an answer does not."""
+    """A block that only this view holds, not the memory's object: so does a response."""
     cdef Block *block = resource_take(memory.resource, size)
     cdef BlockView view
     if block == NULL:

@@ -10,7 +10,7 @@ from server.pb import grpc_service_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A serialized ModelInferRequest; `response` is what a peer that cannot infer answers with."""
+    """A serialized ModelInferRequest; `response` is the answer of peers that cannot infer."""
 
     request: bytes
     response: bytes
@@ -42,14 +42,14 @@ def response(model: str, outputs: dict[str, tuple[str, list[int], bytes]]) -> by
 
 
 def identity(payload_bytes: int, model: str = "identity") -> Exchange:
-    """One FP32 tensor of one row there and back."""
+    """One FP32 tensor of one row, in and out."""
     count = payload_bytes // 4
     tensor = ("FP32", [1, count], floats(count))
     return Exchange(request(model, {"INPUT0": tensor}), response(model, {"OUTPUT0": tensor}))
 
 
 def large_in(payload_bytes: int, model: str = "large_in") -> Exchange:
-    """A large and a 64-byte tensor there, the small one back."""
+    """A large and a 64-byte tensor in, the small one out."""
     large = ("FP32", [1, payload_bytes // 4], floats(payload_bytes // 4))
     small = ("FP32", [1, 16], floats(16))
     return Exchange(
@@ -58,7 +58,7 @@ def large_in(payload_bytes: int, model: str = "large_in") -> Exchange:
 
 
 def check_answer(answer: bytes, expected: bytes) -> None:
-    """Compare two serialized responses by what an identity model promises: outputs and their bytes.
+    """Compare the outputs and their bytes of two serialized responses.
 
     Raises:
         ValueError: they differ.

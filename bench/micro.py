@@ -1,7 +1,7 @@
 """Micro-benchmarks of the native parts, one thread, nothing else: `python -m bench.micro` prints the tables.
 
-Everything lies in the nearest cache and every branch is predicted, so these are lower bounds; they show what a change
-to one part does to that part.
+All data is in the nearest cache and every branch is predicted, so these are lower bounds; they show the effect of a
+change on one part.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEVELS = replace(SPEC, queue=QueueSpec((QueuePolicySpec(1000, 1_000_000, overrid
 
 
 def rows() -> list[tuple[str, float]]:
-    """What is measured, and nanoseconds: the best of a few rounds."""
+    """Each part and its nanoseconds: the best of a few rounds."""
     message = messages.identity(64).request
     image = messages.identity(602_112).request
     measured: dict[str, Callable[[], float]] = {
@@ -61,7 +61,7 @@ def rows() -> list[tuple[str, float]]:
 
 
 def together_ns(resource: memory.Memory, size: int, threads: int) -> float:
-    """Nanoseconds of CPU time that a pair takes while so many threads do the same; the mean over them."""
+    """Nanoseconds of CPU time for a take and a give while `threads` threads do the same; their mean."""
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(lambda _: pair_ns(resource, size, 200_000), range(threads))) / threads
 

@@ -1,12 +1,12 @@
-"""Hostile clients beside a polite one: what it notices, and whether the ledger shows the memory that they take.
+"""Hostile clients beside a polite one: what it notices, and whether the ledger shows the memory of the others.
 
     python -m bench.abuse --only neighbours
 
-Each attack has a fresh server. The polite client is a process of its own with an address of its own. It calls without a
-pause between calls, for some seconds before the attack (calm) and during it; where the table says "shared", it uses
-the attacker's connection. Beside each other stand the 99th percentiles of both times, and the growths of the server's
-resident memory and of `inferd_held_bytes` at their peaks. What must hold: no polite call is lost, its 99th percentile
-is at most 3 times that of the calm, and the memory grows by at most 1.3 times what is shown, and 64 MiB.
+Each attack has a fresh server. The polite client is a process of its own with an address of its own. It makes one call
+after the other, for some seconds before the attack (calm) and during it; where the table says "shared", it uses the
+attacker's connection. The table has the 99th percentiles of both times, and the growth of the server's resident memory
+and of `inferd_held_bytes` at their peaks. What must hold: no polite call is lost, its 99th percentile is at most 3
+times that of the calm, and the memory grows by at most 1.3 times the ledger's growth, plus 64 MiB.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TritonPythonModel:
 
 @dataclass
 class Row:
-    """What an attack did."""
+    """The effect of an attack."""
 
     attack: str
     calm: list[float]  # seconds of the polite client's calls
@@ -127,13 +127,13 @@ def percentile(times: Sequence[float]) -> float:
 
 
 def greeted(client: Client) -> Client:
-    """The same, when the server's SETTINGS have come."""
+    """The same, after the server's SETTINGS have come."""
     client.receive_until(lambda: client.h2.max_outbound_frame_size > 16384)
     return client
 
 
 def send(client: Client, stream: int, data: bytes, timeout: float = 60.0) -> None:
-    """All of a call's messages, as flow control allows."""
+    """Send all messages of a call, as flow control allows."""
     for at in range(0, len(data), 16384):
         client.receive_until(lambda: client.h2.local_flow_control_window(stream) >= 16384, timeout)
         client.data(stream, data[at : at + 16384], end=at + 16384 >= len(data))
@@ -158,7 +158,7 @@ def encrypted(address: str, root: str) -> Client:
 
 
 def one_call(address: str, kind: str, root: str) -> Callable[[], bool]:
-    """A call of the polite client; whether it was answered."""
+    """Make a call of the polite client; True if it was answered."""
     if kind == "tls":  # a connection each
 
         def call() -> bool:
@@ -180,7 +180,7 @@ def one_call(address: str, kind: str, root: str) -> Callable[[], bool]:
 
 
 def be_polite(address: str, kind: str, root: str = "") -> None:
-    """Call until standard input says something; print when each call began, its seconds, and how many were lost."""
+    """Call until a byte comes from standard input; print each call's begin and seconds, and how many were lost."""
     times, lost, call = [], 0, one_call(address, kind, root)
     print("ready" if call() else "not served", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -250,7 +250,7 @@ def pinned_slices(attacked: Attacked) -> str:
 
 
 def silent_connections(attacked: Attacked) -> str:
-    """As many as the process may open; what the server has closed it opens again, some hundreds a second."""
+    """Open as many connections as the process may; reopen those that the server closed, some hundreds a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, SILENT + 200), hard))
     host, port = attacked.address.rsplit(":", 1)
@@ -289,7 +289,7 @@ def bombs(attacked: Attacked) -> str:
 
 
 def slow_user(attacked: Attacked, calm: float) -> str:
-    """Calm first, then two users of the connection do not read 3 MiB each."""
+    """After a calm time, two users of the connection leave 3 MiB each unread."""
     proxy = greeted(Client(attacked.address, acknowledge_data=False, source=POLITE))
     attacked.kept.append(proxy)
     proxy.h2.increment_flow_control_window(1 << 30)
@@ -356,7 +356,7 @@ def long_names(attacked: Attacked) -> str:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack, and the polite client beside it."""
+    """An attack, and its polite client."""
 
     name: str
     run: Callable[[Attacked], str]
@@ -447,7 +447,7 @@ def measure(attack: Attack, server: ServerProcess, root: str, calm: float, secon
 
 
 def run(folder: Path, calm: float, seconds: float) -> bool:
-    """Every attack; prints a table; whether all holds."""
+    """Run every attack and print a table; True if all holds."""
     models = repository(folder / "neighbours")
     bomb()  # this takes a while
     authority = Authority(folder / "authority")

@@ -1,16 +1,16 @@
-"""Goodput beyond capacity: an open loop that offers more than a model can do.
+"""Goodput beyond capacity: an open loop that offers more than a model can serve.
 
     python -m bench.overload                    2 and 5 times the capacity, 30 s each, on the native door
     python -m bench.overload --door grpcio --seconds 10 --factor 2
     python -m bench.overload --policy timeout   no limit but 20 ms in the queue
 
-The model is a stub whose batches of at most 8 take 5 ms. What bounds its queue is the policy: `server`
-(--max-queued-requests-per-model) and `size` (max_queue_size) let 64 wait, which `--queue` changes, `timeout`
-(default_timeout_microseconds) any number for 20 ms, `none` any number for as long as it takes. Capacity is measured
-first, in a closed loop, below every bound. Beside the load a probe makes one call after the other, so that latencies of
-accepted and refused calls are told apart. What the policy promises for the accepted ones stands beside their p99: the
-batch that is executed when they come, and then those of a full queue, their own among them; or the time in the queue
-and their own batch. A batch counts as what it takes at capacity, which on a busy machine is more than 5 ms.
+The model is a stub whose batches of at most 8 take 5 ms. The policy bounds its queue: `server`
+(--max-queued-requests-per-model) and `size` (max_queue_size) let 64 requests wait (`--queue` changes the number),
+`timeout` (default_timeout_microseconds) any number for 20 ms, `none` any number without a limit. Capacity is measured
+first, in a closed loop, below every bound. During the load a probe makes one call after the other, and measures
+accepted and refused calls apart. Beside the p99 of accepted calls stands the policy's bound: the batch in execution
+when a request comes and all batches of a full queue, its own included; or the time in the queue and its own batch. A
+batch counts with its time at capacity, which on a busy machine is more than 5 ms.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def model(policy: str, queue: int) -> Identity:
 
 
 def promised_ms(policy: str, queue: int, batch_ms: float) -> float | None:
-    """The longest time of an accepted request, but for its way to the queue and back."""
+    """The longest time of an accepted request, without its way to the queue and back."""
     if policy == "timeout":
         return TIMEOUT_MS + batch_ms
     return (math.ceil(queue / ROWS) + 1) * batch_ms if queue and policy != "none" else None

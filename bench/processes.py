@@ -18,9 +18,9 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now, and that the kernel gives to nobody: one below those it chooses from.
+    """A free TCP port below the kernel's ephemeral range.
 
-    A port that the kernel has chosen may be that of another connection before a server binds it.
+    The kernel could give an ephemeral port to another connection before the server binds it.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -110,11 +110,11 @@ class ServerProcess:
         return total
 
     def workers_memory(self) -> list[int]:
-        """Bytes that each child has for itself alone."""
+        """Each child's private bytes."""
         return [process.memory_full_info().uss for process in self.processes()[1:]]
 
     def stop(self, patience: float = 20.0) -> int:
-        """SIGTERM, then SIGKILL for whoever stays; returns the server's exit status."""
+        """Send SIGTERM, then SIGKILL to the processes that remain; return the server's exit status."""
         children = self.processes()[1:]
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

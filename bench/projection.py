@@ -1,11 +1,11 @@
-"""What a larger machine would serve, and which part of it is full first: a model of parts that were measured.
+"""What a larger machine would serve, and which part saturates first: a model from measured parts.
 
     python -m bench.projection                 from bench/results/peers.json
     python -m bench.projection --cores 64 --network-gbit 400
 
-One thread is the server's front: it receives, decodes, submits, encodes and sends. The rest of a request's CPU is that
-of instances and workers, which have the other cores. Each figure below is a line to change. Nothing here has been
-measured on such a machine.
+One thread is the server's front: it receives, decodes, submits, encodes and sends. Instances and workers take the rest
+of a request's CPU, on the other cores. Each figure below is a line to change. Nothing here has been measured on such a
+machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.peers.page import RESULTS, best
 FRONT_SHARE = 0.6  # of a native request's CPU that the front thread takes: perf, 64 bytes, 32 in flight
 FRONT_THREADS = 1
 NETWORK_GBIT = 100
-NETWORK_USABLE = 0.9  # of that, after the heads of packets
+NETWORK_USABLE = 0.9  # of that, without packet headers
 MEMORY_GBYTE = 150  # a second, of one socket
 COPIES = 3  # of each byte of a tensor: in by the kernel, out by the kernel, and once between
 GPUS = 8
@@ -38,7 +38,7 @@ class Machine:
 
 
 def limits(cpu_us: float, size: int, machine: Machine) -> dict[str, float]:
-    """Requests a second at which each part of the machine is full; tensors of `size` bytes there and back."""
+    """Requests a second at which each part of the machine saturates; tensors of `size` bytes in and out."""
     per_second = {
         "front thread": FRONT_THREADS * 1e6 / (cpu_us * FRONT_SHARE),
         "cores": machine.cores * 1e6 / cpu_us,

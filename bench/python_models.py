@@ -22,7 +22,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy())])
 """
 
-# Each of the chain asks the next one; the last is its own end.
+# Each model of the chain calls the next one; the last one is an identity.
 CALLER = """import triton_python_backend_utils as pb_utils
 
 
@@ -63,7 +63,7 @@ MODELS = {
 
 
 def write(folder: Path, models: Mapping[str, str] = MODELS) -> Path:
-    """Write a repository of models, by name the text of each model.py; returns the folder."""
+    """Write a repository of models; `models` has the text of each model.py by name. Returns the folder."""
     for name, code in models.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(CONFIG.replace("NAME", name))
@@ -73,7 +73,7 @@ def write(folder: Path, models: Mapping[str, str] = MODELS) -> Path:
 
 @contextmanager
 def bare_interpreter() -> Iterator[int]:
-    """A Python process that does nothing; the bytes that it has for itself alone."""
+    """The private bytes of a Python process that does nothing."""
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -42,8 +42,8 @@ def write(folder: Path, models: Iterable[Identity]) -> Path:
     return folder
 
 
-# Parameters of the identity backend. With `gather` it makes each batch's inputs contiguous and hands that memory over
-# as the outputs, to be split among the requests, as a real model does; without, each request gets its own input back.
+# Parameters of the identity backend. With `gather` it makes each batch's inputs contiguous and returns that memory as
+# the outputs, which are split among the requests, as with a real model; without, each request gets its own input back.
 GATHER = {"gather": "true"}
 SLOW = {"delay_us": "2000"}
 
@@ -74,8 +74,8 @@ SOAK = (
     Identity("soak_slow", (("FP32", 1),), instances=2, parameters=GATHER | SLOW),
 )
 
-# The models of the benchmark table. `large_in` and `large_read` get a large and a small tensor and are asked for the
-# small one only; `large_read` gathers the large one into the batch all the same.
+# The models of the benchmark table. Requests to `large_in` and `large_read` have a large and a small tensor and request
+# only the small output; `large_read` gathers the large one, too.
 WINDOWS_US = (100, 300, 500, 1000, 5000)
 BENCH = (
     Identity("identity", (("FP32", 1),), parameters=GATHER),

@@ -39,7 +39,7 @@ IDLE_CONNECTIONS = 1000
 
 @dataclass(slots=True)
 class Bench:
-    """A run of the benchmarks: what it found so far."""
+    """A run of the benchmarks, and its results so far."""
 
     effort: Effort
     folder: Path
@@ -53,12 +53,12 @@ class Bench:
         print(text, file=sys.stderr, flush=True)
 
     def fail(self, work: Work, error: RuntimeError) -> None:
-        """A peer that does not manage a load leaves it, and the results say so."""
+        """A peer that fails under a load is dropped from it, and the results say so."""
         self.absent.append(f"{work.title}: {error}")
         self.say(f"  FAILED: {error}")
 
     def start(self, stack: ExitStack, servers: Iterable[type[Peer]], exchange: Exchange) -> list[Peer]:
-        """Start those that are there; name the others."""
+        """Start the installed servers; report the others as absent."""
         started = []
         for server in servers:
             if self.chosen and server.name not in self.chosen:
@@ -75,7 +75,7 @@ class Bench:
         return started
 
     def run_work(self, work: Work) -> None:
-        """All servers of a work run during it; each round measures one after the other."""
+        """Run all servers of a work; each round measures one after the other."""
         self.say(f"{work.title}")
         with ExitStack() as stack:
             peers = self.start(stack, work.servers, work.exchange)
@@ -106,7 +106,7 @@ class Bench:
                 )
 
     def run_second_drivers(self) -> None:
-        """The same load from drivers of others, to check ours by."""
+        """The same load from other projects' drivers, to check ours."""
         self.say("independent drivers, 1 connection x 32")
         exchange = messages.identity(64)
         found: dict[str, dict[str, float]] = {}
@@ -138,7 +138,7 @@ class Bench:
         )
 
     def run_idle(self) -> None:
-        """Connections that have served one request each and then rest."""
+        """Connections that have served one request each and are then idle."""
         self.say(f"{IDLE_CONNECTIONS} idle connections")
         system.raise_file_limit()
         exchange = messages.identity(64)
@@ -161,7 +161,7 @@ class Bench:
         self.facts["idle"] = found
 
     def run_python_memory(self) -> None:
-        """Memory of its own that a worker of a Python model has before its first request, beside a bare interpreter."""
+        """The private memory of a Python model's worker before its first request, and that of a bare interpreter."""
         self.say("workers of Python models that have not been asked anything")
         found: dict[str, float] = {}
         with ExitStack() as stack:
@@ -197,7 +197,7 @@ class Bench:
         return report.latency.p50, report.latency.p99
 
     def run_digits(self) -> None:
-        """A real model: what batching gains it, for both formats."""
+        """What batching gains for a real model, in both formats."""
         self.say("digits CNN, 64 requests in flight")
         try:
             found = digits.run(self.folder / "digits", self.effort.seconds, self.effort.rounds)
@@ -211,7 +211,7 @@ class Bench:
 
 
 def run(only: set[str], chosen: set[str], effort: Effort) -> dict[str, Any]:
-    """Run these parts with these servers (all where none is named) and return the results."""
+    """Run these parts with these servers (by default all) and return the results."""
     load_before = psutil.getloadavg()
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="inferd-bench-"))

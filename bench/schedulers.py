@@ -1,9 +1,9 @@
-"""What each scheduler costs over the plainest lane: CPU of the server for each request.
+"""What each scheduler costs more than the plain lane: CPU of the server for each request.
 
     python -m bench.schedulers
 
-The same small requests to identity models that differ in their scheduler only. Each round measures every model one
-after the other on one server, so that they share the machine's good and bad moments; the best round of each counts.
+The driver sends the same small requests to identity models that differ only in their scheduler. Each round measures
+every model one after the other on one server, so a disturbance affects all of them; the best round of each counts.
 Instructions of single lanes: `python -m bench.instructions`.
 """
 
@@ -26,7 +26,7 @@ TENSOR = (("FP32", 1),)
 PAYLOAD = 64
 LOAD = (8, 8)  # connections, calls in flight on each
 SEQUENCES = 1000
-QUESTIONS = 1000  # different requests in turn, where equal ones are answered together
+QUESTIONS = 1000  # different requests in turn, where identical ones share a response
 LEVELS = (
     "dynamic_batching { priority_levels: 3 default_priority_level: 2 default_queue_policy "
     "{ max_queue_size: 1000 default_timeout_microseconds: 1000000 } }"
@@ -78,7 +78,7 @@ def replace_batching(root: Path, name: str, scheduler: str) -> None:
 
 
 def workload(name: str) -> Fixed:
-    """Requests in turn and their answers; sequences have begun."""
+    """Requests in turn and their answers; their sequences have begun."""
     exchange = messages.identity(PAYLOAD, name)
     if name in ("direct", "oldest"):
         count = SEQUENCES if name == "oldest" else 64  # as many as there are slots
@@ -104,7 +104,7 @@ def question(name: str, number: int) -> messages.Exchange:
 
 
 def begin_sequences(server: ServerProcess) -> None:
-    """One request for each, which starts it."""
+    """Send each sequence's first request."""
     for name, count in (("direct", 64), ("oldest", SEQUENCES)):
         request = messages.identity(PAYLOAD, name).request
         with Driver(server.address) as driver:
@@ -112,7 +112,7 @@ def begin_sequences(server: ServerProcess) -> None:
 
 
 def taken(server: ServerProcess, name: str, seconds: float) -> Figure:
-    """One round of a model, whose requests begin anew."""
+    """One round of a model, with new requests."""
     return measure(server, workload(name), LOAD, seconds)
 
 

@@ -1,9 +1,9 @@
-"""What scrapes cost those who wait for answers: a server with many models, with and without a scraper.
+"""What scrapes of a server with many models cost other clients.
 
     python -m bench.scrapes                     500 models, a scrape each second, 6 rounds of 5 s of each kind in turn
 
-Small requests come in a closed loop; a probe makes one call after the other beside it, and its latencies are told. A
-scrape is of OpenMetrics, as Prometheus asks for it.
+Small requests come in a closed loop; the latencies are those of a probe that makes one call after the other. A scrape
+requests OpenMetrics, as Prometheus does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("without", "with")
 
 
 class Scraper:
-    """Reads the page each second, inside a `with` block."""
+    """Scrapes each second, inside a `with` block."""
 
     def __init__(self, url: str) -> None:
         self._request = urllib.request.Request(url, headers={"Accept": ACCEPT})

@@ -1,4 +1,4 @@
-"""What live sequences cost: requests of many sequences in turn beside the same requests to a stateless model.
+"""What live sequences cost: requests of many sequences in turn, compared with the same requests to a stateless model.
 
 python -m bench.sequences --sequences 10000
 """

@@ -3,7 +3,7 @@
     python -m bench.shared_memory
 
 Each round measures all ways of a table one after the other, so that they share the machine's good and bad moments; the
-best round of each counts. Every answer is compared; of tensors in a region, what lies there afterwards is, too.
+best round of each counts. Every answer is compared, and so are the contents of the region afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from server.pb import grpc_service_pb2 as pb
 
 LARGE = 16 << 20
 SMALL = 64
-# without a batch dimension, as models with such tensors mostly are: each request is executed for itself
+# without a batch dimension, as most models with such tensors: each request is executed alone
 MODELS = (
     Identity("identity", (("FP32", 2),), max_batch_size=0, instances=2, parameters=GATHER),
     Identity("large_in", (("FP32", 2), ("FP32", 2)), max_batch_size=0, instances=2, parameters=GATHER),
@@ -76,7 +76,7 @@ class Region:
 
     @contextmanager
     def cleared(self, expected: bytes = b"") -> Iterator[None]:
-        """The second half is zeros before, and afterwards as expected: like the first half, if nothing is given."""
+        """Clear the second half, then check that it becomes `expected` (by default, the first half)."""
         expected = expected or self.content
         with self._path.open("r+b") as file:
             file.seek(LARGE)
@@ -88,7 +88,7 @@ class Region:
                 raise RuntimeError("wrong output in the region")
 
     def copy(self, seconds: float) -> Figure:
-        """The first half copied to the second one, by this process."""
+        """Copy the first half to the second one, in this process."""
         with self._path.open("r+b") as file, mmap.mmap(file.fileno(), self.size) as memory:
             halves = np.frombuffer(memory, np.uint8).reshape(2, -1)
             took = []
@@ -102,7 +102,7 @@ class Region:
 
 
 def placed(exchange: Exchange, *, output: bool) -> Exchange:
-    """The same request with INPUT0 in the region, and with `output` OUTPUT0 behind it."""
+    """The same request with INPUT0 in the region, and with `output` OUTPUT0 after it."""
     request = pb.ModelInferRequest.FromString(exchange.request)
     response = pb.ModelInferResponse.FromString(exchange.response)
     _refer(request.inputs[0], 0)
@@ -147,7 +147,7 @@ def _refer(
 
 
 def table(title: str, found: dict[str, Figure], base: str) -> list[str]:
-    """The figures, and how they compare with the way `base`."""
+    """A row of figures, and their ratio to those of `base`."""
     lines = [f"| {title} | requests/s | p50 | server CPU a request | rate, CPU / {base} |", "|---|---:|---:|---:|---:|"]
     for name, figure in found.items():
         rate, cpu = figure.rate / found[base].rate, figure.cpu_us / max(found[base].cpu_us, 0.01)

@@ -1,13 +1,13 @@
-"""Answers that are on their way when a connection ends: slow readers behind a delaying proxy, again and again.
+"""Answers that are in flight when a connection ends: slow readers behind a delaying proxy, again and again.
 
     python -m bench.drain --slow --times 1000
     python -m bench.drain --envoy 60
 
-Each round has a door of its own on TCP, TLS or a unix socket; a proxy that passes every piece on after a delay; a
-client (of frames, or grpcio) with some calls whose answers have up to 16 MiB; and an end while they are open, by the
-server's stop or by --grpc-max-connection-age. What must hold: every call that a handler began is answered OK, with all
-its bytes. With --envoy, clients call through Envoy for so many seconds, and its connections to the server end by
-their age: no call may fail.
+Each round has a door of its own on TCP, TLS or a unix socket; a proxy that forwards every piece after a delay; a client
+(of frames, or grpcio) with some calls whose answers have up to 16 MiB; and an end during these calls, by the server's
+stop or by --grpc-max-connection-age. What must hold: every call that a handler began is answered OK, with all its
+bytes. With --envoy, clients call through Envoy for that many seconds, while its connections to the server end by age:
+no call may fail.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def drawn(number: int, chance: random.Random) -> Round:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
-    """Pass on each piece that the reader has, and the end of the stream."""
+    """Forward each piece from the reader, and the end of the stream."""
     with contextlib.suppress(OSError, RuntimeError):  # uvloop raises the latter for closed sockets
         while data := await reader.read(PIECE):
             await asyncio.sleep(delay)
@@ -219,7 +219,7 @@ def call_through(address: str, seed: int, end: float, errors: list[str]) -> int:
 
 
 def run_envoy(seconds: float, seed: int) -> dict[str, Any]:
-    """Clients of Envoy, whose connections to the server end again and again by their age."""
+    """Clients of Envoy, whose connections to the server end by age again and again."""
     errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="inferd-drain-") as name, ThreadPoolExecutor(4) as clients:
         folder = Path(name)

@@ -55,7 +55,7 @@ LIVE_LINE = re.compile(r"^live: (\{.*\})", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send, and how much growth of the server to bear."""
+    """The requests to send, and the growth of the server that is allowed."""
 
     requests: int = 1_000_000
     connections: int = 8
@@ -66,7 +66,7 @@ class Plan:
     fault_fraction: float = 0.05
     large_fraction: float = 0.01
     seed: int = 1
-    early_us: int = 0  # how much before its deadline a call may be answered DEADLINE_EXCEEDED
+    early_us: int = 0  # a call may be answered DEADLINE_EXCEEDED this much before its deadline
     growth_limit: int = 8 * MIB
     sample_seconds: float = 0.25
 
@@ -104,7 +104,7 @@ def theil_sen(samples: list[tuple[float, int]]) -> float:
 
 
 def growth(samples: list[tuple[float, int]]) -> int | None:
-    """Bytes by which memory grew over the last two thirds of the run, by its slope; None for too short a run."""
+    """Bytes by which memory grew over the last two thirds of the run, from its slope; None if the run is too short."""
     settled = samples[len(samples) // 3 :]
     if len(settled) < ENOUGH_SAMPLES:
         return None
@@ -124,12 +124,12 @@ class Outcome:
 
     @property
     def lost_bytes(self) -> int:
-        """What the transport itself is known to lose over such a run."""
+        """The bytes that the transport itself is known to lose in such a run."""
         unanswered = self.report.cancelled + self.report.statuses.get(DEADLINE_EXCEEDED, 0)
         return LOST_BYTES.get(self.door, 0) * unanswered
 
     def faults(self, plan: Plan) -> list[str]:
-        """What does not hold, in words."""
+        """The faults, in words."""
         report, found = self.report, []
         if report.requests != plan.requests:
             found.append(f"{report.requests} requests were sent, expected {plan.requests}")
@@ -151,7 +151,7 @@ class Outcome:
 
 
 def drive(address: str, plan: Plan) -> Report:
-    """Send the plan's requests to a server that has the soak models."""
+    """Send the plan's requests to a server with the soak models."""
     workload = NonceWorkload(
         SOAK, fault_fraction=plan.fault_fraction, large_fraction=plan.large_fraction, early_us=plan.early_us
     )

@@ -1,7 +1,7 @@
-"""Steps: how many instructions of the processor a call takes, which no load of the machine changes.
+"""Steps: the number of instructions that a call takes, which does not depend on the machine's load.
 
-The processor traps after each instruction of this thread while its trap flag is set, and a signal handler counts. It
-takes some microseconds an instruction, and neither privileges nor counters of the hardware. On x86-64 only.
+The processor traps after each instruction of this thread while its trap flag is set, and a signal handler counts. Each
+instruction takes some microseconds; neither privileges nor hardware counters are needed. x86-64 only.
 """
 
 from libc.stdint cimport uint64_t

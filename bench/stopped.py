@@ -1,9 +1,9 @@
-"""How soon stopped clients (SIGSTOP) are dropped: their kernel goes on acknowledging, only pings stay unanswered.
+"""How soon the server drops stopped clients (SIGSTOP): their kernel still acknowledges data, but pings stay unanswered.
 
     python -m bench.stopped
 
-What must hold: each is dropped within keepalive time + timeout + 1 s. Clients are stopped at moments spread over the
-keepalive time; the exit status is 0 when it holds on both doors.
+What must hold: the server drops each client within keepalive time + timeout + 1 s. Clients are stopped at moments
+spread over the keepalive time; the exit status is 0 when it holds on both doors.
 """
 
 from __future__ import annotations

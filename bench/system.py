@@ -1,4 +1,4 @@
-"""The machine and the software that figures were taken on."""
+"""The machine and the software on which figures were measured."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def source_version() -> str:
 
 
 def raise_file_limit() -> None:
-    """Allow this process, and servers it starts, as many open files as the system lets it."""
+    """Raise the limit of open files for this process and its servers as far as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,7 +8,7 @@ SERVER, FLOOR, ECHO, TRITON = "inferd", "nghttpd", "grpc.aio", "triton"
 
 
 def markdown(results: dict[str, Any], titles: dict[str, str]) -> str:
-    """One page: the goals with what was reached, then every figure, then machine, versions and method."""
+    """One page: the goals and the figures reached, then every figure, then machine, versions and method."""
     parts = [f"# Results of {results['date'][:10]}", ""]
     parts += section("Goals", goals(results))
     for name, title in titles.items():
@@ -41,7 +41,7 @@ def figures(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def goals(results: dict[str, Any]) -> list[str]:
-    """The table of what the first slice must show, as far as this run measured it."""
+    """The table of goals, as far as this run measured them."""
     best = {(row["work"], row["server"]): row["best"] for row in results["rows"]}
     idle = results["facts"].get("idle", {}).get(SERVER)
     lines: list[str] = []

@@ -3,11 +3,11 @@
     python -m bench.tune                   the demo's CNN as ONNX and as TorchScript
     python -m bench.tune --language DIR    its text classifier, too; examples/language/make_repository.py makes DIR
 
-One server serves each configuration of a grid as a model of its own, so they are measured in turns, in windows so
-short that whatever else the machine does is the same for all. A Python model's instances are processes that have not
-all room side by side: its grid is measured in parts. `inferd tune` then searches twice: in these figures, which tells
-how good its steps are, and by measurements of its own, as a user runs it. What it chooses and the best of the grid are
-measured once more, in turns. Writes bench/results/tune.md.
+One server serves each configuration of a grid as a model of its own. They are measured in turns, in windows so short
+that other work on the machine affects all of them alike. A Python model's instances are processes, too many for one
+server: its grid is measured in parts. `inferd tune` then searches twice: in these figures, which shows how good its
+steps are, and with measurements of its own, as a user runs it. Its choices and the best of the grid are measured once
+more, in turns. Writes bench/results/tune.md.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ IN_FLIGHT = 64
 WINDOW = 0.25  # seconds, of the search with measurements of its own
 TURN = 0.08  # seconds
 WAVES = 2
-"""So often at least are all requests in flight answered in a turn, which lasts longer for slow models."""
+"""Each request in flight is answered at least this often in a turn, which lasts longer for slow models."""
 ROUNDS, LAST_ROUNDS = 8, 24
 FINALISTS = 8
 SIDE_BY_SIDE = {"python": 8}
 """By backend, how many configurations one server serves at a time; of others, all."""
 SHARE = 0.2
-"""Of the grid: so many configurations may the search measure at most."""
+"""The largest share of the grid that the search may measure."""
 NEAR = 0.95
-"""Of the best of the grid: so much throughput must what it chooses have."""
+"""The share of the best throughput that the search's choice must reach."""
 BATCHES, INSTANCES, DELAYS_US = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2), (0, 300, 3000)
 
 Axes = list[tuple[str, Sequence[Any]]]
@@ -60,7 +60,7 @@ Axes = list[tuple[str, Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a search has chosen.
+    """A search's choice.
 
     Attributes:
         tried: configurations that it has measured.
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of a model: the grid, its best and that one's inferences per second, and the two searches."""
+    """A model's results: the grid, its best with inferences per second, and the two searches."""
 
     model: str
     start: Setting
@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the search in the figures of the grid is as good as it is to be, with as few configurations."""
+        """Whether the search in the grid's figures reaches its share with few enough configurations."""
         return self.in_figures.share >= NEAR and self.in_figures.tried <= SHARE * self.grid
 
 
@@ -132,7 +132,7 @@ def rates_of(wanted: Wanted, config: pb.ModelConfig, settings: Sequence[Setting]
 
 
 def known_rate(setting: Setting, rate: float) -> Tried:
-    """A setting whose throughput is known, and nothing else."""
+    """A setting of which only the throughput is known."""
     return Tried(setting, cast(Level, SimpleNamespace(inferences=rate, mean=0.0)), 0)
 
 
@@ -164,7 +164,7 @@ class Side:
         return self
 
     def _prepare(self, reach: Reach, group: str) -> None:
-        """Make the requests to the models of a server."""
+        """Measures the models of a server."""
         names = {setting: name for setting, name in self._names.items() if self._of[setting] == group}
         plan = LoadPlan(next(iter(names.values())), shapes=self._wanted.shapes, data=self._wanted.data)
         with reach.client() as client, Requests(client, model_of(client, reach, plan), plan) as requests:
@@ -175,7 +175,7 @@ class Side:
         self._stack.close()
 
     def rates(self, rounds: int) -> dict[Setting, float]:
-        """Inferences per second of each: of short turns, whose slower half others have disturbed."""
+        """Inferences per second of each: the mean of the faster half of short turns; other work slowed the rest."""
         turns = {setting: max(TURN, WAVES * IN_FLIGHT / self._rate(setting, TURN)) for setting in self._loads}
         found: dict[Setting, list[float]] = {setting: [] for setting in turns}
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""The loads of the benchmark table: what is sent, to whom, and what one round of it measures."""
+"""The loads of the benchmark table: requests, servers, and the figures of a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long and how often."""
+    """Seconds and rounds."""
 
     seconds: float = 2.0
     warm_up_seconds: float = 0.5
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A load, and the servers that are put under it."""
+    """A load, and its servers."""
 
     name: str
     title: str
@@ -135,7 +135,7 @@ def ask(address: str, request: bytes) -> bytes:
 
 
 def workload(peer: Peer, exchange: Exchange) -> Fixed:
-    """Requests whose small answers are compared with the one that a first call got."""
+    """Requests whose small answers are compared with a first call's answer."""
     if not peer.speaks_grpc:
         return Fixed([exchange.request])
     answer = ask(peer.address, exchange.request)

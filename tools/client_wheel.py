@@ -52,7 +52,7 @@ def main() -> None:
     shutil.copytree(ROOT / "inferd_client", WORK / "inferd_client", ignore=unwanted)
     if TRANSLATED.is_dir():
         kind = os.environ.get("INFERD_BUILD", "release")
-        # the copies keep their times, so that C that is older than its source is made anew
+        # the copies keep their times, so that C older than its source is translated again
         shutil.copytree(TRANSLATED, WORK / "build" / f"cython-{kind}" / "inferd_client")
     for name in ("setup.py", "LICENSE"):
         shutil.copyfile(ROOT / name, WORK / name)

@@ -1,4 +1,4 @@
-"""What of the native code simulations reach: lines and branches, by package and by file.
+"""Which lines and branches of the native code simulations reach, by package and by file.
 
     python tools/coverage.py [--seeds 200] [--jobs 2] [--report TABLE.md] [--missed MISSED.txt]
 
@@ -35,7 +35,7 @@ DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*d
 OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
 DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
 FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
-# Forks end by os._exit, which writes no counts. What begins anew with another environment would end without this.
+# Forks end by os._exit, which writes no counts. A process that replaced itself (execve) would lose its counts, too.
 DRIVER = """
 import ctypes, os, sys
 os._exit = ctypes.CDLL(None).exit
@@ -47,10 +47,10 @@ sys.exit(main())
 
 @dataclass
 class Statement:
-    """One line of a source that code was made from."""
+    """One line of a source, from which C was made."""
 
     count: int = 0
-    branches: dict[tuple[int, int], int] = field(default_factory=dict)  # by place in it: how often it was taken
+    branches: dict[tuple[int, int], int] = field(default_factory=dict)  # by decision: how often it was taken
 
 
 Statements = dict[str, dict[int, Statement]]  # by file and line
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", type=Path, help="write the table there, in Markdown")
     parser.add_argument("--missed", type=Path, help="write the lines that are never reached there")
-    parser.add_argument("--keep", action="store_true", help="simulate nothing: tell of the last run")
+    parser.add_argument("--keep", action="store_true", help="simulate nothing: report the last run")
     arguments = parser.parse_args()
     tree = Path(os.environ.get("INFERD_SANITIZE", Path(tempfile.gettempdir()) / "inferd-sanitize")) / "coverage"
     code = 0
@@ -88,7 +88,7 @@ def build(tree: Path) -> None:
     pack = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read", "--warning=no-failed-read"]
     packed = subprocess.run(pack, cwd=ROOT, check=True, capture_output=True, input=names).stdout
     subprocess.run(["tar", "--extract", "--directory", tree], check=True, input=packed)
-    made = ROOT / "build/cython-release"  # the same C: what is compiled of it differs
+    made = ROOT / "build/cython-release"  # the same C, compiled in another way
     if made.exists():
         (tree / "build/cython-coverage").mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "--archive", "--update", f"{made}/.", tree / "build/cython-coverage"], check=True)
@@ -126,7 +126,7 @@ def simulate(tree: Path, seeds: int, jobs: int) -> int:
 
 
 def collect(tree: Path) -> Statements:
-    """What gcov says of every module, by statements of the sources; those that were not loaded count as not reached."""
+    """gcov's counts of every module, by statements of the sources; modules not loaded count as not reached."""
     statements: Statements = defaultdict(lambda: defaultdict(Statement))
     for notes in sorted(tree.rglob("*.gcno")):
         source = tree / "build/cython-coverage" / str(notes).partition("cython-coverage/")[2]
@@ -149,7 +149,7 @@ class Origin:
 
     Attributes:
         file, line: of the source.
-        place: among the decisions of that statement; negative: it is none of the source's.
+        place: its number among the decisions of that statement; negative if Cython added the decision.
     """
 
     file: str
@@ -180,7 +180,7 @@ def origins_of(text: str) -> dict[int, Origin]:
 
 
 def add(statements: Statements, lines: list[dict[str, Any]], origins: dict[int, Origin]) -> None:
-    """What gcov has counted in one module."""
+    """gcov's counts of one module."""
     for line in lines:
         origin = origins.get(line["line_number"])
         if origin is None:
@@ -222,7 +222,7 @@ def share(part: int, whole: int) -> str:
 
 
 def is_definition(text: list[str], number: int) -> bool:
-    """Whether a line says what something is, and does nothing."""
+    """Whether a line only declares something."""
     # line 1: what Cython does for the whole module
     return not 1 < number <= len(text) or DEFINITION.match(text[number - 1]) is not None
 

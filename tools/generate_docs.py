@@ -1,4 +1,4 @@
-"""Write the tables of docs/configuration.md that the code knows better, between their begin and end marks.
+"""Write the tables of docs/configuration.md that are made from the code, between their begin and end marks.
 
 python tools/generate_docs.py [--check]        --check: write nothing, fail if a table is out of date
 """

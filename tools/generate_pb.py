@@ -26,7 +26,7 @@ SIBLING = re.compile(r"^import (\w+_pb2) as", re.MULTILINE)
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """`text` with `old` replaced; protoc's output having changed is an error, not a silent no-op."""
+    """`text` with `old` replaced. A `text` without `old` is an error: protoc's output has changed."""
     if old not in text:
         raise SystemExit(f"protoc's output lacks {old!r}: adapt tools/generate_pb.py to this grpcio-tools")
     return text.replace(old, new)

@@ -1,9 +1,9 @@
-"""Counts the lines of code of a source tree by package, and how many of them stand elsewhere, too.
+"""Counts the lines of code of a source tree by package, and how many of them are repeated elsewhere.
 
 python tools/measure_tree.py [FOLDER]; to compare: git archive REVISION | tar -x -C FOLDER
 
-A line counts as repeated if it is part of six lines in a row that stand in another place to the letter. Blank lines,
-comments and imports are passed over, and so is code that generators have written.
+A line counts as repeated if it is part of six consecutive lines that occur in another place, too. Blank lines,
+comments, imports and generated code do not count.
 """
 
 import argparse
@@ -18,7 +18,7 @@ RUN = 6
 
 
 def sources(package: Path) -> Iterator[Path]:
-    """Files that somebody has written."""
+    """Hand-written files."""
     for path in sorted(package.rglob("*")):
         generated = "_pb2" in path.name or (path.suffix == ".c" and path.with_suffix(".pyx").exists())
         if path.suffix in SUFFIXES and path.is_file() and not generated:

@@ -1,4 +1,4 @@
-"""Prints what an extra of this package requires, with all that it names of this package, one requirement a line.
+"""Prints the requirements of an extra of this package, those of its other extras included, one a line.
 
     python tools/requirements.py dev
 

@@ -218,7 +218,7 @@ def tensorrt(root: Path) -> dict[str, object]:
     for name, more in (("served", ""), ("served, CUDA graphs", "optimization { cuda { graphs: true } }")):
         try:
             found[name] = asyncio.run(served(root, PLAN + more, options=options))
-        except SystemExit as error:  # this GPU may be none that the installed TensorRT serves
+        except SystemExit as error:  # the installed TensorRT may not support this GPU
             found[name] = {"failed": str(error)}
     return found
 

@@ -6,16 +6,16 @@
 Clients of every kind (`bench.mixed.clients`) run beside each other: tensors from nothing to 64 MiB, compression,
 cancels, deadlines, streams of decoupled models, ensembles of models that write in place, cache, coalescing, BLS,
 failing requests, sequences, shared memory, an operator who reloads models in use; and clients that hardly read
-(`hostile`). A polite client of its own process asks for a small tensor every 5 ms. What must hold:
+(`hostile`). A polite client in a process of its own makes a small call every 5 ms. What must hold:
 
-    lost, crossed   0   every request ends in one outcome, every answer is its own
+    lost, crossed   0   every request ends in one outcome, every answer belongs to its request
     memory              does not grow after the first third of the run
     polite p99          at most 10 ms, and none of its calls fails
-    books               of each model: every answered request has its times, and they are all of its time, within 2 %
+    books               of each model: the phases of the answered requests add up to their times, within 2 %
     live            0   every native object is gone when the server has stopped, with status 0
 
-With --instrumented the server is one of a sanitizer's build (`tools/sanitize.sh`): what takes long or much memory there
-is not judged. The exit status is 0 when all of it holds.
+With --instrumented the server is a sanitizer's build (`tools/sanitize.sh`): times and memory are not judged. The exit
+status is 0 when all of it holds.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ P99_LIMIT_MS = 10.0
 UNTOLD = 0.02  # of the time of answered requests, between their phases
 HIT_NS = 20_000  # of a response from the cache: from its arrival to its lookup, and from there to its end
 GENEROSITY = 15
-"""Steps of niceness by which the load stands back behind the server and the polite client: it stands for clients on
-other machines, and would take whole cores."""
+"""By how much the load is nicer than the server and the polite client: it stands for clients on other machines, and
+would take whole cores."""
 
 
 def write_models(folder: Path) -> Path:
@@ -72,7 +72,7 @@ def start(models: Path, folder: Path, options: list[str], patience: float) -> tu
 
 
 def probe(address: str) -> None:
-    """The polite client: a small request every 5 ms until standard input says something; prints what they took."""
+    """The polite client: make a small request every 5 ms until a byte comes from standard input; print their times."""
     times, failures = [], []
     import numpy as np
 
@@ -93,7 +93,7 @@ def probe(address: str) -> None:
 
 
 def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tuple[dict, dict, MemoryWatch]:
-    """Everybody against the server; tallies, what the polite client measured, and memory."""
+    """Run all clients against the server; return tallies, the polite client's times, and memory."""
     world = clients.World(server.address, unix, time.monotonic() + arguments.seconds)
     command = [sys.executable, "-m", "bench.mixed", "--probe", server.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as polite:
@@ -111,7 +111,7 @@ def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tu
 
 
 def wrong_books(address: str) -> list[str]:
-    """Which models' statistics do not add up, when nobody asks any more."""
+    """The models whose statistics do not add up, once all clients have ended."""
     with grpc.insecure_channel(address, options=clients.OPTIONS) as channel:
         call = channel.unary_unary(
             clients.SERVICE + "ModelStatistics",
@@ -125,7 +125,7 @@ def wrong_books(address: str) -> list[str]:
 
 
 def unbalanced(stats: pb.InferStatistics) -> Iterator[str]:
-    """In sentences. What one step of an ensemble takes beside another is in its times twice, so they may be more."""
+    """The faults, in sentences. Times of an ensemble's parallel steps count twice, so its sum may be larger."""
     phases = [getattr(stats, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")]
     for name, phase in zip(("queue", "input", "infer", "output"), phases, strict=True):
         if phase.count + stats.cache_hit.count != stats.success.count:
@@ -136,7 +136,7 @@ def unbalanced(stats: pb.InferStatistics) -> Iterator[str]:
 
 
 def faults(tallies: dict, polite: dict, grown: int | None, arguments: argparse.Namespace) -> list[str]:
-    """What does not hold, in sentences."""
+    """The faults, in sentences."""
     found = []
     for kind, tally in tallies.items():
         found += [f"{kind}: {count} x {what}" for what, count in tally.wrong.most_common(10)]
@@ -154,7 +154,7 @@ def faults(tallies: dict, polite: dict, grown: int | None, arguments: argparse.N
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """One server's life; what was wrong."""
+    """Run one server from start to stop; return the faults."""
     patience = 600.0 if arguments.instrumented else 120.0
     server, unix = start(write_models(folder / "models"), folder, arguments.option or [], patience)
     try:

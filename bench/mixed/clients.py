@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from server.pb import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
-PATIENCE = 60.0  # seconds: no answer by then is one that was lost
+PATIENCE = 60.0  # seconds: a request that is not answered by then counts as lost
 OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -29,14 +29,14 @@ OPTIONS = [
 ]
 SIZES = (0, 1, 64, 1000, 16_000, 300_000, 1 << 20)
 RARE_SIZES = (8 << 20, 64 << 20)
-# What an answer may be while an operator replaces models, a queue is full or a client holds too much.
+# Statuses that are allowed while an operator replaces models, a queue is full or a client holds too much.
 BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 DATATYPES = {np.dtype(np.int32): "INT32", np.dtype(np.uint8): "UINT8"}
 
 
 @dataclass
 class Tally:
-    """What the clients of one kind got."""
+    """The outcomes of one kind's clients."""
 
     asked: int = 0
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -51,7 +51,7 @@ class Tally:
 
 @dataclass
 class World:
-    """What all clients share."""
+    """The state that all clients share."""
 
     address: str
     unix: str
@@ -91,7 +91,7 @@ async def infer(
     allowed: frozenset[str] = BUSY,
     patience: float = PATIENCE,
 ) -> pb.ModelInferResponse | None:
-    """Ask once; None after an error, which is counted."""
+    """Call once; None after an error, which is counted."""
     tally.asked += 1
     call = channel.unary_unary(SERVICE + "ModelInfer", None, pb.ModelInferResponse.FromString)
     try:
@@ -119,7 +119,7 @@ def ints(nonce: int, size: int) -> np.ndarray:
 
 
 async def sizes(world: World, chance: random.Random, tally: Tally) -> None:
-    """Tensors of 0 bytes to 64 MiB, some compressed, through models that hand over the message and that gather it."""
+    """Tensors of 0 bytes to 64 MiB, some compressed, to models that use them in place and models that gather."""
     compression = chance.choice((None, None, grpc.Compression.Gzip))
     async with world.channel(compression=compression) as channel:
         while not world.over:
@@ -133,7 +133,7 @@ async def sizes(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def cancels(world: World, chance: random.Random, tally: Tally) -> None:
-    """Calls that are cancelled at any moment, among others that are not."""
+    """Calls, some of which are cancelled at any moment."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(next(world.numbers), 100).view(np.uint8)
@@ -148,7 +148,7 @@ async def cancels(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def deadlines(world: World, chance: random.Random, tally: Tally) -> None:
-    """Calls with deadlines around what the model takes."""
+    """Calls with deadlines around the model's execution time."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(next(world.numbers), 10).view(np.uint8)
@@ -160,7 +160,7 @@ async def deadlines(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def in_place(world: World, chance: random.Random, tally: Tally) -> None:
-    """An ensemble of models that write where their input lies, which others read, too."""
+    """An ensemble of models that write in place into inputs that other steps read, too."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(next(world.numbers), chance.choice((1, 10, 1000, 50_000)))
@@ -172,7 +172,7 @@ async def in_place(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def reused(world: World, chance: random.Random, tally: Tally) -> None:
-    """The same few requests again and again, at the same time: answers come from the cache or from a twin."""
+    """The same few requests, repeated and concurrent: answers come from the cache or from a twin."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(chance.randrange(20), 500)
@@ -184,7 +184,7 @@ async def reused(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def calls(world: World, chance: random.Random, tally: Tally) -> None:
-    """A Python model that asks others."""
+    """A Python model that calls others."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(next(world.numbers), chance.choice((1, 1000, 100_000)))
@@ -194,7 +194,7 @@ async def calls(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def failures(world: World, chance: random.Random, tally: Tally) -> None:
-    """A Python model that fails for some requests; batch mates are answered."""
+    """A Python model that fails some requests; the others of the batch are answered."""
     async with world.channel() as channel:
         while not world.over:
             rows = [ints(next(world.numbers), 20) for _ in range(4)]
@@ -231,7 +231,7 @@ async def one_of_many(world: World, chance: random.Random, tally: Tally) -> None
 
 
 async def streams(world: World, chance: random.Random, tally: Tally) -> None:
-    """Streams to decoupled models, read to the end, left in between, or read slowly."""
+    """Streams to decoupled models, read to the end, abandoned, or read slowly."""
     while not world.over:
         async with world.channel() as channel:
             for _ in range(20):
@@ -304,7 +304,7 @@ async def sequences(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def shared_memory(world: World, chance: random.Random, tally: Tally) -> None:
-    """Inputs and outputs in regions of the client's own, over the unix socket; a model never changes an input."""
+    """Inputs and outputs in the client's own regions, over the unix socket; a model never changes an input."""
     size = 1 << 18
     name = f"inferd-mixed-{os.getpid()}-{next(world.numbers)}"
     path = Path("/dev/shm") / name
@@ -337,7 +337,7 @@ async def shared_memory(world: World, chance: random.Random, tally: Tally) -> No
 
 
 async def operator(world: World, chance: random.Random, tally: Tally) -> None:
-    """Replaces models in use, or changes how many instances they have, and unloads one and loads it again."""
+    """Replaces models in use, changes their number of instances, and unloads and loads one."""
     async with world.channel() as channel:
         load = channel.unary_unary(SERVICE + "RepositoryModelLoad")
         unload = channel.unary_unary(SERVICE + "RepositoryModelUnload")
@@ -361,7 +361,7 @@ async def operator(world: World, chance: random.Random, tally: Tally) -> None:
 async def changed(
     channel: grpc.aio.Channel, model: str, number: int, chance: random.Random
 ) -> pb.RepositoryModelLoadRequest:
-    """A load of the model with another number of instances, or with a parameter that only a new version has."""
+    """Load the model with another number of instances, or with a new parameter, which needs a new version."""
     ask = channel.unary_unary(SERVICE + "ModelConfig", None, pb.ModelConfigResponse.FromString)
     config = (await ask(pb.ModelConfigRequest(name=model).SerializeToString())).config
     if config.instance_group and chance.random() < 0.5:
@@ -392,7 +392,7 @@ KINDS: tuple[tuple[Kind, int], ...] = (
 
 
 async def run(world: World, seed: int, only: frozenset[str] = frozenset()) -> None:
-    """All clients until the world is over."""
+    """Run all clients until the run ends."""
     tasks = []
     for kind, count in KINDS:
         name = kind.__name__

@@ -1,4 +1,4 @@
-"""Clients that ask for much and take little, in threads of their own."""
+"""Clients that request much and read little, on threads of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def framed(message: bytes) -> bytes:
 
 
 def trickle(world: World, hello: bytes) -> None:
-    """Say `hello`, then read a byte every half second; connect again when the server ends it."""
+    """Send `hello`, then read a byte every half second; connect again when the server closes the connection."""
     host, port = world.address.rsplit(":", 1)
     while not world.over:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as peer:
@@ -32,7 +32,7 @@ def trickle(world: World, hello: bytes) -> None:
 
 
 def asks(path: str, message: bytes, calls: int) -> bytes:
-    """A connection that asks so often at once, with windows that let the server send all of it."""
+    """The bytes of a connection with `calls` calls at once, whose windows let the server send all answers."""
     data = h2cases.PREFACE + LARGE_WINDOW
     for stream in range(1, 2 * calls, 2):
         data += h2cases.headers(stream, payload=h2cases.block(pseudo_path=path))
@@ -43,7 +43,7 @@ def asks(path: str, message: bytes, calls: int) -> bytes:
 def start(world: World) -> list[threading.Thread]:
     """Readers of one byte at a time: of large answers, and of a stream of many responses.
 
-    They have a model of their own: a Python model that sends waits for its reader, until the server ends that call.
+    They have a model of their own, since a Python model that sends waits for its reader until the server ends the call.
     """
     ones = request("flood", x=np.array([[1, 1, 16 << 20]], np.int32)).SerializeToString()
     many = request("flood", x=np.array([[2000, 1, 100_000]], np.int32)).SerializeToString()

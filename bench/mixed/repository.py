@@ -18,7 +18,7 @@ SLOW = 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 COALESCE = 'parameters { key: "coalesce_requests" value { string_value: "true" } }\n'
 CACHE = "response_cache { enable: true }\n"
 
-# y = 2 x, computed in the memory of x.
+# y = 2 x, computed in place.
 DOUBLER = """
 backend: "pytorch"
 max_batch_size: 16
@@ -28,7 +28,7 @@ dynamic_batching { }
 instance_group { kind: KIND_CPU count: 2 }
 """
 
-# y = x + 1, computed in the memory of x where the model may write there.
+# y = x + 1, computed in place where the model may write.
 ADDER = """
 import triton_python_backend_utils as pb_utils
 
@@ -79,7 +79,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 """
 
-# y = 2 (x + 1), by asking `adder` and `doubler`.
+# y = 2 (x + 1), by calling `adder` and `doubler`.
 CALLER = """
 import triton_python_backend_utils as pb_utils
 
@@ -155,7 +155,7 @@ CHAIN = ensemble(
     added("twice", "plus"),
     added("x", "also"),
 )
-# The same behind a step whose answers are cached and one whose requests are coalesced.
+# The same after a step with a response cache and one that coalesces.
 REUSED = ensemble(
     ("twice", "four", "plus"),
     doubled("cached", "x", "twice"),
@@ -196,7 +196,7 @@ def write(folder: Path) -> Path:
 
 
 def write_doubler(path: Path) -> None:
-    """A TorchScript module that multiplies its input by two where it lies."""
+    """A TorchScript module that doubles its input in place."""
     import torch
 
     class Doubler(torch.nn.Module):

@@ -1,12 +1,11 @@
 """Random inference requests whose answers prove themselves.
 
-A request follows from its nonce alone: model, rows, shapes, payload, id, whether tensors travel raw or typed, which
-outputs are named, whether it is wrong on purpose. The models are identities (INPUTn comes back as OUTPUTn), so an
-answer is right only if its id, shapes and every byte are those of this very request: an answer that belongs to
-another call, a row of a batch mate, or bytes of an earlier tensor cannot pass.
+The nonce determines the request: model, rows, shapes, payload, id, raw or typed tensors, requested outputs, intended
+errors. The models are identities (INPUTn comes back as OUTPUTn), so an answer is right only if its id, its shapes and
+every byte are those of its request: another call's answer, a row of another request in the batch, or bytes of an
+earlier tensor cannot pass.
 
-Encoding and decoding of messages (`encode`, `verify`) are written here once more, apart from `_native.protobuf.codec`,
-because they verify it.
+`encode` and `verify` have an encoder and a decoder of their own, because they verify `_native.protobuf.codec`.
 """
 
 from bench.nonce.workload import DATATYPES, NonceWorkload

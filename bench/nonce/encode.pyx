@@ -33,7 +33,7 @@ cdef uint8_t *put_name(uint8_t *out, uint32_t field, const char *name, const cha
 
 
 cdef uint8_t *close_nested(uint8_t *start, uint8_t *end, uint32_t field) noexcept nogil:
-    """Put tag and length in front of what was written at `start`, moving it up."""
+    """Insert tag and length before the bytes written at `start`."""
     cdef uint8_t head[16]
     cdef size_t size = end - start
     cdef size_t head_size = put_varint(put_varint(head, field << 3 | 2), size) - head
@@ -43,7 +43,7 @@ cdef uint8_t *close_nested(uint8_t *start, uint8_t *end, uint32_t field) noexcep
 
 
 cdef uint8_t *put_typed(uint8_t *out, const Tensor *tensor, const Part *part) noexcept nogil:
-    """The elements as the one field of InferTensorContents that is meant for them."""
+    """Write the elements as the field of InferTensorContents for their datatype."""
     cdef uint8_t *start = out
     cdef const uint8_t *raw = part.raw
     cdef uint64_t i, _i, value

@@ -1,4 +1,4 @@
-# What a nonce determines: a model, and the tensors of one request to it.
+# The plan of a nonce: a model, and the tensors of one request to it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

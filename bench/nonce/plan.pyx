@@ -1,4 +1,4 @@
-"""A request as its nonce determines it: model, rows, shapes, payload, id, what is wrong with it on purpose."""
+"""The plan of a request, made from its nonce: model, rows, shapes, payload, id, intended errors."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -7,11 +7,11 @@ from inferd_client.driver.splitmix cimport draw
 
 cdef enum:
     TYPED_LIMIT = 4096        # raw bytes of a tensor up to which it may travel in typed contents
-    COMMON_DIM = 16           # half of all requests have it in every dimension, so that they meet in batches
+    COMMON_DIM = 16           # half of all requests have it in every dimension, so that they share batches
 
 
 cdef int64_t draw_dim(uint64_t *state) noexcept nogil:
-    """Small dimensions, often the same: 1 .. 40, every fourth power-of-two-ish."""
+    """A small dimension from 1 to 40; some sizes are frequent."""
     cdef uint64_t value = draw(state)
     return <int64_t> (1 << (value % 6)) if value & 0x300 else 1 + <int64_t> ((value >> 32) % 40)
 
@@ -80,7 +80,7 @@ cdef void plan_draw(Catalogue *catalogue, uint64_t nonce, Plan *plan) noexcept n
     rows = 1 + <int64_t> ((value >> 32) % min(plan.model.max_rows, 8)) if plan.model.max_rows else 0
     for i in range(plan.model.tensor_count):
         draw_shape(catalogue, &plan.model.tensors[i], &plan.parts[i], common, rows, &state)
-        # at least the first output is asked for
+        # at least the first output is requested
         plan.parts[i].named = not plan.any_named or i == 0 or draw(&state) & 1
     draw_id(plan, nonce, &state)
     plan.typed = plan.typed and may_be_typed(plan)
@@ -91,7 +91,7 @@ cdef uint64_t payload_bound(const Tensor *tensor, const Part *part) noexcept nog
 
 
 cdef size_t fill_strings(uint64_t elements, uint64_t seed, uint8_t *out) noexcept nogil:
-    """Elements of 0 to 31 random bytes, each with its length in front; returns the bytes written."""
+    """Write elements of 0 to 31 random bytes, each after its length; return the bytes written."""
     cdef uint8_t *start = out
     cdef uint64_t value, _i
     cdef uint32_t size

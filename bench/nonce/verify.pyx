@@ -1,4 +1,4 @@
-"""Reading a ModelInferResponse, and comparing it with what was asked for."""
+"""Reads a ModelInferResponse, and compares it with the request."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -37,8 +37,8 @@ cdef uint64_t take_varint(Reader *reader) noexcept nogil:
 
 
 cdef bint take_field(Reader *reader, Field *field) noexcept nogil:
-    """The next field; False at the end or when the message is malformed. Only varint and length-delimited fields
-    occur in a ModelInferResponse down to the depth read here."""
+    """Read the next field; False at the end or when the message is malformed. Down to the depth read here, a
+    ModelInferResponse has only varint and length-delimited fields."""
     cdef uint64_t tag
     if reader.at == reader.end or reader.failed:
         return False
@@ -81,7 +81,7 @@ cdef int find_output(const Model *model, const Field *name) noexcept nogil:
 
 
 cdef Verdict verify_output(const Field *encoded, const Plan *plan, int *which) noexcept nogil:
-    """One InferOutputTensor; `which` becomes its place in the model."""
+    """Check one InferOutputTensor; `which` becomes its index in the model."""
     cdef Reader reader = Reader(encoded.data, encoded.data + encoded.size, False)
     cdef Field field
     cdef Field datatype = Field(0, 0, NULL, 0), shape = Field(0, 0, NULL, 0)

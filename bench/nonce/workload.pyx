@@ -1,4 +1,4 @@
-"""The workload: prepares the request of a call's nonce and verifies what comes back."""
+"""The workload: makes the request of a call's nonce and verifies the response."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -87,10 +87,10 @@ cdef class NonceWorkload(Workload):
     """Requests to a set of identity models.
 
     Args:
-        models: what to send to, see `bench.repository.Identity`; each takes INPUTn and gives it back as OUTPUTn.
+        models: `bench.repository.Identity`; each returns INPUTn as OUTPUTn.
         fault_fraction: this share of the requests is wrong on purpose and must be refused with the right status.
         large_fraction: this share of the tensors has a first dimension of up to `large_elements`.
-        early_us: so much before its deadline a call may be answered DEADLINE_EXCEEDED.
+        early_us: a call may be answered DEADLINE_EXCEEDED this much before its deadline.
     """
     cdef Catalogue catalogue
 
@@ -126,7 +126,7 @@ cdef class NonceWorkload(Workload):
             describe_tensor(&model.tensors[<size_t> i], i, datatype, rank)
 
     def request(self, uint64_t nonce):
-        """The serialized request of a nonce: what the driver would send, for tests and to replay a failure."""
+        """The serialized request of a nonce, as the driver sends it, for tests and to replay a failure."""
         cdef Call call
         memset(&call, 0, sizeof(Call))
         call.nonce = nonce
@@ -138,7 +138,7 @@ cdef class NonceWorkload(Workload):
             free(call.scratch)
 
     def verdict(self, uint64_t nonce, bytes response, int grpc_status=0):
-        """What is said (a `Verdict` as int, 0 is correct) to this serialized response to a nonce's request."""
+        """The `Verdict` (as int, 0 is correct) on this serialized response to a nonce's request."""
         cdef bytes framed = b"\0" + len(response).to_bytes(4, "big") + response if grpc_status == 0 else b""
         cdef Call call
         memset(&call, 0, sizeof(Call))
