@@ -1,5 +1,11 @@
 """Tensors and parameters of the backend's responses, for the worker. A part of _host.pyx."""
 
+cdef enum:
+    MOST_WRITTEN = 16        # outputs, and
+    LONGEST_WRITTEN = 4096   # bytes of a response that `written` writes
+    NOT_WANTED = 0xFFFFFFFF
+
+
 cdef class Memory:
     """The memory of an output, which a backend has written."""
 
@@ -35,6 +41,76 @@ cdef object output_of(Tensor *tensor):
     memory._size = size
     tensor.base = NULL
     return received(name, tensor.datatype, shape, memory, 0, size)
+
+
+cdef bytes written(Tensor *first, channel, wanted):
+    # The response with these outputs as its record (`inferd_worker.protocol`, RESPONSE), without an object for each of
+    # its parts. None: only the worker can write it, or say what is wrong.
+    cdef uint32_t indices[MOST_WRITTEN]
+    cdef ResponseRecord response
+    cdef TensorRecord record
+    cdef Tensor *tensor = first
+    cdef size_t heads = sizeof(ResponseRecord)
+    cdef size_t datas = 0
+    cdef uint32_t count = 0
+    cdef uint32_t each = 0
+    cdef dict output_index = channel.output_index
+    cdef bytes made
+    cdef char *at
+    cdef char *data
+    while tensor != NULL:
+        index = output_index.get(text_of(tensor.name))
+        if index is None or count == MOST_WRITTEN or tensor.datatype == TRITONSERVER_TYPE_BYTES or not is_whole(tensor):
+            return None
+        indices[count] = NOT_WANTED if wanted is not None and index not in wanted else index
+        if indices[count] != NOT_WANTED:
+            heads += sizeof(TensorRecord) + tensor.rank * sizeof(int64_t)
+            datas += aligned(tensor.attributes.byte_size, 8)
+            each += 1
+        count += 1
+        tensor = tensor.next
+    if heads + datas > LONGEST_WRITTEN:
+        return None
+    memset(&response, 0, sizeof(ResponseRecord))
+    response.status = RESPONSE_OK
+    response.tensors = <uint16_t>each
+    response.size = <uint32_t>(heads + datas)
+    made = PyBytes_FromStringAndSize(NULL, response.size)
+    at = PyBytes_AS_STRING(made)
+    data = at + heads
+    memcpy(at, &response, sizeof(ResponseRecord))
+    at += sizeof(ResponseRecord)
+    memset(&record, 0, sizeof(TensorRecord))
+    record.place = PLACE_INLINE
+    tensor = first
+    for each in range(count):
+        if indices[each] != NOT_WANTED:
+            record.index = <uint16_t>indices[each]
+            record.datatype = <uint8_t>tensor.datatype
+            record.rank = <uint8_t>tensor.rank
+            record.offset = data - PyBytes_AS_STRING(made)
+            record.size = tensor.attributes.byte_size
+            memcpy(at, &record, sizeof(TensorRecord))
+            memcpy(at + sizeof(TensorRecord), tensor.shape, tensor.rank * sizeof(int64_t))
+            at += sizeof(TensorRecord) + tensor.rank * sizeof(int64_t)
+            memcpy(data, tensor.base, record.size)
+            memset(data + record.size, 0, aligned(record.size, 8) - record.size)
+            data += aligned(record.size, 8)
+        tensor = tensor.next
+    return made
+
+
+cdef bint is_whole(const Tensor *tensor) noexcept:
+    # small, and of as many bytes as its shape has
+    cdef size_t size = TRITONSERVER_DataTypeByteSize(tensor.datatype)
+    cdef uint32_t axis
+    for axis in range(tensor.rank):
+        if tensor.shape[axis] > LONGEST_WRITTEN:
+            return False
+        size *= tensor.shape[axis]
+        if size > LONGEST_WRITTEN:
+            return False
+    return tensor.base != NULL and tensor.attributes.byte_size == size
 
 
 cdef int check_strings(str name, const unsigned char *at, size_t size, elements) except -1:

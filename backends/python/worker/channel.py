@@ -85,9 +85,11 @@ class Channel(abc.ABC):
 
     Attributes:
         name: of the model's instance, for messages.
+        output_index: indices of the model's outputs by name.
     """
 
     name: str
+    output_index: Mapping[str, int]
 
     @abc.abstractmethod
     def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
@@ -99,6 +101,10 @@ class Channel(abc.ABC):
             final: no other response follows.
             wanted: indices of the requested outputs; None for all.
         """
+
+    @abc.abstractmethod
+    def respond_written(self, key: int, record: bytes, final: bool) -> None:
+        """The same with a response that is its record already, and fits into a packet."""
 
     @abc.abstractmethod
     def is_cancelled(self, key: int) -> bool:

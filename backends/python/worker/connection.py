@@ -78,6 +78,7 @@ class Connection(Channel):
         self.on_is_ready: Callable[[int], None] = lambda _: None
         self._link = link
         self._names = names
+        self.output_index = names.output_index
         self._window = window
         self._verbose = verbose
         self._flags = flags
@@ -158,6 +159,12 @@ class Connection(Channel):
             writer.add_error(p.CODE_INTERNAL, error_text(error)[:ERROR_LIMIT])
             self._link.send(self._link.side, p.RESPONSE, writer.record(), flags=flags, number=key)
             raise
+
+    def respond_written(self, key: int, record: bytes, final: bool) -> None:
+        self._spend_credit(key)
+        if final:
+            self._credits.pop(key, None)
+        self._link.send(self._link.side, p.RESPONSE, record, flags=p.FINAL if final else 0, number=key)
 
     def _take_into(self, taken: list[int]) -> Callable[[int], int]:
         def take(size: int) -> int:

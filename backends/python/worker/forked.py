@@ -114,6 +114,7 @@ class Parent(Channel):
 
     def __init__(self, end: socket.socket | None, channel: Channel) -> None:
         self.name = channel.name
+        self.output_index = channel.output_index
         self._end = end
         self._channel = channel
         self._connection: Any = None
@@ -147,6 +148,8 @@ class Parent(Channel):
         raise TritonModelException(
             "a process that the model has forked cannot answer requests: answer them in the process that received them"
         )
+
+    respond_written = respond
 
     def is_cancelled(self, key: int) -> bool:
         return self._channel.is_cancelled(key)

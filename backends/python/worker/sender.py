@@ -57,6 +57,16 @@ class InferenceResponseSender:
             self._count(response, flags)
         self._runtime.channel.respond(self._key, response, flags == FINAL, self._wanted)
 
+    def send_written(self, record: bytes, final: bool) -> None:
+        """Send a response of a decoupled model that is its record already, and fits into a packet.
+
+        Raises:
+            TritonModelException: the sender has been closed.
+        """
+        with self._lock:
+            self._count(None, FINAL if final else 0)
+        self._runtime.channel.respond_written(self._key, record, final)
+
     def _count(self, response: InferenceResponse | None, flags: int) -> None:
         if not self._decoupled:
             if response is not None and self._sent > 0:
