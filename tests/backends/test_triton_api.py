@@ -44,6 +44,11 @@ input { name: "x" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ -1 ] }
 model_transaction_policy { decoupled: true }
 """
+PARTS = STREAM.replace(
+    "model_transaction",
+    'output [ { name: "odd" data_type: TYPE_BOOL dims: [ 5 ] }, '
+    '{ name: "halves" data_type: TYPE_FP64 dims: [ 3 ] } ]\nmodel_transaction',
+)
 SUM = """
 max_batch_size: 4
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
@@ -94,7 +99,14 @@ def probe(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(probe, tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    for name, config in (("batched", BATCHED), ("texts", TEXTS), ("stream", STREAM), ("sum", SUM), ("bare", "")):
+    for name, config in (
+        ("batched", BATCHED),
+        ("texts", TEXTS),
+        ("stream", STREAM),
+        ("parts", PARTS),
+        ("sum", SUM),
+        ("bare", ""),
+    ):
         add_model(root, name, config)
     add_model(root, "pairs", PAIRS)
     add_model(root, "rounds", ROUNDS)
@@ -168,19 +180,43 @@ def test_a_decoupled_model_answers_by_a_factory_after_it_has_released_the_reques
     assert streamed(client, 100) == list(range(100))
 
 
+@pytest.mark.parametrize("wanted", [("y", "odd", "halves"), ("halves",), ("odd", "y"), ()])
+def test_responses_of_a_decoupled_model_with_several_outputs(client, wanted):
+    """Each output has its datatype, its shape and its bytes, whichever others are asked for."""
+    expected = {
+        "y": lambda number: [[number]],
+        "odd": lambda number: [[bool(number & 1), True, False, True, False]],
+        "halves": lambda number: [[number / 2, number, 2 * number]],
+    }
+    outputs = [triton.InferRequestedOutput(name) for name in wanted] or None
+    results = responses(client, "parts", 1005, outputs)
+    assert len(results) == 5
+    for number, result in enumerate(results):
+        found = {each.name: result.as_numpy(each.name).tolist() for each in result.get_response().outputs}
+        assert found == {name: expected[name](number) for name in wanted or expected}
+
+
+def test_outputs_that_the_configuration_does_not_have_are_left_out(client):
+    assert [each.as_numpy("y").tolist() for each in responses(client, "stream", 1003)] == [[[0]], [[1]], [[2]]]
+
+
 def streamed(client, count):
+    return [int(result.as_numpy("y")[0, 0]) for result in responses(client, "stream", count)]
+
+
+def responses(client, model, count, outputs=None):
     found = queue.Queue()
     client.start_stream(lambda result, error: found.put((result, error)))
     try:
         array = np.array([[count]], np.int32)
-        client.async_stream_infer("stream", [tensor(array)], enable_empty_final_response=True)
-        numbers = []
+        client.async_stream_infer(model, [tensor(array)], outputs=outputs, enable_empty_final_response=True)
+        results = []
         while True:
             result, error = found.get(timeout=60)
             assert error is None, error
             if result.get_response().parameters["triton_final_response"].bool_param:
-                return numbers
-            numbers.append(int(result.as_numpy("y")[0, 0]))
+                return results
+            results.append(result)
     finally:
         client.stop_stream()
 

@@ -349,15 +349,29 @@ static void do_it_twice(TRITONBACKEND_Request *request) {
     complain(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
 }
 
-static TRITONSERVER_Error *one_number(TRITONBACKEND_Response *response, int32_t number) {
+static TRITONSERVER_Error *put(TRITONBACKEND_Response *response, const char *name, TRITONSERVER_DataType datatype,
+                               int64_t elements, const void *data, uint64_t size) {
     TRITONBACKEND_Output *output;
     TRITONSERVER_MemoryType memory;
-    int64_t shape[] = {1, 1}, id;
+    int64_t shape[] = {1, elements}, id;
     void *buffer;
-    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
-    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id));
-    memcpy(buffer, &number, 4);
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, name, datatype, shape, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, size, &memory, &id));
+    memcpy(buffer, data, size);
     return NULL;
+}
+
+static TRITONSERVER_Error *one_number(TRITONBACKEND_Response *response, int32_t number) {
+    return put(response, "y", TRITONSERVER_TYPE_INT32, 1, &number, 4);
+}
+
+/* The number, and others of other types and sizes. */
+static TRITONSERVER_Error *several_numbers(TRITONBACKEND_Response *response, int32_t number) {
+    double halves[] = {number / 2.0, number, 2.0 * number};
+    uint8_t odd[] = {number & 1, 1, 0, 1, 0};
+    TRY(put(response, "odd", TRITONSERVER_TYPE_BOOL, 5, odd, 5));
+    TRY(one_number(response, number));
+    return put(response, "halves", TRITONSERVER_TYPE_FP64, 3, halves, sizeof halves);
 }
 
 /* A request of iterative sequences, which goes round as often as its input says. The state counts. If the model is
@@ -387,17 +401,20 @@ static TRITONSERVER_Error *go_round(TRITONBACKEND_Request *request, TRITONBACKEN
     return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL);
 }
 
-/* As many responses as the input says, which count up, and then the end; after the request has been released. */
+/* As many responses as the input says, which count up, and then the end; after the request has been released. Beyond
+ * a thousand each has several outputs. */
 struct Stream {
     TRITONBACKEND_ResponseFactory *factory;
     int32_t count;
+    bool several;
 };
 
 static void *stream(void *given) {
     struct Stream *stream = given;
     for (int32_t number = 0; number < stream->count; number++) {
         TRITONBACKEND_Response *response;
-        if (TRITONBACKEND_ResponseNewFromFactory(&response, stream->factory) || one_number(response, number)) abort();
+        if (TRITONBACKEND_ResponseNewFromFactory(&response, stream->factory)) abort();
+        if (stream->several ? several_numbers(response, number) : one_number(response, number)) abort();
         if (TRITONBACKEND_ResponseSend(response, 0, NULL)) abort();
     }
     if (TRITONBACKEND_ResponseFactorySendFlags(stream->factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL)) abort();
@@ -413,7 +430,8 @@ static void start(void *(*function)(void *), void *argument) {
 
 static void start_stream(TRITONBACKEND_Request *request) {
     struct Stream *made = malloc(sizeof *made);
-    made->count = first_of(request);
+    made->several = first_of(request) > 1000;
+    made->count = first_of(request) % 1000;
     if (TRITONBACKEND_ResponseFactoryNew(&made->factory, request)) abort();
     release(request);
     start(stream, made);
