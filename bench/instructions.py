@@ -3,8 +3,8 @@
     python -m bench.instructions                      needs valgrind
     python -m bench.instructions --base FOLDER        beside another tree of this project, built, with this program
     python -m bench.instructions --only calls|lanes [--functions 30]
-    python -m bench.instructions --check              fails where more are needed than bench/results/instructions.json allows
-    python -m bench.instructions --record "REASON"    changes that file
+    python -m bench.instructions --check              fails where more are needed than recorded
+    python -m bench.instructions --record "REASON"    records what is needed now in bench/results/instructions.json
 
 Calls (bench.calls): instructions are counted by place: libnghttp2, the C library, and groups of our modules. Those of
 the interpreter are left out; those of the C library on its behalf count, some hundreds for each portion of bytes.
@@ -235,7 +235,8 @@ def guarded() -> dict[str, float]:
         rows = {f"a call, {LOADS[load]}": pool.submit(of_call, load) for load in GUARDED_LOADS}
         for lane in GUARDED_LANES:
             for size in SIZES if LANES[lane].batching else (1,):
-                rows[f"a request in a lane, {lane}, batches of {size}"] = pool.submit(lane_instructions, HERE, lane, size)
+                name = f"a request in a lane, {lane}, batches of {size}"
+                rows[name] = pool.submit(lane_instructions, HERE, lane, size)
         return {name: round(row.result(), 1) for name, row in rows.items()}
 
 

@@ -149,7 +149,8 @@ class Parent(Channel):
             "a process that the model has forked cannot answer requests: answer them in the process that received them"
         )
 
-    respond_written = respond
+    def respond_written(self, *_: Any) -> None:
+        self.respond()
 
     def is_cancelled(self, key: int) -> bool:
         return self._channel.is_cancelled(key)
