@@ -1,4 +1,4 @@
-"""Whether a configuration agrees with what a model's file says about its inputs and outputs."""
+"""Checks a configuration against the inputs and outputs in a model's file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_dims(
         BackendError: the shapes differ; the text has both.
     """
     if not model and not spec.max_batch_size:
-        return  # a scalar or of unrecorded rank, which cannot be told apart
+        return  # a scalar, or of unrecorded rank: the file does not distinguish them
     configured = (-1, *tensor.dims) if spec.max_batch_size else tensor.dims
     batched = " with the batch dimension that max_batch_size > 0 means" if spec.max_batch_size else ""
     if len(model) != len(configured):

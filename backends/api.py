@@ -1,7 +1,7 @@
 """The contract between the engine and a backend.
 
-The engine finds a backend by name (`backends.loader`), asks it what a model file says (`Backend.inspect`), loads a
-version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by one
+The engine finds a backend by name (`backends.loader`), has it read a model file's signature (`Backend.inspect`), loads
+a version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by one
 thread of its own, one batch at a time.
 
 The engine describes a model to a backend by the specs of `backends.specs`, which this module exports, too.
@@ -91,7 +91,7 @@ class BackendError(Exception):
 class RequestError(BackendError):
     """The requests of a batch are invalid: they get INVALID_ARGUMENT, where other errors mean INTERNAL.
 
-    Every request of the batch gets this error, so it is for what they have in common, such as their shapes.
+    Every request of the batch gets this error, so raise it for a fault that they share, such as their shapes.
     """
 
     blames_requests = True
@@ -104,8 +104,8 @@ class ModelSource:
     spec: ModelSpec
     version: int
     path: Path  # the version directory
-    make_json: Callable[[], str] = str  # makes `config_json`, which few backends ask for
-    from_client: bool = False  # the configuration came with a load: it names nothing outside the model's folder
+    make_json: Callable[[], str] = str  # makes `config_json`, which few backends use
+    from_client: bool = False  # the configuration came with a load request: it names nothing outside the model's folder
 
     @property
     def config_json(self) -> str:
@@ -161,11 +161,11 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """A model that is to be built for a GPU of this machine, and how: see `inferd build-engine`."""
+    """An order to build a model for a GPU of this machine: see `inferd build-engine`."""
 
     model: Path
     profiles: tuple[str, ...] = ()  # of shapes that vary; see backends.tensorrt.profiles
-    max_batch_size: int = 0  # in place of profiles, where nothing but the batch varies
+    max_batch_size: int = 0  # instead of profiles, where only the batch varies
     precisions: tuple[str, ...] = ()  # that kernels may have beside the model's own: "fp16", ...
     strongly_typed: bool = False  # every tensor has the type that the model gives it
     version_compatible: bool = False  # later versions run it, too
@@ -176,24 +176,23 @@ class EngineSpec:
     workspace: int = 0  # bytes of the device for one kernel, at most; 0: all
     device: int = 0
     compute_capability: str = ""  # of another GPU than this machine's
-    runtime: str = ""  # which of the frameworks that build; empty: the usual one
+    runtime: str = ""  # the framework that builds; empty: the usual one
     cache: Path | None = None  # the folder that keeps engines; None: the usual one
 
 
 class Services(Protocol):
-    """What models may ask of the server, from any thread."""
+    """What models may call in the server, from any thread."""
 
     @property
     def entrance(self) -> object:
         """A capsule "inferd.submission": the Submission (`_native/service/submission.pxd`) for models' requests."""
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
-        """Ask the server for something other than inference.
+        """Call the server for something other than inference.
 
         "is_model_ready" and "is_decoupled" (name, version), "load_model" (name, config, files: contents by "file:" and
-        path), "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that
-        asks.
-        The future's exception is a `BackendError`, or one with a `status`.
+        path), "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the calling
+        model. The future's exception is a `BackendError`, or one with a `status`.
         """
 
     def measure(self, user: object, change: Mapping[str, object]) -> None:
@@ -209,7 +208,7 @@ class Services(Protocol):
 class Backend(abc.ABC):
     """One per format; made by `backends.loader` and shared by all models of that format.
 
-    Making one costs nothing: it imports no framework, so that `model_filename` can be asked of every backend.
+    Making one imports no framework, so `model_filename` can be read from every backend.
     """
 
     name: ClassVar[str]
@@ -221,10 +220,10 @@ class Backend(abc.ABC):
 
     runtimes: ClassVar[frozenset[str]] = frozenset()  # values of `runtime` that choose another way than the usual one
 
-    services: Services | None = None  # set before the first model is loaded; None: there is no server around it
+    services: Services | None = None  # set before the first model is loaded; None: without a server
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`config` is what `--backend-config` says: the options for every backend, then those for this one."""
+        """`config` has the options of `--backend-config`: those for every backend, then those for this one."""
         self.config = config
 
     def for_program(self, name: str, program: Path) -> Backend:  # noqa: ARG002 (for the one that runs programs)
@@ -244,7 +243,7 @@ class Backend(abc.ABC):
         return None
 
     def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:  # noqa: ARG002
-        """Try the model to find out its inputs and outputs, where its file does not record them. Blocks.
+        """Run the model to find its inputs and outputs, where its file does not record them. Blocks.
 
         Args:
             known: the inputs that the caller knows, without the batch dimension.
@@ -256,9 +255,9 @@ class Backend(abc.ABC):
         raise BackendError(f"backend '{self.name}' does not guess what '{source.spec.name}' takes and gives")
 
     def complete(self, source: ModelSource) -> str | None:  # noqa: ARG002 (for those who override it)
-        """The configuration of `source.config_json` as the model itself completes it; None when it does not. Blocks.
+        """The configuration of `source.config_json`, completed by the model itself; None when it does not. Blocks.
 
-        Asked of backends with `completes` only.
+        Called only for backends with `completes`.
 
         Raises:
             BackendError: the model refuses its configuration.
@@ -269,7 +268,7 @@ class Backend(abc.ABC):
         """Build a model for a GPU, or find it built, and return the file. Blocks, maybe for minutes.
 
         Args:
-            tell: called on any thread with what is being done and how much of it is done, in percent.
+            tell: called on any thread with the current step and the percentage done.
 
         Raises:
             BackendError: this backend builds nothing, or cannot build this model.
@@ -277,7 +276,7 @@ class Backend(abc.ABC):
         raise BackendError(f"backend '{self.name}' builds no models")
 
     def check(self, source: ModelSource) -> None:
-        """Find what would keep one version from being loaded, without executing code of the model's own.
+        """Find errors that would keep a version from loading, without executing the model's own code.
 
         Raises:
             BackendError: as for `load`.
@@ -298,8 +297,8 @@ class Model(abc.ABC):
 
     arena: ArenaHandle | None = None  # the server receives large messages for the model into it; None: anywhere
     any_thread: ClassVar[bool] = False
-    """Whether it does not matter to its instances on the CPU which threads make, use and close them, one at a time.
-    Then instances get their threads with the first request: most of thousands of models may have none for long."""
+    """Whether any threads may make, use and close its instances on the CPU, one at a time. Then instances get their
+    threads with the first request, and idle models need none."""
 
     @abc.abstractmethod
     def create_instance(self, spec: InstanceSpec) -> Instance:
@@ -331,14 +330,14 @@ class WorkerStatus:
 class Instance(abc.ABC):
     """Runs batches: one thread calls it, one batch at a time."""
 
-    stoppable: bool = False  # it has `stop`, which the server calls when nobody waits any more
+    stoppable: bool = False  # it has `stop`, which the server calls when no client waits any more
     writes_inputs: ClassVar[bool] = True
     """Whether `execute` may write to its inputs. If so, the server first copies inputs that others can see (steps of an
     ensemble, the response cache, requests that share an execution, a client's shared memory). If not, inputs may be
-    memory of others, and views of them are read-only."""
+    shared memory, and views of them are read-only."""
     isolates_failures: ClassVar[bool] = False
-    """Whether a batch of several requests that fails is executed once more, each request alone: the content of one then
-    fails no other. For executions that leave nothing behind; without effect with `writes_inputs`, and for sequences."""
+    """Whether the requests of a failed batch are executed once more, each alone: one request's content then fails no
+    other request. For executions without side effects. It has no effect with `writes_inputs`, and for sequences."""
 
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:
@@ -349,15 +348,15 @@ class Instance(abc.ABC):
         """
 
     def stop(self) -> None:
-        """Have `execute` end early: every request of its batch was cancelled or is late.
+        """Make `execute` end early: every request of its batch was cancelled or is late.
 
         The event loop calls this, perhaps just before `execute` begins or after it has ended, at most once a batch, and
-        never for requests of sequences. It must be quick. The server ignores how `execute` ends then.
+        never for requests of sequences. It must be quick. The server then ignores the outcome of `execute`.
         """
         return
 
     def resume(self) -> None:
-        """The batch that was stopped is over; called on the instance's thread before the next one."""
+        """The stopped batch has ended; called on the instance's thread before the next batch."""
         return
 
     def close(self) -> None:
@@ -383,19 +382,19 @@ class Instance(abc.ABC):
         return None
 
     def watch(self, changed: Callable[[], object]) -> None:  # noqa: B027 (for those whose readiness changes)
-        """Have `changed` called, on any thread, whenever `ready` may have changed."""
+        """Register `changed`, to be called on any thread whenever `ready` may have changed."""
 
 
 class AsyncInstance(Instance):
     """An instance whose executions run on threads of its framework: they are begun, and waited for.
 
-    If it has an `alternate`, the server uses both alternately, on one thread: while the one executes a batch, the other
-    begins the next if that is full, and each is ended in its turn. So the framework has its next work when it is done.
+    If it has an `alternate`, the server uses both alternately, on one thread: while one executes a batch, the other
+    begins the next batch if that is full, and the server ends them in order. So the framework always has its next work.
     Instances of sequences, and those under the rate limiter, begin no batch before the last one has ended.
     """
 
     alternate: AsyncInstance | None = None
-    """Another one like it, whose executions the framework begins when this one's have ended, and the other way round.
+    """A second instance like this one; the framework executes the two alternately.
     The server closes only this one."""
 
     @abc.abstractmethod
@@ -419,9 +418,9 @@ class NativeInstance(Instance):
     `_native/execution/batch.pxd`); each call gets its context. `gate`, if there is one, is a capsule named
     "inferd.await_fn" around an `await_fn`: the instance's thread calls it before each batch, and it may wait. `remote`,
     if another process does the work, is a capsule named "inferd.remote" around a `Remote`
-    (`_native/execution/remote.pxd`), by which the event loop begins and ends batches without the instance's thread.
+    (`_native/execution/remote.pxd`), with which the event loop begins and ends batches without the instance's thread.
     `input_device` is the GPU on which the instance reads inputs where trusted clients have put them; the server copies
-    all others to the host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at
+    other inputs to the host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at
     `InputData.exclusive`.
     """
 
@@ -437,8 +436,8 @@ class NativeInstance(Instance):
 class GpuInstance(Instance):
     """An instance on a GPU that submits its work instead of waiting for it.
 
-    The server gathers and uploads the inputs, calls `submit`, and downloads the outputs, each on a stream of its own
-    and with the next batch already on its way. One thread calls `submit`, with the device's context current.
+    The server gathers and uploads the inputs, calls `submit`, and downloads the outputs, each on a stream of its own,
+    so batches overlap. One thread calls `submit`, with the device's context current.
     """
 
     stream: Stream
@@ -450,7 +449,7 @@ class GpuInstance(Instance):
     def submit(self, batch: GpuBatch) -> None:
         """Submit the model's work to `stream` and set every wanted output, without waiting for the device.
 
-        Where graphs are captured, it is also called for batches that nobody sent (`batch.capturing`). An exception
+        Where graphs are captured, it is also called for batches without requests (`batch.capturing`). An exception
         fails every request of this batch with INTERNAL and its text, and nothing else.
         """
 

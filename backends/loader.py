@@ -62,10 +62,10 @@ PLATFORMS: Mapping[str, str] = MappingProxyType(
         "tensorrt_plan": "tensorrt",
     }
 )
-"""The backend that a `platform` of `config.pbtxt` means. The first of a backend is its usual one."""
+"""The backend of each `platform` of `config.pbtxt`. A backend's first platform is its usual one."""
 
 OWN_FILES: Mapping[str, str] = MappingProxyType({"torch_aoti": "model.pt2", "tensorflow_graphdef": "model.graphdef"})
-"""The model file of a platform for which its backend looks for another than the usual one."""
+"""The model file of a platform, where it is not its backend's usual one."""
 
 ENTRY_POINTS = "inferd.backends"
 """The group of entry points by which installed packages bring backends: the name of each is the backend's."""
@@ -89,7 +89,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def backend_of_platform(platform: str) -> str | None:
-    """The backend's name; None for a platform that nothing here serves."""
+    """The backend's name; None for a platform that no backend here serves."""
     return PLATFORMS.get(platform)
 
 
@@ -110,7 +110,8 @@ class BackendLoader:
             `<name>/model.py` is one written as a model for Triton's Python backend, which serves all models that name
             it. It comes before the backends of the server, as a way to replace one; those of installed packages, by
             the entry points of the group `ENTRY_POINTS`, come after them. `<name>/libtriton_<name>.so`, a backend
-            compiled for Triton, comes after the server's own: a directory of Triton's has those of the same names.
+            compiled for Triton, comes after the server's own, because a directory of Triton's has backends of the same
+            names.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class BackendLoader:
         return self.backend(name)
 
     def preload(self) -> None:
-        """Import the backends that the configuration wants to have imported before the server serves.
+        """Import the backends that the configuration names for import before the server serves.
 
         Raises:
             BackendError: one is not installed, or the configuration is wrong.
@@ -273,7 +274,7 @@ def _installed_class(name: str) -> type[Backend] | None:
 
 
 def _builtin_class(name: str, entry: Entry) -> type[Backend]:
-    # Only looked for, not imported: the framework's import waits until a model is loaded.
+    # Only found, not imported: the first load of a model imports the framework.
     if entry.requires and not _is_installed(entry.requires):
         raise BackendError(
             f"backend '{name}' needs {entry.requires}, which {sys.executable} does not find: "
@@ -296,7 +297,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    """Run a user's module under a name that cannot hide an installed package.
+    """Import a user's module under a name that cannot hide an installed package.
 
     Raises:
         BackendError: the module raises.

@@ -1,9 +1,9 @@
-"""Imports a framework into a server that serves.
+"""Imports a framework into a running server.
 
-An import opens libraries while it holds the interpreter lock: torch holds it for most of a second, in which the server
-answers nothing that needs Python. So this module opens the libraries first, by a call that does not hold the lock. An
-import also makes so many objects (torch: 200,000) that the garbage collector looks at all of them several times, each
-time for up to two tenths of a second. So the collector is off meanwhile, and never looks at these objects: they stay.
+An import opens libraries while it holds the interpreter lock: torch holds it for most of a second, and the server's
+Python code stands still. So this module opens the libraries first, by a call that does not hold the lock. An import
+also makes so many objects (torch: 200,000) that the garbage collector would scan all of them several times, for up to
+0.2 s each. So the collector is off meanwhile, and never scans these objects: they live as long as the process.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Parameters:
         return self._values.get(key, default)
 
     def warn_unknown(self, known: Collection[str]) -> None:
-        """Log each key that the backend does not know: it is allowed, as in Triton, but usually a slip of the pen."""
+        """Log each unknown key: it is allowed, as in Triton, but usually a typing error."""
         for key in self._values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
@@ -77,7 +77,7 @@ class Parameters:
 def default_intra_op_threads() -> int:
     """Threads for one operator where nothing is configured: half of the CPUs this process may use, at least one.
 
-    That is about the number of physical cores; on a machine of two it leaves one to the event loop, whose latency
-    suffers more from a busy neighbour than a small model gains from a second thread.
+    That is about the number of physical cores; on a machine with two it leaves one to the event loop, whose latency
+    loses more than a small model gains from a second thread.
     """
     return max(1, len(os.sched_getaffinity(0)) // 2)

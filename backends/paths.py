@@ -1,8 +1,9 @@
-"""Where a name that stands in a configuration leads: the one rule for all of them.
+"""Resolves the names of files in configurations: one rule for all of them.
 
-A name is relative and has no `..`. What it leads to, links followed, lies in the model's folder, or in the folder that
-it is relative to: an operator may lay a link in the place of a version's folder. A file that has its backend's usual
-name is not named by the configuration: it may be a link to anywhere, since only the operator can have laid it there.
+A name is relative and has no `..`. Its target, links followed, lies in the model's folder, or in the folder that it is
+relative to: an operator may replace a version's folder by a link. The rule does not hold for a file with its backend's
+usual name, which the configuration does not name: it may be a link to anywhere, since only the operator can have put it
+there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path, PurePosixPath
 
 
 class OutsideError(ValueError):
-    """The name leads out of the model's folder. The text does not say where to, nor whether something is there."""
+    """The name leads out of the model's folder. The text tells neither the target nor whether it exists."""
 
 
 def inside(base: Path, name: str, model_dir: Path) -> Path:
-    """`base`/`name`; whether it exists is not looked at.
+    """`base`/`name`, which need not exist.
 
     Args:
         base: the folder that the name is relative to: the model's, a version's, or another in the model's.
@@ -29,7 +30,7 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
     path = base / name
     is_plain = "/" not in name and "\0" not in name and name not in {"", ".", ".."}
     if is_plain and not os.path.islink(path):  # noqa: PTH114 (of what cannot be looked at, another error tells)
-        return path  # in the folder itself: quickly, because each of thousands of models may have some
+        return path  # in the folder itself: a quick check, because there may be thousands of models
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\0" in name:
         raise OutsideError(f"'{name}' must stay within the model directory: write a name relative to {base}")

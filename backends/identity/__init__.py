@@ -1,11 +1,11 @@
 """The identity backend: answers each request with its own inputs, natively, without a copy.
 
-Output i is input i, paired in the order of the configuration. Good for tests and for measuring what the server itself
-costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) says how long
-each batch waits, `row_delay_us` how much longer for each of its rows. With parameter `gather` a request goes the way of
+Output i is input i, paired in the order of the configuration. It serves tests, and measurements of the server's own
+cost. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) is the wait of
+each batch, `row_delay_us` the additional wait of each row. With parameter `gather` requests pass the same steps as with
 a real model: the inputs of a batch are made contiguous, and one output for the whole batch is split among its requests.
 A decoupled model answers each request with one response for every entry along the first dimension, the batch dimension
-if there is one; at most 64 of them are under way, then its instance waits until the client has taken some. An instance
+if there is one; at most 64 of them are in flight, then its instance waits until the client has taken some. An instance
 on a GPU sends the inputs there and copies them on the device.
 """
 
@@ -78,7 +78,7 @@ def check_pairs(spec: ModelSpec) -> None:
 
 
 class IdentityModel(Model):
-    """One loaded version: nothing but its parameters."""
+    """One loaded version: its parameters."""
 
     any_thread = True
 
@@ -88,7 +88,7 @@ class IdentityModel(Model):
         self.gather = gather
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
-        """An instance that hands inputs back where they are; on a GPU, one that copies them there."""
+        """An instance that returns its inputs without a copy; on a GPU, one that copies them there."""
         if spec.kind == "GPU":
             return IdentityGpuInstance(self.spec, spec)
         return IdentityInstance(self.delays_us, self.gather, self.spec.decoupled)
@@ -104,7 +104,7 @@ class IdentityInstance(NativeInstance):
 
 
 class IdentityGpuInstance(GpuInstance):
-    """Copies inputs to outputs on the device: what the way there and back costs, without a computation."""
+    """Copies inputs to outputs on the device, without a computation, to measure the transfers."""
 
     writes_inputs = False
 

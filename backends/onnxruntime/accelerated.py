@@ -1,4 +1,4 @@
-"""The accelerator `openvino` where the installed ONNX Runtime is built without it: OpenVINO executes the file."""
+"""The accelerator `openvino` where the installed ONNX Runtime lacks it: OpenVINO itself executes the file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "ACCURACY": {"EXECUTION_MODE_HINT": "ACCURACY"},
     }
 )
-DEVICES = ("CPU", "CPU_FP32")  # the latter is how older versions wrote it
+DEVICES = ("CPU", "CPU_FP32")  # older versions wrote the latter
 WITHOUT_EFFECT = frozenset(
     {"device_id", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer", "model_priority"}
 )
-"""Options without effect here, which also change no answer."""
+"""Options that have no effect here, and would change no answer."""
 
 
 def is_needed() -> bool:
@@ -85,7 +85,7 @@ def _options(source: ModelSource, accelerator: AcceleratorSpec) -> Options:
         PINNING: "NO",
         STREAMS: str(count),
         THREADS: str(threads or max(count, default_intra_op_threads())),
-        PRECISION: "f32",  # what ONNX Runtime computes in, where OpenVINO would take less on some CPUs
+        PRECISION: "f32",  # ONNX Runtime's precision; OpenVINO would use a lower one on some CPUs
     }
     for key, value in accelerator.parameters.items():
         if source.from_client and key in ("cache_dir", "load_config"):

@@ -64,7 +64,7 @@ class OnnxRuntimeBackend(Backend):
         out: older exporters list every weight there. A configuration may name them, as optional inputs.
         """
         import_framework("onnxruntime")
-        # Without optimisation: the signature is the same, and `load` opens the model once more anyway.
+        # Without optimisation: the signature is the same, and `load` opens the model again.
         session = open_session(source, options.for_inspection(self._config_parameters()))
         batches = is_batching([*session.get_inputs(), *session.get_outputs()])
         return Signature(
@@ -142,7 +142,7 @@ class OnnxModel(Model):
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
-        """The session that all instances on the CPU run; opened when it is first asked for.
+        """The session that all instances on the CPU run; opened at the first access.
 
         Raises:
             BackendError: the session cannot be opened, or not with the configured accelerators.
@@ -158,7 +158,7 @@ class OnnxModel(Model):
             return self._session
 
     def _placeable(self, session: onnxruntime.InferenceSession) -> dict[str, Shape]:
-        """Outputs that the session can write to memory of the server's choice, and their shapes."""
+        """Outputs that the session can write to memory that the server chooses, and their shapes."""
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype in ("BYTES", "BF16") for tensor in tensors):
             return {}
@@ -166,7 +166,7 @@ class OnnxModel(Model):
         return {tensor.name: shapes[tensor.name] for tensor in self.spec.model_outputs if tensor.name in shapes}
 
     def place_fixed(self) -> None:
-        """The names of dimensions are wrong: from here on only outputs of fixed shapes are placed."""
+        """The names of dimensions are wrong: from now on place only outputs of fixed shapes."""
         self.placeable = {
             name: shape for name, shape in self.placeable.items() if all(isinstance(dim, int) for dim in shape)
         }
@@ -245,7 +245,7 @@ class OnnxInstance(Instance):
         return places
 
     def stop(self) -> None:
-        """End the run before its next operator, also inside of a Loop, Scan or If."""
+        """End the run before its next operator, even inside a Loop, Scan or If."""
         self.run_options.terminate = True
 
     def resume(self) -> None:
@@ -253,9 +253,9 @@ class OnnxInstance(Instance):
         self.run_options.terminate = False
 
     def run_into(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
-        """As `run`, with outputs that have a place written there.
+        """As `run`, but write outputs to their places.
 
-        ONNX Runtime refuses a place of another shape than the output's, so a run that fails is tried without places.
+        ONNX Runtime refuses a place whose shape is not the output's, so a failed run is repeated without places.
         """
         try:
             return self._run_bound(places, wanted, feed)

@@ -47,7 +47,7 @@ NO_WAITING = "disable_synchronize_execution_providers"
 
 
 class OnnxGpuInstance(GpuInstance):
-    """Runs a session of its own, because a session works on one stream. Nothing here waits for the device.
+    """Runs a session of its own, because a session works on one stream. It never waits for the device.
 
     Operators that CUDA's provider does not have run on the CPU, and ONNX Runtime waits for their inputs.
 
@@ -159,5 +159,5 @@ class OnnxGpuInstance(GpuInstance):
 
 
 def _varies(session: onnxruntime.InferenceSession) -> bool:
-    """Whether an input has a shape that only a request tells."""
+    """Whether an input has a shape that each request determines."""
     return any(not isinstance(size, int) or size < 0 for node in session.get_inputs() for size in node.shape)

@@ -37,7 +37,7 @@ OF_FILES = ("file", "path", "folder", "settings")
 """Parts of the names of session entries whose values name files: files to read, such as weights and the layout of a
 graph, or files to write, such as statistics."""
 
-# The severity of the runtime's own log. Its errors come as exceptions too, so it need not print them as well.
+# The severity of the runtime's own log. Its errors also come as exceptions, so it need not log them.
 LOG_NOTHING_BUT_FATAL = 4
 
 # Guards the pool of all models: the runtime sizes it when the process first uses it.

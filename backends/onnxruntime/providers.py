@@ -1,4 +1,4 @@
-"""Execution providers: the parts of ONNX Runtime that run a model on a GPU, or better on a CPU, and their options."""
+"""Execution providers, by which ONNX Runtime runs a model on a GPU or faster on a CPU, and their options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CUDA_PARAMETERS = frozenset({*CHOICES, "gpu_mem_limit", "do_copy_in_default_stre
 OF_THE_SERVER = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 """Options that name the device of an instance, which the instance group chooses."""
 GRAPHS = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options for graphs, which need inputs that never move; a batch's inputs lie in one of several sets of buffers."""
+"""Options for graphs, which need inputs at fixed addresses; a batch's inputs lie in one of several sets of buffers."""
 
 POINTERS = frozenset(
     {
@@ -191,7 +191,7 @@ def _require(who: str, names: Iterable[str]) -> None:
 
 
 def check_active(session: onnxruntime.InferenceSession, wanted: Iterable[Provider], who: str) -> None:
-    """Check that a session has every wanted provider: the runtime goes on without one that does not load.
+    """Check that a session has every wanted provider: the runtime continues without providers that do not load.
 
     Raises:
         BackendError: the session lacks one.

@@ -19,7 +19,7 @@ MODEL_FILE = "model.onnx"
 _LOCATION = re.compile(rb"\n\x08location\x12(?=.[^\0])", re.DOTALL)
 """The bytes before a file's name in the external_data of a TensorProto: an entry with the key "location"."""
 PIECE = 1 << 20
-LONGEST_ENTRY = 13 + (1 << 14)  # of such an entry: what is in front, the length, a name of 16,383 bytes
+LONGEST_ENTRY = 13 + (1 << 14)  # of such an entry: its front, the length, a name of 16,383 bytes
 
 
 def open_session(
@@ -39,7 +39,7 @@ def open_session(
             settings.add_external_initializers_from_files_in_memory(
                 list(external), list(external.values()), [len(data) for data in external.values()]
             )
-        # Without the fallback, which would print the error and try the same once more.
+        # Without the fallback, which would print the error and try again.
         return onnxruntime.InferenceSession(str(path), settings, providers=list(providers), enable_fallback=0)
     except Exception as error:  # the runtime's errors share no base class of their own
         raise BackendError(f"failed to load '{source.spec.name}' from '{path}': {error}") from error
@@ -62,8 +62,8 @@ def find_model_file(source: ModelSource) -> Path:
 def read_external_data(path: Path) -> dict[str, bytes]:
     """The content of the files in which a model's weights lie, by the names that the model gives them.
 
-    ONNX Runtime would map them, and a file that is shortened or overwritten while it is mapped ends the process
-    (SIGBUS). Missing files, and files outside of the model's folder, are left out: ONNX Runtime refuses them.
+    ONNX Runtime would map them, and a mapped file that is shortened or overwritten ends the process (SIGBUS). Missing
+    files, and files outside the model's folder, are left out: ONNX Runtime refuses them.
 
     Raises:
         OSError: a file cannot be read.
@@ -89,13 +89,13 @@ def _named_files(path: Path) -> set[str]:
                 if size & 0x80:  # a varint of two bytes: no path is longer
                     size, begin = size & 0x7F | text[begin] << 7, begin + 1
                 name = text[begin : begin + size]
-                if len(name) == size:  # else the rest of it comes with the next piece
+                if len(name) == size:  # else the next piece has the rest
                     names.add(name.decode(errors="surrogateescape"))
     return names
 
 
 def engine_cache(source: ModelSource) -> Path:
-    """The folder for TensorRT's engines of this model; another model, or another ONNX Runtime, has another.
+    """The folder for TensorRT's engines of this model and this ONNX Runtime.
 
     The provider's own names for its files tell GPUs and versions of TensorRT apart, but not always models.
 
@@ -124,9 +124,9 @@ Shape = tuple[int | tuple[str, int], ...]
 
 
 def known_shapes(session: onnxruntime.InferenceSession, spec: ModelSpec) -> dict[str, Shape]:
-    """The outputs whose shapes are known before a run: each dimension is fixed, or named like one of an input.
+    """The outputs whose shapes are known before a run: dimensions are fixed, or have names of inputs' dimensions.
 
-    What such a name says may be wrong: exporters do not check it.
+    Such a name may be wrong: exporters do not check it.
     """
     first = 1 if spec.max_batch_size else 0
     named = {

@@ -1,4 +1,4 @@
-"""What an ONNX session says about its inputs and outputs, and whether a configuration agrees with it."""
+"""An ONNX session's inputs and outputs, and the check of a configuration against them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
         "tensor(string)": "BYTES",
     }
 )
-"""v2 datatype names of the runtime's type names; what is missing here cannot be served."""
+"""v2 datatype names by the runtime's type names; types that are missing here cannot be served."""
 
 ELEMENT_BF16 = 16  # onnx.TensorProto.BFLOAT16
 

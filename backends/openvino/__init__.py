@@ -1,7 +1,7 @@
 """Models on OpenVINO. The runtime is imported when the first model is inspected or loaded.
 
-OpenVINO's import reports to its makers over the network, by a package of its own, and keeps a name for this machine in
-the home folder. This package makes that one look missing, before anything can import OpenVINO.
+OpenVINO's import uses a telemetry package, which reports over the network and keeps an id of this machine in the home
+folder. This package makes the telemetry package look missing, before anything can import OpenVINO.
 """
 
 import sys

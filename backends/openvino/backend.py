@@ -1,7 +1,7 @@
 """The OpenVINO backend: one compiled model a version, and an infer request for each of its instances.
 
-Tensors go in without a copy. Outputs whose shapes the model fixes, but for the number of rows, are written to new
-memory that is handed over; others lie in memory that OpenVINO takes when it knows the shape, handed over likewise.
+Tensors go in without a copy. OpenVINO writes outputs whose shapes the model fixes, except for the number of rows, to
+new memory; for other outputs it allocates memory when it knows the shape. The server then owns that memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OpenVinoModel(Model):
         self._padding = options.padding
         self._inputs = plan_inputs(spec, inputs)
         self._outputs = plan_outputs(model, spec, inputs, outputs)
-        # a cancelled run of a dynamic model leaves operators with shapes for which they have no memory: the next run
+        # a cancelled run of a dynamic model leaves operators with shapes but without memory for them: the next run
         # with the same shapes would have wrong results
         self._stoppable = not model.is_dynamic()
         compiled = compile_model(model, spec, core, options)

@@ -1,10 +1,10 @@
-"""The compiled model that an instance runs on, and what must be done after a run that fails.
+"""The compiled model of an instance, and its repair after a failed run.
 
 OpenVINO's CPU plugin keeps the shapes of the last run of each stream, and computes no shape anew whose inputs look the
-same. A run that fails in the computation of a shape leaves some of them half changed: then the same wrong request is
-answered with tensors of an earlier shape, and a right one of the same shape fails, until others come (2026.4). So after
-each failure the stream is *mended*: it executes empty tensors and tensors of one element, by which all shapes change
-twice. If the model does not take these, it is compiled again. What was begun before that is void.
+same. A run that fails while it computes a shape leaves some of them half changed: then the same wrong request is
+answered with tensors of an earlier shape, and a correct request of the same shape fails, until other shapes come
+(2026.4). So after each failure the stream is *mended*: it executes empty tensors and tensors of one element, which
+change all shapes twice. If the model refuses these, it is compiled again. Runs begun before that are void.
 
 One cannot choose the stream that executes a run. So if a compiled model has several streams, each instance compiles the
 model for itself after the first failure, with a single stream.
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("inferd.openvino")
 
 LENGTHS = (0, 1)
-"""Of the variable dimensions of the tensors that mend a stream; and the value of their elements, which may be dims."""
+"""Sizes of the variable dimensions of the tensors that mend a stream; also the value of their elements, which may be
+dims."""
 
 
 class Shared:
@@ -35,7 +36,7 @@ class Shared:
         dynamic: it has shapes that only a run decides.
 
     Attributes:
-        spoiled: a run has failed. If there are several streams, nothing may run on it any more.
+        spoiled: a run has failed. If there are several streams, the model must not be run any more.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class Shared:
 
 
 class Graph:
-    """What one instance, and its alternate, run on.
+    """The compiled model of one instance and its alternate.
 
     Attributes:
         compiled: the model.
-        mends: how often it was spoiled or compiled. A run that was begun before the last time is void.
+        mends: how often it was mended or compiled. A run that began before the last time is void.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -75,7 +76,7 @@ class Graph:
             self.mends += 1
 
     def look(self) -> None:
-        """Mend what a failed run has left, also one of another instance. To be called before a run and after it.
+        """Mend the stream after a failed run, also of another instance. Call it before and after each run.
 
         Raises:
             RuntimeError: the model cannot be compiled again.
@@ -92,7 +93,7 @@ class Graph:
         self.mends += 1
 
     def _takes(self, length: int) -> bool:
-        """Whether the model can be run with tensors whose variable dimensions have this length."""
+        """Run the model with tensors whose variable dimensions have this length; False if it refuses."""
         request = self.compiled.create_infer_request()
         try:
             for index, port in enumerate(self.compiled.inputs):

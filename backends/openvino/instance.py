@@ -1,4 +1,4 @@
-"""Instances: an infer request each, fed where the batch's tensors lie, and writing where the answers are sent from."""
+"""Instances: each has an infer request that reads and writes the batch's tensors in place."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 MOST_PADDED = 64 << 20
-"""OpenVINO stores every string of a tensor at the length of the longest. A tensor that this makes more than four times
-larger may have at most so many bytes: one long element among many short ones would take all memory."""
+"""OpenVINO stores every string of a tensor at the length of the longest. A tensor that grows more than fourfold by this
+may have at most this many bytes; otherwise one long element among many short ones could take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Made:
 
 
 def plan_inputs(spec: ModelSpec, ports: Sequence[Port]) -> tuple[Given, ...]:
-    """How the instance feeds each configured input."""
+    """The input of the model for each configured input."""
     known = by_name(ports)
     return tuple(
         Given(known[tensor.name].index, tensor.name, tensor.datatype, known[tensor.name].shape == ())
@@ -67,8 +67,8 @@ def plan_outputs(
 ) -> tuple[Made, ...]:
     """How the instance takes each configured output.
 
-    OpenVINO keeps one tensor for what is one tensor in the model: for two outputs that one operator gives, and for an
-    output that is an input. Only one of them can be told where to lie.
+    OpenVINO keeps one tensor for two outputs of one operator, and for an output that is an input. Only one of the two
+    can be placed.
     """
     names = {port.index: tensor.name for tensor in spec.model_inputs for port in [by_name(inputs)[tensor.name]]}
     known = by_name(outputs)
@@ -102,11 +102,11 @@ def _fixed(result: openvino.Output, batches: bool) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a run works on.
+    """The state of a run.
 
     Attributes:
         fed: inputs by name; the request itself does not keep their memory.
-        made: outputs by name, where they lie or will lie.
+        made: outputs by name: the memory for them.
         rows: of the batch, of which the run has more; None: as many.
         inputs, outputs: the request's tensors, by index.
         mends: of the graph, when the run was begun.
@@ -198,8 +198,8 @@ class OpenVinoInstance(AsyncInstance):
             self._run = run
         except RuntimeError as error:
             raise BackendError(f"openvino error: {reason(error)}") from error
-        if self._stopped:  # `stop` came before there was a run to cancel
-            with suppress(RuntimeError):  # then the run goes on, over memory that `end` gives back
+        if self._stopped:  # `stop` came before the run began
+            with suppress(RuntimeError):  # on failure the run continues, over memory that `end` gives back
                 self._request.cancel()
 
     def _start(self, run: _Run) -> None:
@@ -216,7 +216,7 @@ class OpenVinoInstance(AsyncInstance):
         self._request.start_async()
 
     def end(self, batch: Batch) -> None:
-        """Wait for the run, and hand its results over."""
+        """Wait for the run, and set its results."""
         run, self._run = self._run, None
         assert run is not None
         try:
@@ -249,7 +249,7 @@ class OpenVinoInstance(AsyncInstance):
         if datatype == "BYTES":
             return self._openvino.Tensor(array)
         if datatype == "BF16":
-            array = array.view("u2")  # numpy cannot name it
+            array = array.view("u2")  # numpy has no type for it
         if not array.flags.writeable:  # OpenVINO takes writeable arrays only, and writes to no input
             array = _as_writable(array)
         if datatype == "BF16":
@@ -257,7 +257,7 @@ class OpenVinoInstance(AsyncInstance):
         return self._openvino.Tensor(array, shared_memory=True)
 
     def _place(self, batch: Batch, output: Made, rows: int, tensors: dict[int, openvino.Tensor]) -> Any:
-        """Where an output is to lie: new memory, or where the client wants it.
+        """The memory for an output: new, or the place that the client chose.
 
         Args:
             tensors: gets the request's tensor, by the output's index.
@@ -341,7 +341,7 @@ def _hand_over(batch: Batch, output: Made, array: Any) -> None:
 
 
 def _as_writable(array: Any) -> Any:
-    """A writeable array over the same memory; the array that it was made from keeps the memory.
+    """A writeable array over the same memory, which the original array keeps alive.
 
     By ctypes: an object with `__array_interface__` takes three times as long.
     """

@@ -1,4 +1,4 @@
-"""What the parameters of a model say, in Triton's names and in those of OpenVINO's properties."""
+"""The parameters of a model, under Triton's names and those of OpenVINO's properties."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CACHE = "CACHE_DIR"
 NUMBERS = (THREADS, COMPILING)
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 OF_THE_RUNTIME = frozenset({CACHE, "CACHE_MODE"})
-"""Properties that the runtime itself acts on, so that every device takes them."""
+"""Properties of the runtime itself, which every device takes."""
 
 OF_FILES = ("DIR", "PATH", "FILE", "TABLE")
 """Parts of the names of properties whose values are paths."""
@@ -66,7 +66,7 @@ class Options:
 
 
 def read_options(source: ModelSource, config: Mapping[str, str], core: openvino.Core) -> Options:
-    """Read a model's parameters, and below them what `--backend-config openvino,...` says about properties.
+    """Read a model's parameters, and the defaults of properties in `--backend-config openvino,...`.
 
     Raises:
         BackendError: a value is not what its key takes, or there is no such device.
@@ -120,7 +120,7 @@ def _properties_of(core: openvino.Core, device: str) -> frozenset[str]:
 def _defaults(spec: ModelSpec, device: str, told: Mapping[str, str]) -> dict[str, str]:
     """On the CPU: a stream for each instance, threads as other backends have, and no thread bound to a core.
 
-    OpenVINO would bind the threads of every model to the same first cores.
+    Otherwise OpenVINO would bind the threads of every model to the same first cores.
     """
     if device != CPU:
         return {"ALLOW_AUTO_BATCHING": "NO"} if device.startswith("GPU") else {}  # the server batches already
@@ -133,7 +133,7 @@ def _defaults(spec: ModelSpec, device: str, told: Mapping[str, str]) -> dict[str
 
 
 def alone(properties: Mapping[str, str], streams: int) -> dict[str, str]:
-    """The properties for one of so many streams in a compiled model of its own."""
+    """The properties of a compiled model with one stream, and its share of the threads of `streams` streams."""
     found = {**properties, STREAMS: "1"}
     if THREADS in found:
         found[THREADS] = str(max(1, int(found[THREADS]) // streams))

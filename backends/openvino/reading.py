@@ -1,4 +1,4 @@
-"""From a model's file to what is compiled: shapes and datatypes as the configuration has them."""
+"""Reads a model's file, and gives it the configuration's shapes and datatypes before it is compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDE = frozenset({"INT64", "UINT64"})
 def make_core() -> openvino.Core:
     """A runtime that reads files into memory.
 
-    It would map them, and a file that is shortened or overwritten while it is mapped ends the process (SIGBUS).
+    By default it would map them, and a mapped file that is shortened or overwritten ends the process (SIGBUS).
 
     Raises:
         BackendError: the package is not whole.
@@ -32,7 +32,7 @@ def make_core() -> openvino.Core:
         import openvino
 
         core = openvino.Core()
-    except Exception as error:  # whatever the import of an installation that is not whole raises
+    except Exception as error:  # an incomplete installation may raise anything at import
         raise BackendError(f"OpenVINO does not start: {type(error).__name__}: {reason(error)}") from error
     core.set_property({"ENABLE_MMAP": False})
     return core
@@ -68,7 +68,7 @@ def find_model(source: ModelSource, usual: str = MODEL_FILE) -> Path:
 def shape_model(
     model: openvino.Model, spec: ModelSpec, inputs: Sequence[Port], outputs: Sequence[Port], options: Options
 ) -> int:
-    """Give the model the shapes that it is to be compiled for.
+    """Give the model the shapes for which it is compiled.
 
     Returns:
         The rows that every batch must have; 0 where they vary, or the model has no batch dimension.

@@ -1,4 +1,4 @@
-"""What a model says about its inputs and outputs, and whether a configuration agrees with it."""
+"""A model's inputs and outputs, and the check of a configuration against them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Port:
 
     Attributes:
         index: among the model's inputs, or its outputs.
-        names: all that a configuration may call it; the first is the usual one.
+        names: those that a configuration may use; the first is the usual one.
         datatype: v2 name; "" where that has none.
         element: OpenVINO's name of it.
         shape: -1 for what the file leaves open; None where it does not even say how many dimensions there are.
@@ -98,7 +98,7 @@ def by_name(ports: Sequence[Port]) -> dict[str, Port]:
 
 
 def describe(name: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> Signature:
-    """What completes a configuration. A scalar is described as dims [1].
+    """The signature that completes a configuration. A scalar is described as dims [1].
 
     Raises:
         BackendError: a tensor has a datatype or a rank that cannot be served.

@@ -1,4 +1,4 @@
-"""The shared memory of each model: one arena, which its versions and instances have in common."""
+"""The shared memory of each model: one arena for its versions and instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _lock = threading.Lock()
 
 
 def arena_of(model: str) -> ArenaHandle:
-    """The arena of the model with this name; it lives as long as someone holds it.
+    """The arena of the model with this name; it lives as long as it is referenced.
 
     Raises:
         OSError: the system gives no shared memory.

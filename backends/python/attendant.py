@@ -24,9 +24,9 @@ log = logging.getLogger("inferd.python")
 
 LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an accident of its own
 FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
-MOST_DOUBLINGS = 30  # a model may fail for weeks: the power stays a number
+MOST_DOUBLINGS = 30  # a model may fail for weeks: this keeps the power finite
 LONGEST_DELAY = 30.0
-STEP = 0.05  # seconds between looks at what is still open while an instance is closed
+STEP = 0.05  # seconds between checks for open requests while an instance is closed
 
 
 def pause_after(failures: int) -> float:
@@ -37,7 +37,7 @@ def pause_after(failures: int) -> float:
 
 
 def _limit_of(error: OSError) -> str:
-    """The advice for a process that has reached its limit of open files; empty for other errors."""
+    """Advice for a process at its limit of open files; empty for other errors."""
     if error.errno != errno.EMFILE:
         return ""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -52,7 +52,7 @@ class Packets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What an attendant is told to look after."""
+    """The worker to look after, and its limits."""
 
     launch: Launch
     arena: ArenaHandle
@@ -62,14 +62,14 @@ class Post:
 
 
 def _to_nobody(*_: object, **__: object) -> None:
-    """What hears of a worker when there will be none."""
+    """Do nothing: replaces the callbacks of an ended attendant."""
 
 
 class Attendant:
     """Looks after the worker of one instance, on a thread of its own, from `start` to `stop`.
 
     Args:
-        post: what to look after.
+        post: the worker and its limits.
         on_packet: takes what the worker sends and needs Python, on the attendant's thread.
         on_change: called, on the attendant's thread, when `up` has changed.
     """
@@ -102,7 +102,7 @@ class Attendant:
             self._loaded.result()
         except BackendError:
             self._thread.join()
-            self._loaded = Future()  # the error's traceback, which it holds, holds this
+            self._loaded = Future()  # the future keeps the error, whose traceback keeps this object
             raise
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class Attendant:
     def _run(self) -> None:
         try:
             self._keep_one_alive()
-        except Exception as error:  # of ours: whoever waits for the worker must hear of it
+        except Exception as error:  # an error of ours: those that wait for the worker must get it
             log.exception("%s: its workers are not looked after any more", self._name)
             why = f"{type(error).__name__}: {error}"
             self.link.ended(why, closed=True)
@@ -140,7 +140,7 @@ class Attendant:
             if not self._loaded.done():
                 self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
         finally:
-            self._on_packet = self._on_change = _to_nobody  # the instance, which has this
+            self._on_packet = self._on_change = _to_nobody  # they keep the instance, which keeps this
 
     def _keep_one_alive(self) -> None:
         failures = 0
@@ -151,7 +151,7 @@ class Attendant:
             failures = 0 if time.monotonic() - begun > LONG_LIFE else failures + 1
             delay = pause_after(failures)
             closed = first or self._closing.is_set()
-            self.link.ended(why, patient=not (closed or delay), closed=closed)  # nobody uses its descriptors any more
+            self.link.ended(why, patient=not (closed or delay), closed=closed)  # then nothing uses its descriptors
             self._pid = 0
             if worker is not None:
                 worker.close()
@@ -175,13 +175,13 @@ class Attendant:
             self._on_change()
 
     def _live(self) -> tuple[AnyWorker | None, str]:
-        """One worker, from its start to its end; why it ended, as a sentence for callers."""
+        """Run one worker from its start to its end; return the reason of its end, as a sentence for callers."""
         make: type[ThreadWorker | Worker] = ThreadWorker if self._post.launch.in_process else Worker
         self._refusal = None
         try:
             worker = make(self._post.launch, self._post.arena)
         except OSError as error:
-            self._refusal = error.with_traceback(None)  # its frames hold this
+            self._refusal = error.with_traceback(None)  # its frames keep this object
             return None, f"its worker process cannot be started: {error}{_limit_of(error)}"
         self._pid = worker.pid
         link = self.link
@@ -197,7 +197,7 @@ class Attendant:
             pass
         except WorkerError as error:
             said = str(error)
-        except Exception as error:  # of ours, or a worker that sends nonsense
+        except Exception as error:  # an error of ours, or a worker that breaks the protocol
             log.exception("%s: its worker cannot be looked after", self._name)
             self._refusal = error.with_traceback(None)
             said = f"{type(error).__name__}: {error}"
@@ -220,7 +220,7 @@ class Attendant:
             self._loaded.set_result(None)
 
     def _attend(self) -> None:
-        """Until the worker ends, by itself or because the instance is closed."""
+        """Serve the worker until it ends, by itself or because the instance is closed."""
         while True:
             event = self.link.attend(False)[0]
             if event == "end" or self.link.ending:
@@ -230,7 +230,7 @@ class Attendant:
                 return
 
     def _finish(self) -> None:
-        """Wait for what is open, then have the worker finalize its model and exit."""
+        """Wait for open requests, then have the worker finalize its model and exit."""
         until = time.monotonic() + self._post.finish_timeout
         while self.link.open and time.monotonic() < until:
             if self.link.attend(False, STEP)[0] == "end" or self.link.ending:

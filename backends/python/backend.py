@@ -36,7 +36,7 @@ log = logging.getLogger("inferd.python")
 
 MODEL_FILE = "model.py"
 MODEL_CLASS = "TritonPythonModel"
-THREADS = "OMP_NUM_THREADS"  # what torch, MKL, OpenBLAS and OpenMP look at
+THREADS = "OMP_NUM_THREADS"  # torch, MKL, OpenBLAS and OpenMP read them
 PROGRAM_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"  # beside the program of a Python-based backend
 DATATYPES = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
@@ -52,10 +52,10 @@ class PythonBackend(Backend):
     completes = True
     model_filename = MODEL_FILE
     runtimes = frozenset({MODEL_FILE})
-    needs_tensors = False  # one may make its outputs of nothing, or act without answering
+    needs_tensors = False  # a model may need no inputs, or give no outputs
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({}), program: Path | None = None) -> None:
-        """`program`: what runs every model, where it is not a file of the model's own."""
+        """`program`: the file that runs every model, instead of the model's own."""
         super().__init__(config)
         self._options: BackendOptions | None = None
         self._program = program
@@ -65,13 +65,13 @@ class PythonBackend(Backend):
         return PythonBackend(self.config, program)
 
     def load(self, source: ModelSource) -> PythonModel:
-        """Check what is there; the model's code is not looked at before its instances are made."""
+        """Check that the files exist; the model's code is read when its instances are made."""
         if self._options is None:
             self._options = read_backend_options(self.config)
         return PythonModel(source, self._options, self._program, self.services)
 
     def check(self, source: ModelSource) -> None:
-        """Look at the model's file without running it."""
+        """Check the model's file without running it."""
         self.load(source).check_syntax()
 
     def complete(self, source: ModelSource) -> str | None:
@@ -82,7 +82,7 @@ class PythonBackend(Backend):
 
 
 class PythonModel(Model):
-    """One loaded version: what all its instances are started with."""
+    """One loaded version: the values with which its instances start."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class PythonModel(Model):
         environment: str = "",
         arguments: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """A model and what runs it.
+        """A model and its environment.
 
         Args:
             source: the model.
             options: of the backend.
-            program: the file that runs it, where that is none of its own.
+            program: the file that runs it, if not its own.
             services: see Backend.
             environment: of the worker where the model's parameters name none.
-            arguments: what the program's `initialize` gets in addition.
+            arguments: further arguments of the program's `initialize`.
         """
         self.source = source
         self._services = services
@@ -130,7 +130,7 @@ class PythonModel(Model):
                 ENVIRONMENT,
             )
         self._timeout = options.stub_timeout
-        # a thread of the server that looks would keep the interpreter from the others
+        # a thread of the server that polls would hold the interpreter's lock
         self._patience = 0.0 if self._model_options.in_process else options.busy_poll
         self.arena: ArenaHandle = arena_of(source.spec.name)
         self._team = TeamHandle()
@@ -152,13 +152,13 @@ class PythonModel(Model):
         return instance
 
     def check_syntax(self) -> None:
-        """Find what the parser finds, where the server's own Python runs the model, and a class that is missing.
+        """Parse the file, where the server's own Python runs the model, and check that its class exists.
 
         Raises:
             BackendError: the file cannot be read or parsed, or does not define the class.
         """
         if self.python != SERVERS_OWN:
-            return  # another version may take what this one does not
+            return  # another version of Python may accept syntax that this one does not
         try:
             module = ast.parse(self._file.read_bytes(), str(self._file))
         except (SyntaxError, ValueError) as error:
@@ -210,7 +210,7 @@ class PythonModel(Model):
 
 
 def _may_define(module: ast.Module, name: str) -> bool:
-    """Whether the file has the name where that may define it, or imports everything of a module."""
+    """Whether the file may define the name, also by `from ... import *`."""
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return True
@@ -222,7 +222,7 @@ def _may_define(module: ast.Module, name: str) -> bool:
 
 
 def _with_threads(environment: Environment, source: ModelSource) -> Environment:
-    """The environment with OMP_NUM_THREADS, unless that is set: instances that each use every core slow each other."""
+    """The environment with OMP_NUM_THREADS, unless it is set: instances that each use every core slow each other."""
     config = json.loads(source.config_json) if source.config_json else {}
     workers = sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
     if workers < 2 or THREADS in environment.variables:

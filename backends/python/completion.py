@@ -1,4 +1,4 @@
-"""auto_complete_config: a worker that lives only to have a model complete its configuration."""
+"""auto_complete_config: a worker that only has a model complete its configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ METHOD = re.compile(rb"\bauto_complete_config\b")
 
 
 def may_complete(file: Path) -> bool:
-    """Whether the model's file, or one beside it, has the method: starting a worker takes as long as its imports do."""
+    """Whether the model's file, or one beside it, has the method: starting a worker only for that is slow."""
     return any(METHOD.search(each.read_bytes()) for each in {file, *file.parent.glob("*.py")} if each.is_file())
 
 
 def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
-    """The configuration as the model completes it, which CONFIGURE of the launch has in mode "complete". Blocks.
+    """The model's completion of the configuration that CONFIGURE of the launch has in mode "complete". Blocks.
 
     Raises:
         BackendError: the model's file does not run, or the model refuses its configuration; with its reason.
@@ -45,9 +45,9 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     try:
         said = bring_up(link, launch)
     except Interrupted:
-        pass  # the worker is ending: how it ends says why
+        pass  # the worker is ending: its exit status tells why
     except (WorkerError, MemoryError) as error:
-        why, cause = str(error), error.with_traceback(None)  # its frames hold the link
+        why, cause = str(error), error.with_traceback(None)  # its frames keep the link
     finally:
         fault = link.fault
         how = end(link, worker)

@@ -1,4 +1,4 @@
-"""The interpreter that a model runs in: the server's own, or what its parameter EXECUTION_ENV_PATH names."""
+"""The interpreter of a model's workers: the server's own, or that of its parameter EXECUTION_ENV_PATH."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "PS1"})
 """The variables that a shell, or activation for its prompt, sets for itself."""
 
 SECRETS = ("INFERD_", "TRITONCACHE_")
-"""The beginnings of names of the server's own variables: its options, the password of its cache."""
+"""Prefixes of the server's own variables: its options, the password of its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ def find_environment(
     anywhere: bool = True,
     told: str = ENVIRONMENT,
 ) -> Environment:
-    """The environment that a model asks for. Blocks: an archive is unpacked when it is used for the first time.
+    """The environment of a model. Blocks: an archive is unpacked at its first use.
 
     Args:
-        path: a virtual or conda environment, or a conda-pack archive of one; `$$TRITON_MODEL_DIRECTORY` stands for the
-            model's folder. Empty: the server's own interpreter.
-        model_dir: the folder of the model, which relative paths start from.
+        path: a virtual or conda environment, or a conda-pack archive of one; `$$TRITON_MODEL_DIRECTORY` is the model's
+            folder. Empty: the server's own interpreter.
+        model_dir: the folder of the model; paths are relative to it.
         cache: where archives are unpacked.
         passed: the names of the server's variables that the model's processes get; see `passed_on`.
-        anywhere: the environment may lie outside of the model's folder: the operator wrote the configuration.
+        anywhere: the environment may lie outside the model's folder, as the operator wrote the configuration.
         told: the option or parameter that names it, for errors.
 
     Raises:
@@ -82,7 +82,7 @@ def find_environment(
         place = unpack(place, cache, variables)
     if not place.is_dir():
         raise BackendError(f"{told}: there is no environment '{place}'")
-    for name in ("python", "python3"):  # Debian's own has the latter alone
+    for name in ("python", "python3"):  # Debian's Python has only the latter
         python = place / "bin" / name
         if os.access(python, os.X_OK):
             return Environment(str(python), activated(place, variables))
@@ -97,7 +97,7 @@ def _in_model(path: str, model_dir: Path) -> Path:
 
 
 def passed_on(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The variables of these names, never the server's own; "NAME*" stands for all names that begin so."""
+    """The variables of these names, without the server's own; "NAME*" means all names with that prefix."""
     whole = {name for name in names if not name.endswith("*")}
     beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
     return {
@@ -123,12 +123,12 @@ def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
     if not scripts or shell is None:
         return before
     after = _sourced(shell, scripts, before)
-    # A script may have the paths of where the environment was made.
+    # A script may contain paths of the machine on which the environment was made.
     return located(place, {**after, "PATH": after.get("PATH", before["PATH"])})
 
 
 def located(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables with those by which programs find the environment."""
+    """The variables, with those by which programs find the environment."""
     out = {name: value for name, value in variables.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     out["PATH"] = _prepend(place / "bin", out.get("PATH", ""))
     if (place / "pyvenv.cfg").exists():
@@ -140,9 +140,9 @@ def located(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sourced(shell: str, scripts: Sequence[Path], variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables after a shell has executed the scripts in itself.
+    """The variables after a shell has sourced the scripts.
 
-    A script's status says nothing: it is that of its last line, such as a test that is not met.
+    A script's status is ignored: it is that of its last line, which may be a test.
     """
     command = [shell, "-c", _SOURCE, shell, *map(str, scripts)]
     try:
@@ -180,7 +180,7 @@ def _prepend(folder: Path, paths: str) -> str:
 
 
 def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = None) -> Path:
-    """The folder with the content of an archive; unpacked once for each file, time and size, also by several servers.
+    """The folder with the content of an archive, unpacked once for each file, time and size, even by several servers.
 
     Args:
         archive: a packed environment.

@@ -1,4 +1,4 @@
-"""An instance of a Python model: the server's questions to it, and its worker's questions to the server."""
+"""An instance of a Python model: the server's calls to it, and its worker's calls to the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS = {
 
 
 class PythonInstance(NativeInstance):
-    """A worker process, and the one that follows it when it dies."""
+    """A worker process, and its successors after it dies."""
 
     def __init__(self, post: Post, model: str, services: Services | None = None) -> None:
         self._name = post.launch.name
@@ -71,12 +71,12 @@ class PythonInstance(NativeInstance):
         self._changed.append(changed)
 
     def check(self) -> Future[bool] | None:
-        """The answer of the model's is_ready(); all callers that ask while it runs share it."""
+        """The answer of the model's is_ready(), shared by all callers that ask while it runs."""
         if not self._attendant.said.get("is_ready"):
             return None
         own: Future[bool] = Future()
         with self._lock:
-            if not self._attendant.up:  # no worker would answer, and _on_change answers no question that comes after it
+            if not self._attendant.up:  # no worker would answer, and _on_change has answered the earlier callers
                 own.set_result(False)
                 return own
             if not self._asked:
@@ -88,14 +88,14 @@ class PythonInstance(NativeInstance):
         return own
 
     def _forget_asker(self, asker: Future[bool]) -> None:
-        """The asker has its answer, or has given up: is_ready() may take for ever."""
+        """The caller has its answer, or has given up: is_ready() may never return."""
         with self._lock:
             self._askers.discard(asker)
 
     def _answer_askers(self, ready: bool, number: int | None = None) -> None:
         with self._lock:
             if number not in (None, self._questions):
-                return  # this answers an earlier question
+                return  # this answers an earlier call
             askers, self._askers, self._asked = self._askers, set(), False
         for asker in askers:
             if asker.set_running_or_notify_cancel():
@@ -133,9 +133,9 @@ class PythonInstance(NativeInstance):
             self._services.forget_measures(self)
 
     def _serve_call(self, life: int, number: int, record: bytes) -> None:
-        """Serve what a model asks other than inference; see CALL in worker/protocol.py.
+        """Serve a model's call for something other than inference; see CALL in worker/protocol.py.
 
-        The worker may end before its answer comes, and the next worker may use the same number for another question.
+        The worker may end before the answer comes, and the next worker may use the same number for another call.
         """
         call = _call(record)
         with self._lock:
@@ -176,7 +176,7 @@ def _object(record: bytes) -> dict[str, Any]:
 
 
 def _call(record: bytes) -> dict[str, Any]:
-    """A CALL: a JSON object, and behind it the files that it names, which become its "files".
+    """A CALL: a JSON object, followed by the files that it names, which become its "files".
 
     Raises:
         NonsenseError: it is none.

@@ -26,7 +26,7 @@ WITHOUT_MEANING = {
     "shm-region-prefix-name": "shared memory has no name in any file system",
     "thread-pool-size": "responses and BLS calls need no threads of the server",
 }
-"""Keys of Triton's backend that are accepted, and why they change nothing here."""
+"""Keys of Triton's backend that are accepted without effect, and the reasons."""
 KEYS = frozenset({STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING})
 GLOBAL = ("backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config")
 
@@ -39,7 +39,7 @@ PROCESS, IN_PROCESS = "process", "in-process"
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What holds for every Python model."""
+    """The options of all Python models."""
 
     stub_timeout: float  # seconds for a worker's interpreter to start, and for a worker to finish
     execution_timeout: float  # seconds; 0: none
@@ -76,7 +76,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What the parameters of one model say."""
+    """The parameters of one model."""
 
     environment: str  # EXECUTION_ENV_PATH as written; "": the server's own interpreter
     execution_timeout: float  # seconds; 0: none

@@ -42,7 +42,7 @@ class Lines:
             self._log(line)
 
     def end(self) -> None:
-        """Log the rest without a line feed: the worker has ended."""
+        """Log the unfinished line: the worker has ended."""
         for stream, rest in self._rests.items():
             if rest:
                 self._log(rest)
@@ -50,7 +50,7 @@ class Lines:
         self._tell_dropped()
 
     def _full(self) -> bool:
-        """Whether this second's lines are used up."""
+        """Whether this second's limit is reached."""
         now = int(time.monotonic())
         if now != self._second:
             self._tell_dropped()

@@ -1,4 +1,4 @@
-"""One worker process: started, spoken to until its model is loaded, ended."""
+"""One worker process: its start, the load of its model, its end."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MAIN = Path(__file__).parent / "worker" / "__main__.py"
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
 EXTENSION = _spawn.__file__
 WORK, SIDE, CALLS, ARENA = 3, 4, 5, 6  # its descriptors, behind the standard ones
-SOCKET_BUFFER = 1 << 20  # bytes on their way in one direction; what the system allows of it
+SOCKET_BUFFER = 1 << 20  # bytes in flight in one direction, if the system allows that many
 LAST_PATIENCE = 10.0  # seconds for a killed worker and all that it has started to end
 
 
 class WorkerError(Exception):
-    """A worker does not come up; the text says why."""
+    """A worker does not come up; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The values that every worker of an instance starts with."""
+    """The values with which every worker of an instance starts."""
 
     name: str  # of the instance
     environment: Environment
@@ -49,7 +49,7 @@ class Launch:
 
 
 def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets of the wire's type; the list, whose owner closes them, gets them at once."""
+    """Two connected sockets of the wire's type, also appended to the list, whose owner closes them."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sockets += pair
     for end in pair:
@@ -83,15 +83,15 @@ class AnyWorker(abc.ABC):
 
     @abc.abstractmethod
     def kill_supervisor(self) -> None:
-        """The same, where the supervisor does not react."""
+        """End the worker even if the supervisor does not react."""
 
     @abc.abstractmethod
     def await_end(self) -> str:
-        """Wait for the worker's end, which has come or comes at once; how it ended."""
+        """Wait for the end of a worker that has ended or is about to; return how it ended."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close its descriptors, which nobody uses any more, and wait for its end if `await_end` has not."""
+        """Close its descriptors, which are no longer used, and wait for its end if `await_end` has not."""
 
 
 class Worker(AnyWorker):
@@ -232,7 +232,7 @@ _HINTS: dict[int, str] = {
 
 
 def how_ended(status: int) -> str:
-    """The status of `waitpid` in words."""
+    """A status of `waitpid` in words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -245,7 +245,7 @@ def how_ended(status: int) -> str:
 
 
 def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
-    """Wait for a connected worker's interpreter, have it load the model, and wait for that as long as it takes.
+    """Wait for a connected worker's interpreter, have it load the model, and wait for that without a limit.
 
     Returns:
         The content of READY.
@@ -279,7 +279,7 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
 
 
 def end(link: Link, worker: AnyWorker) -> str:
-    """End a worker, read the packets that it has sent by then, and wait for its end; how it ended."""
+    """End a worker, read the packets that it has sent, wait for its end, and return how it ended."""
     worker.kill()
     until = time.monotonic() + LAST_PATIENCE
     while link.attend(False, max(0.0, until - time.monotonic()))[0] != "end":
@@ -290,7 +290,7 @@ def end(link: Link, worker: AnyWorker) -> str:
 
 
 class Interrupted(Exception):
-    """The wait for a worker was given up."""
+    """The wait for a worker was interrupted."""
 
 
 def _expect(event: str, late: str) -> None:
@@ -299,4 +299,4 @@ def _expect(event: str, late: str) -> None:
     if event == "time":
         raise WorkerError(late)
     if event == "end":
-        raise WorkerError("")  # how it ended says more
+        raise WorkerError("")  # its exit status tells more

@@ -1,4 +1,4 @@
-"""Models that one of the server's own programs runs, in workers like those of Python models."""
+"""Models that are run by a program of the server's, in workers like those of Python models."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def run_program(
     Args:
         name: of the program's file in `PROGRAMS`.
         source: the model.
-        config: of the backend; what the Python backend takes, and `environment`.
+        config: of the backend: the options of the Python backend, and `environment`.
         services: see Backend.
         arguments: what the program's `initialize` gets in addition.
-        needs: the import name of what the interpreter must have.
+        needs: the import name of the package that the interpreter must have.
 
     Raises:
         BackendError: it has not, or a parameter is wrong.
@@ -47,7 +47,7 @@ def run_program(
         )
     environment = config.get(ENVIRONMENT, "")
     if environment and not environment.startswith(MODEL_DIRECTORY):
-        environment = str(Path(environment).absolute())  # what a command says is relative to where it was given
+        environment = str(Path(environment).absolute())  # of the command line: relative to the working directory
     options = read_backend_options({key: value for key, value in config.items() if key in KEYS})
     model = PythonModel(source, options, PROGRAMS / name, services, environment=environment, arguments=arguments)
     if needs and model.python == SERVERS_OWN and importlib.util.find_spec(needs) is None:

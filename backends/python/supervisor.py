@@ -2,16 +2,15 @@
 
     <python> -I -S supervisor.py <path of _spawn> <name of the instance>
 
-The worker is the supervisor's child, and the supervisor is the subreaper: the kernel gives it every process of the
-worker's whose parent has ended, also of other sessions. When the worker ends, or the socket to the server is closed (by
+The worker is the supervisor's child, and the supervisor is the subreaper: the kernel gives it every descendant of the
+worker whose parent has ended, also in other sessions. When the worker ends, or the socket to the server is closed (by
 the server, or by the kernel because the server has ended), the supervisor kills every descendant, waits for them, and
-exits. So no process that a model has started outlives its worker, and no worker outlives the server. That takes no
-privileges.
+exits. So no process of a model outlives its worker, and no worker outlives the server. It needs no privileges.
 
-The supervisor's descriptors are those of the worker (0 to 6), then the socket to the server, and a file with the
-arguments of `spawn` as `marshal` writes them: program, arguments, environment and folder. It sends one packet each:
-"started <pid>" or "failed <errno>", and last "ended <wait status of the worker>". The server says nothing: closing its
-direction of the socket orders the end of all.
+The supervisor's descriptors are those of the worker (0 to 6), the socket to the server, and a file with the arguments
+of `spawn` in `marshal`'s format: program, arguments, environment and folder. It sends one packet each: "started <pid>"
+or "failed <errno>", and last "ended <wait status of the worker>". The server sends nothing: it orders the end of all by
+closing its direction of the socket.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import signal
 import sys
 import time
 
-# Each further import would delay the start of every worker.
+# Each further import would slow the start of every worker.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 SERVER, CONFIGURATION = 7, 8
 WORKERS = range(SERVER)  # the worker's descriptors
-PATIENCE = 5.0  # seconds for killed processes to end; one that waits for a broken device may not
+PATIENCE = 5.0  # seconds for killed processes to end; a process that waits for a broken device may not end
 LOOK_AGAIN = 0.05  # seconds between looks for processes that were forked meanwhile
 OOM_SCORE = 300  # added to a worker's score (of 1000): without memory the kernel kills it rather than the server
 
@@ -75,7 +74,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def start(self, spawn: Callable[..., int], configuration: tuple[object, ...]) -> bool:
-        """Start the worker; False: it cannot be."""
+        """Start the worker; False if that fails."""
         try:
             self.worker = spawn(*configuration, list(WORKERS))
         except OSError as error:
@@ -130,7 +129,7 @@ class Supervisor:
 
 
 def prefer_when_memory_runs_out(pid: int) -> None:
-    """Have the kernel kill the worker and not the server."""
+    """Have the kernel kill the worker rather than the server."""
     try:
         with open("/proc/self/oom_score_adj") as file:
             own = int(file.read())

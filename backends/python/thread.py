@@ -1,6 +1,6 @@
 """A model in the server's own process: the worker's side of the wire on a thread, instead of in a process.
 
-Everything else is as for a worker process: the same `model.py`, the same transport, the same requests. But the model
+The `model.py`, the transport and the requests are the same as for a worker process. But the model
 shares the interpreter lock, the modules and the memory of the server, and nothing protects the server from it.
 """
 
@@ -24,9 +24,9 @@ _numbers = itertools.count(1)
 
 
 class ThreadWorker(AnyWorker):
-    """A worker that is a thread. `kill` gives the thread up, which ends when the model returns.
+    """A worker that is a thread. `kill` abandons the thread, which ends when the model returns.
 
-    It has no pipes: what the model prints is printed by the server.
+    It has no pipes: the model prints to the server's own output.
     """
 
     def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
@@ -42,7 +42,7 @@ class ThreadWorker(AnyWorker):
         # Readable when the thread has ended, as a pidfd is for a process.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)
-        # The package of the model gets a unique name: threads that were given up keep theirs.
+        # The model's package gets a unique name: abandoned threads keep theirs.
         package = f"inferd_model_{next(_numbers)}"
         threading.Thread(target=self._run, args=(link, package), name=launch.name, daemon=True).start()
 
@@ -66,7 +66,7 @@ class ThreadWorker(AnyWorker):
                 self._running = -1
 
     def kill(self) -> None:
-        # the thread is given up
+        # the thread is abandoned
         for end in self._sockets:
             with contextlib.suppress(OSError):  # it has closed its end already
                 end.shutdown(socket.SHUT_RDWR)
@@ -85,5 +85,5 @@ class ThreadWorker(AnyWorker):
 
 
 def _end() -> NoReturn:
-    # Ends the thread that has found the server's end of a socket closed.
+    # Ends the thread that finds the server's end of a socket closed.
     raise SystemExit

@@ -54,7 +54,7 @@ class TritonPythonModel:
         if path.endswith(".py"):
             self._module = self._compiled(self._module)
         self._mode = torch.inference_mode()
-        self._mode.__enter__()  # of this thread, which executes everything: to enter it for each batch takes long
+        self._mode.__enter__()  # for this thread, which executes everything: entering it for each batch would be slow
 
     def _make(self, path: str) -> Any:
         module = module_class(import_file(path))()
@@ -107,7 +107,7 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Leave the thread as it was."""
+        """Restore the thread's state."""
         self._mode.__exit__(None, None, None)
 
     def _tensor(self, arrays: dict[str, Any], name: str, bits: bool) -> Any:

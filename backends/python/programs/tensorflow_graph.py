@@ -21,7 +21,7 @@ def import_tensorflow(xla: bool) -> None:
         TritonModelException: TensorFlow is not installed.
     """
     global tf, v1
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: the rest is about the machine, not the model
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: the rest is about the machine
     if xla:
         flags = os.environ.get("TF_XLA_FLAGS", "")
         os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()

@@ -24,13 +24,13 @@ def main() -> int:
     importlib.import_module("inferd_worker.signals").outlive()
     link = importlib.import_module("inferd_worker.link")
     worker = importlib.import_module("inferd_worker.worker")
-    # Without a server the process has no work, and nobody to report to.
+    # Without a server the process has no work and no log.
     return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
 
 
 def help_one() -> None:
-    """Have a process that `multiprocessing` has started outlive signals as the worker does."""
-    # Without the package around it, which the task may not need.
+    """Make a process that `multiprocessing` has started outlive signals, as the worker does."""
+    # Without the package, which the task may not need.
     spec = importlib.util.spec_from_file_location("inferd_signals", __file__.rpartition("/")[0] + "/signals.py")
     assert spec is not None and spec.loader is not None
     signals = importlib.util.module_from_spec(spec)

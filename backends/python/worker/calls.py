@@ -1,4 +1,4 @@
-"""Calls of a model to other models (BLS): a thread, a coroutine or an iterator waits for the responses."""
+"""Calls of a model to other models (BLS). A thread, a coroutine or an iterator waits for the responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OpenCall(Call):
 
     def __init__(self, channel: Channel, model: str, decoupled: bool) -> None:
         super().__init__(model, decoupled)
-        self._channel = channel  # the one that sent it, also in a fork
+        self._channel = channel  # the channel that sent it, also in a fork
         self._arrived: deque[InferenceResponse] = deque()
         # A coroutine waits on the future; only its loop may touch it.
         self._future: asyncio.Future[Any] | None = None
@@ -54,7 +54,7 @@ class OpenCall(Call):
             self.final = True
         self.finish()
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
                 self._loop.call_soon_threadsafe(self._resolve)
 
     # -- one response
@@ -109,7 +109,7 @@ class OpenCall(Call):
         """Wait for the first response; an iterator over all of them."""
         import asyncio
 
-        iterator = ResponseIterator(self)  # made first: its end ends the call if nobody waits any more
+        iterator = ResponseIterator(self)  # made first: when it is dropped, it ends the call
         if not self._arrived:
             future = self.future(asyncio.get_running_loop())
             self._resolve()  # it may have come in between
@@ -121,13 +121,13 @@ class OpenCall(Call):
         return self.final and not self._arrived
 
     def cancel(self) -> None:
-        """Tell the server that nobody waits for the call any more."""
+        """Tell the server that no caller waits for the call any more."""
         if not self.final:
             self._channel.cancel(self)
 
 
 class ResponseIterator:
-    """The responses to a request, as they come; once all have come, it can be iterated again.
+    """The responses to a request, as they come; after the last one, it can be iterated again.
 
     The last response may be empty: a decoupled model may end with a flag alone.
     """
@@ -176,7 +176,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Ask for the request to be cancelled. The iteration still ends with what the model says last."""
+        """Request cancellation. The iteration still ends with the model's last response."""
         self._call.cancel()
 
     def __del__(self) -> None:
@@ -207,7 +207,7 @@ def start(request: Request, decoupled: bool) -> OpenCall:
 
 
 def start_async(request: Request, decoupled: bool) -> asyncio.Future[Any]:
-    """Send a request; the future of its response, or of an iterator over its responses once the first is there."""
+    """Send a request; return the future of its response, or, once one is there, of an iterator over all."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -258,8 +258,7 @@ class InferenceRequest(Request):
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
 
-        The iterator is there with the first response, so that a plain `for` waits, and keeps the loop from others,
-        only for those behind it.
+        The iterator comes with the first response, so a plain `for` blocks the loop only for later responses.
 
         Raises:
             TritonModelException: called while the model is initialized or finalized.
@@ -268,7 +267,7 @@ class InferenceRequest(Request):
         return start_async(self, decoupled)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Answering: only the requests that a model is given can be answered
+    # Answering, only for requests that a model receives
 
     def get_response_sender(self) -> InferenceResponseSender:
         """The sender of responses to this request, the same one each time.
@@ -281,15 +280,15 @@ class InferenceRequest(Request):
         )
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more: the client cancelled, its deadline passed or it went away."""
+        """Whether the answer is no longer wanted: the client cancelled, its deadline passed or it disconnected."""
         return False
 
     def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)
-        """Say what becomes of the request when `execute` returns.
+        """Set the fate of the request after `execute` returns.
 
         Args:
             flags: TRITONSERVER_REQUEST_RELEASE_ALL, the default, or
-                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the server calls the model with it again, which needs
-                `iterative_sequence` in its configuration.
+                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the server gives the request to the model again, which needs
+                    `iterative_sequence` in the configuration.
         """
         raise TritonModelException("a request made by the model has no release flags")

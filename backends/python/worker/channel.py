@@ -1,4 +1,4 @@
-"""The seam between a model's runtime and a transport to the server.
+"""The interface between a model's runtime and a transport to the server.
 
 A worker has a channel on sockets and shared memory; a process that the model has forked has one to its parent.
 """
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """Waits for something that a channel brings."""
+    """Waits for an event of a channel."""
 
     __slots__ = ("_event", "done")
 
     done: bool
-    _event: threading.Event | None  # made when the waiter must sleep, as few must
+    _event: threading.Event | None  # made when the waiter must sleep, which is rare
 
     def __init__(self) -> None:
         self.done = False
         self._event = None
 
     def wake(self) -> None:
-        """Wake the waiter: its result has come, or it is to read for the others."""
+        """Wake the waiter: its result has come, or it must read for the others."""
         if self._event is not None:
             self._event.set()
 
@@ -38,12 +38,12 @@ class Waiter:
         self.wake()
 
     def prepare(self) -> None:
-        """Get ready to sleep: from now on `wake` is not lost."""
+        """Prepare to sleep: from now on no `wake` is lost."""
         if self._event is None:
             self._event = threading.Event()
 
     def sleep(self) -> None:
-        """Wait for `wake`. `prepare` comes before."""
+        """Wait for `wake`, after `prepare`."""
         assert self._event is not None
         self._event.wait()
         self._event.clear()
@@ -58,7 +58,7 @@ class Call(Waiter, abc.ABC):
         decoupled: more than one response may come.
         large: its request does not fit into a packet.
         final: the last response has been delivered.
-        blocking: its thread does nothing else until the one response has come.
+        blocking: its thread waits for the one response.
     """
 
     __slots__ = ("decoupled", "final", "large", "model", "number")
@@ -108,16 +108,16 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def is_cancelled(self, key: int) -> bool:
-        """Whether nobody waits for the answer to this request any more."""
+        """Whether the answer to this request is no longer wanted."""
 
     @abc.abstractmethod
     def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
-        """Send a request to another model; its responses are given to the call as they come, from any thread.
+        """Send a request to another model; give its responses to the call as they come, from any thread.
 
         Args:
             request: the request.
             call: takes the responses.
-            parent: key and id of the request that this one is made for; the key is 0 for none. It inherits the
+            parent: key and id of the request on whose behalf this one is made; the key is 0 for none. This one inherits
                 deadline, cancellation, trace and id where it has none of its own.
 
         An error after sending is delivered as a response.
@@ -128,18 +128,18 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self, call: Call) -> None:
-        """Tell the server that nobody waits for a call any more."""
+        """Tell the server that no caller waits for a call any more."""
 
     @abc.abstractmethod
     def consumed(self, call: Call) -> None:
-        """Tell the server that the model has taken one response of a call, so that another is welcome."""
+        """Tell the server that the model has taken one response of a call, so it may send another."""
 
     @abc.abstractmethod
     def wait(self, call: Call) -> None:
         """Wait until a response of the call has come."""
 
     def expect(self) -> None:
-        """Expect responses that no thread waits for, now or later."""
+        """From now on, expect responses for which no thread waits."""
         return
 
     @abc.abstractmethod
@@ -158,4 +158,4 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def log(self, level: int, text: str, *, always: bool = False) -> None:
-        """Write to the server's log, at one of the LOG levels of `protocol`; `always`: however much is written."""
+        """Write to the server's log, at one of the LOG levels of `protocol`; `always`: without a limit of rate."""

@@ -1,4 +1,4 @@
-"""Model configurations: look-ups in them, and their completion by `auto_complete_config`."""
+"""Model configurations: lookups, and completion by `auto_complete_config`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 
 class ModelConfig:
-    """The configuration of a model that completes it: what `auto_complete_config` is given and returns.
+    """The configuration that `auto_complete_config` receives and returns.
 
     Args:
         model_config: JSON text, or the configuration itself.
@@ -139,7 +139,7 @@ class ModelConfig:
             )
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model answers a request with any number of responses: `{"decoupled": True}`.
+        """Set whether the model answers a request with any number of responses: `{"decoupled": True}`.
 
         Raises:
             ValueError: there is another property, or the configuration says otherwise.

@@ -1,4 +1,4 @@
-"""The channel of a worker process: the traffic of any thread on the side socket and the socket of calls."""
+"""The channel of a worker process: it sends and receives on the side socket and the socket of calls, for any thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 ERROR_LIMIT = 8 << 10
-"""Characters of an error that fit into a packet in any encoding: there may be no other memory."""
+"""Characters of an error that fit into a packet in any encoding: there may be no memory in the arena."""
 LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
 LOGS_PER_SECOND = 1000
@@ -49,7 +49,7 @@ class Answer(Waiter):
 
 
 class Credit(Waiter):
-    """How many responses may still be sent for a request; below 0 while a thread waits to send one."""
+    """The number of responses that may still be sent for a request; below 0 while a thread waits to send one."""
 
     __slots__ = ("left",)
 
@@ -67,7 +67,7 @@ class Connection(Channel):
         names: of inputs and outputs.
         window: how many responses of a request may be sent before the server takes one.
         verbose: whether the server wants verbose messages.
-        flags: offset in the arena of the flags of cancelled requests.
+        flags: offset in the arena of the cancellation flags.
 
     Attributes:
         on_is_ready: called with the id of an IS_READY; `tell_ready` answers it.
@@ -89,7 +89,7 @@ class Connection(Channel):
         self._answers: dict[int, Answer] = {}
         self._credits: dict[int, Credit] = {}
         self._logs = Rate(LOGS_PER_SECOND, self._tell_dropped)
-        # Re-entrant: the interpreter may drop a sender, which answers then, while this thread holds the lock.
+        # Re-entrant: while this thread holds the lock, the interpreter may drop a sender, which then answers.
         self._credit_lock = threading.RLock()
 
     def wait(self, call: Call) -> None:
@@ -152,7 +152,7 @@ class Connection(Channel):
             writer.add(response, wanted)
             self._send(p.RESPONSE, writer.record(), flags=flags, number=key)
         except Exception as error:
-            # The request is not left without an answer, and the model is told.
+            # The request still gets an answer, and the model an error.
             for offset in taken:
                 self._link.send(self._link.side, p.FREE, offset=offset)
             writer = ResponseWriter(self._names, self._link.memory, self._grants.take)
@@ -194,9 +194,9 @@ class Connection(Channel):
                 credit.finish()
 
     def give_back(self, key: int) -> None:
-        """Wait until the server has all that was sent for a request, before DONE reschedules the request.
+        """Wait until the server has read everything sent for a request, before DONE reschedules it.
 
-        The socket keeps the order, so any answer on it says so.
+        The socket keeps the order, so any answer on it is proof.
         """
         self._credits.pop(key, None)
         with suppress(TritonModelException):
@@ -245,7 +245,7 @@ class Connection(Channel):
         final = bool(packet.flags & p.FINAL)
         call = self._calls.pop(packet.id, None) if final else self._calls.get(packet.id)
         if call is None:
-            self._record(packet)  # no call waits for it: its memory goes back
+            self._record(packet)  # no call waits for it: give its memory back
             return
         call.deliver(self._response_of(packet, call.model), final)
 
@@ -266,17 +266,17 @@ class Connection(Channel):
                 outputs, parameters = decode_response(message, buffer, packet.offset)
             else:
                 outputs, parameters = decode_response(memoryview(packet.data), packet.data, 0)
-        except Exception as error:  # of whatever kind: the caller waits, and others behind it
+        except Exception as error:  # any error: this caller waits, and so do later ones
             return InferenceResponse(error=TritonError(f"the response cannot be read: {error}"))
         response = InferenceResponse(outputs)
         response._parameters = parameters or None
         return response
 
     def lend(self, give_back: Callable[[], None]) -> Any:
-        """The arena, as something that tensors can lie in; calls `give_back` when nothing refers to it any more."""
+        """The arena as the base of tensors; calls `give_back` when nothing refers to it any more."""
         import numpy as np
 
-        # Arrays made on an array keep that very one as their base, as long as its own base is no array.
+        # Views of an array keep that array as their base, unless its own base is an array.
         whole = np.frombuffer(self._link.arena, np.uint8)
         weakref.finalize(whole, give_back).atexit = False
         return whole
@@ -288,7 +288,7 @@ class Connection(Channel):
         self._link.send(self._socket_of(call), p.BLS_CANCEL, number=call.number)
 
     def _socket_of(self, call: Call) -> socket.socket:
-        # the socket of its request, which the packet must not overtake
+        # the socket of its request: the packet must not overtake it
         return self._link.side if call.large else self._link.calls
 
     # -----------------------------------------------------------------------------------------------------------------

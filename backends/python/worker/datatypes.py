@@ -1,6 +1,6 @@
-"""Datatypes: Triton's numbers, the configuration's names and numpy's types, each as the others.
+"""Datatypes: conversions between Triton's numbers, the configuration's names and numpy's types.
 
-numpy is imported when the first array is asked for: a worker whose model needs none does without.
+numpy is imported for the first array, so a model without arrays needs none.
 """
 
 from __future__ import annotations

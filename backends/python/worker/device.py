@@ -1,4 +1,4 @@
-"""The memory of a GPU, through the CUDA driver: no framework is needed for that. Nothing is loaded before it is used.
+"""The memory of a GPU, through the CUDA driver, without a framework. The driver is loaded at the first use.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
@@ -75,10 +75,10 @@ class SharedMemory:
     def synchronize(self) -> None:
         """Wait for all work on its GPU, so that nothing reads the memory any more."""
         with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
-            self._driver.cuCtxSynchronize()  # an error of the model's work is the model's to find
+            self._driver.cuCtxSynchronize()  # the model itself finds errors of its work
 
     def __del__(self) -> None:
-        # Not a lock: this runs wherever the last reference goes.
+        # Without a lock: this runs wherever the last reference is dropped.
         if self.address:
             self.synchronize()
             with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
@@ -90,7 +90,7 @@ _opening = threading.Lock()
 
 
 def _open(handle: bytes, device: int) -> SharedMemory:
-    """The memory of a handle, which users at the same time share."""
+    """The memory of a handle, shared by its concurrent users."""
     with _opening:
         memory = _shared.get((handle, device))
         if memory is None:
@@ -105,7 +105,7 @@ def synchronize_all() -> None:
 
 
 class SharedTensor:
-    """A tensor in memory that another process has exported; it is opened when its address is first asked for.
+    """A tensor in memory that another process has exported; the memory is opened when the address is first read.
 
     Args:
         handle: of the memory: a cudaIpcMemHandle_t.
@@ -153,7 +153,7 @@ class SharedTensor:
 
 
 def _context(device: int) -> tuple[Any, ctypes.c_void_p]:
-    """The driver, and the context that the runtime and the frameworks use on this GPU."""
+    """The driver, and this GPU's context, which the runtime and the frameworks use, too."""
     global _driver
     with _lock:
         if _driver is None:

@@ -49,7 +49,7 @@ _Managed._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("delete
 _UNUSED = b"dltensor"
 _USED = b"used_dltensor"
 
-# Functions of their own, so that the argument types that others set on ctypes.pythonapi's do not interfere.
+# Own functions: other packages may set other argument types on those of ctypes.pythonapi.
 _api = ctypes.PyDLL(None)
 _capsule_valid = _api["PyCapsule_IsValid"]
 _capsule_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -149,13 +149,13 @@ def _is_contiguous(shape: tuple[int, ...], strides: Any) -> bool:
 def make_capsule(array: np.ndarray[Any, Any], datatype: int, device: tuple[int, int] | None = None) -> Any:
     """A capsule around the memory of a C-contiguous array, as a tensor of this datatype.
 
-    numpy makes the capsule, with its destructor in C, for bytes of the right width; then the type is put right. Made by
-    ctypes alone, the destructor would be Python code, which must not run while an exception is on its way.
+    numpy makes the capsule, with its destructor in C, for bytes of the right width; then the type is corrected. With
+    ctypes alone the destructor would be Python code, which must not run while an exception propagates.
 
     Args:
         array: the memory; one that must not be written to is copied, because a capsule cannot say so.
         datatype: Triton's number; not BYTES.
-        device: DLPack's device type and number, where the array only stands for memory of another device.
+        device: DLPack's device type and number, if the array only represents memory of another device.
     """
     import numpy as np
 
@@ -169,7 +169,7 @@ def make_capsule(array: np.ndarray[Any, Any], datatype: int, device: tuple[int, 
 
 
 def array_at(address: int, nbytes: int, owner: object) -> np.ndarray[Any, Any]:
-    """Bytes at an address as an array that keeps their owner. For a device's memory it can be passed on, not read."""
+    """Bytes at an address as an array that keeps their owner. Do not read that of a device's memory."""
     import numpy as np
 
     return np.asarray(_Lent(address, nbytes, owner))

@@ -1,3 +1,3 @@
-"""Which CUDA driver the process uses. It is told when the worker is configured; `device` loads it when it is needed."""
+"""The path of the CUDA driver, set when the worker is configured; `device` loads it when it is needed."""
 
 library = "libcuda.so.1"

@@ -1,4 +1,4 @@
-"""Errors of models: the exception that they raise, and the error that they answer with."""
+"""Errors of models: the exception that they raise, and the error in a response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .texts import text_of
 
 
 class TritonModelException(Exception):
-    """Raised by this module for wrong use of it, and by models that cannot serve their requests."""
+    """Raised for wrong use of this module, and by models that cannot serve their requests."""
 
     def message(self) -> str:
         """The text."""
@@ -91,7 +91,7 @@ ERROR_CODES = (
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 (pathlib costs memory)
 _OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "backends/triton_api/")  # noqa: PTH118, PTH120
-"""The beginnings of paths of files that are not the model's; paths of extensions are relative to the sources."""
+"""Prefixes of paths of files that are not the model's; paths of extensions are relative to the sources."""
 
 PACKAGES = {
     "bs4": "beautifulsoup4",
@@ -104,7 +104,7 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
-"""The packages that have other names than their modules, of modules that models import often."""
+"""The packages of modules that models often import, where the names differ."""
 
 
 def error_text(error: BaseException) -> str:
@@ -115,8 +115,8 @@ def error_text(error: BaseException) -> str:
 def exception_text(error: BaseException) -> str:
     """An exception as callers see it: type, text, and where in the model it was raised, innermost first.
 
-    That is the form in which Triton's Python backend reports one. A TritonModelException raised by this package for
-    wrong use of it, which Triton raises in C++, has no frames of this package either, nor of the server's own programs.
+    That is the form in which Triton's Python backend reports one. Frames of this package and of the server's own
+    programs are left out: Triton raises such errors in C++.
     """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name:

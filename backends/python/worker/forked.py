@@ -1,8 +1,8 @@
-"""Processes that a model forks: `multiprocessing` as it starts processes on Linux, `os.fork`, loaders of data.
+"""Processes that a model forks: by `multiprocessing` on Linux, `os.fork`, data loaders.
 
 A fork has its parent's sockets, but only one process may read them. So each fork gets a socket of its own to its
-parent, in which a thread does what the fork asks: calls to other models, logs, metrics. The process that got a request
-answers it.
+parent. There a thread executes the fork's orders: calls to other models, logs, metrics. The process that received a
+request answers it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Forks:
-    """Prepares every later fork of this process: in the fork, the runtime gets a channel to this process.
+    """Prepares every later fork of this process: the fork's runtime gets a channel to this process.
 
     Args:
         link: that of the process.
@@ -44,7 +44,7 @@ class Forks:
         self._lock.acquire()
         try:
             self._pair = socket.socketpair()
-        except OSError:  # no descriptors are left: the fork gets an error when it asks for something
+        except OSError:  # no descriptors are left: the fork's orders raise an error
             self._pair = None
 
     def _in_parent(self) -> None:
@@ -60,7 +60,7 @@ class Forks:
     def _in_child(self) -> None:
         pair, self._pair = self._pair, None
         for other in self._ends:
-            other.close()  # else this fork would keep them open
+            other.close()  # otherwise this fork would keep them open
         self._ends.clear()
         its_end = None
         if pair is not None:
@@ -89,7 +89,7 @@ class Forks:
             self._ends.discard(end)
             end.close()
 
-    # -- what forks ask
+    # -- orders of forks
 
     def _call(self, request: Request, decoupled: bool) -> list[InferenceResponse]:
         return list(ResponseIterator(start(request, True))) if decoupled else [infer(request)]
@@ -105,11 +105,11 @@ class Forks:
 
 
 class Parent(Channel):
-    """The channel of a fork: it asks its parent, one thing at a time.
+    """The channel of a fork: it sends orders to its parent, one at a time.
 
     Args:
         end: its socket to the parent; None: there is none.
-        channel: the parent's own; a fork may use its memory alone.
+        channel: the parent's own; a fork may use only its memory.
     """
 
     def __init__(self, end: socket.socket | None, channel: Channel) -> None:
@@ -121,7 +121,7 @@ class Parent(Channel):
         self._lock = threading.Lock()
 
     def _do(self, method: str, parent: tuple[int, str], *arguments: Any) -> Any:
-        """Have the parent call a method.
+        """Make the parent call a method.
 
         Raises:
             TritonModelException: the parent is gone, or the method raised this.

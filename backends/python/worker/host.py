@@ -1,4 +1,4 @@
-"""The host of one model instance: it imports the model's file, calls its methods and checks what they return."""
+"""The host of one model instance: it imports the model's file, calls its methods and checks the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModelFailed(Exception):
-    """`execute` raised, or returned something wrong; callers get the text."""
+    """`execute` raised, or returned a wrong result; callers get the text."""
 
 
 class Host:
@@ -54,7 +54,7 @@ class Host:
     # Life
 
     def complete(self, config: Mapping[str, Any], args: dict[str, str]) -> dict[str, Any]:
-        """Have the model complete its configuration; the server's own programs get the arguments of `load`, too.
+        """Have the model complete its configuration; the server's own programs also get the arguments of `load`.
 
         Raises:
             TritonModelException: the model does not return a ModelConfig.
@@ -86,7 +86,7 @@ class Host:
         self.runtime.initialized = True
 
     def finalize(self) -> None:
-        """Have the model clean up. What it raises is logged."""
+        """Have the model clean up, and log what it raises."""
         self.runtime.finalizing = True
         if self._loop is not None:
             self._loop.stop()
@@ -98,7 +98,7 @@ class Host:
         self._model = self._execute = None
 
     def use_on_this_thread(self) -> None:
-        """Mark the thread as the model's: functions of `triton_python_backend_utils` act for this model there."""
+        """Mark the thread as the model's: on it, functions of `triton_python_backend_utils` act for this model."""
         runtime.use_on_this_thread(self.runtime)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Host:
                 else:
                     result = self._event_loop().run(result)
             return self._checked(requests, result)
-        except ModelFailed as error:  # the text is this module's, and quotes no request
+        except ModelFailed as error:  # our own text, which quotes no request
             told = self._told(str(error), 1)
         except BaseException as error:
             # Also SystemExit: a model does not end its worker that way.
@@ -160,9 +160,9 @@ class Host:
         raise ModelFailed(told)
 
     def _told(self, failed: str, count: int) -> str:
-        """The text for the clients of so many requests; the log gets the whole text.
+        """The text for the clients of `count` requests; the log gets the whole text.
 
-        The text of an exception may quote one request, which clients of the others must not see.
+        An exception may quote one request, which the other clients must not see.
         """
         text = f"Failed to process the request(s) for model '{self.name}', message: {failed}"
         if count == 1:
@@ -210,7 +210,7 @@ class Host:
         return responses
 
     def unanswered(self, request: ReceivedRequest) -> bool:
-        """Whether a request has no final response after a failure. Closes its sender."""
+        """Whether a request still lacks its final response after a failure. Closes its sender."""
         return request._sender is None or close_for_error(request._sender)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Host:
 
 
 class EventLoop:
-    """A thread with an event loop, for models whose methods are coroutines. It runs as long as the model."""
+    """A thread with an event loop, for models whose methods are coroutines. It lives as long as the model."""
 
     def __init__(self, owner: runtime.Runtime) -> None:
         import asyncio

@@ -33,25 +33,25 @@ class Packet:
 
 MOST_DOUBTS, ENOUGH_DOUBTS = 8, 6
 RARELY = 8
-"""After many looks in vain, one look in so many still happens."""
+"""After many polls in vain, one poll in this number still happens."""
 
 
 class Look:
-    """Looks for the next packet of a socket before a thread sleeps, as long as packets come so soon.
+    """Polls a socket for its next packet before the thread sleeps, as long as packets come soon enough.
 
-    If fewer than a third come so soon, looking takes CPU time from others, such as the models that this model waits
-    for: then most looks are left out.
+    If fewer than a third do, polling takes CPU time from others, such as the models that this model calls: then most
+    polls are skipped.
     """
 
     __slots__ = ("_doubts", "_left_out", "_of")
 
     def __init__(self, of: socket.socket) -> None:
         self._of = of
-        self._doubts = 0  # one more for each look in vain, two less for any other
-        self._left_out = 0  # looks since the last one that happened
+        self._doubts = 0  # one more for each poll in vain, two less for any other
+        self._left_out = 0  # polls since the last one that happened
 
     def for_packet(self, buffer: memoryview, patience: float) -> int:
-        """The size of a packet that comes within so many seconds; 0: none came, or the socket has ended."""
+        """The size of a packet that comes within this time; 0: none came, or the socket has ended."""
         if self._doubts >= ENOUGH_DOUBTS:
             self._left_out += 1
             if self._left_out < RARELY:
@@ -65,7 +65,7 @@ class Look:
                 if time.monotonic() >= until:
                     self._doubts = min(self._doubts + 1, MOST_DOUBTS)
                     return 0
-                os.sched_yield()  # to other work for this core, perhaps the packet's sender
+                os.sched_yield()  # to other work on this core, perhaps the packet's sender
             else:
                 self._doubts = max(self._doubts - 2, 0)
                 return size
@@ -79,15 +79,15 @@ class Link:
         gone: any thread calls it when the server is gone; it does not return.
 
     Attributes:
-        patience: seconds for which a thread looks for its next packet before it sleeps. Sleeping and waking takes
-            that long where an idle core of a virtual machine has to be woken for it.
+        patience: seconds for which a thread polls for its next packet before it sleeps; about the time that sleeping
+            and waking take on an idle core of a virtual machine.
     """
 
     def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
         self.patience = 0.0
         self._gone = gone
-        self.on_forget: Callable[[int], None] = _nothing  # takes the numbers of regions that are closed
-        self.forked = False  # this process is a fork of the link's process: it sends and receives nothing
+        self.on_forget: Callable[[int], None] = _nothing  # takes the numbers of closed regions
+        self.forked = False  # this process is a fork, which may not use the link
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.calls = socket.socket(fileno=calls)
@@ -106,7 +106,7 @@ class Link:
         self.calls.close()
 
     def next_id(self) -> int:
-        """A number that this worker has not used yet."""
+        """An unused number."""
         return next(self._ids)
 
     def send(self, to: socket.socket, kind: int, record: Any = b"", *, flags: int = 0, code: int = 0, number: int = 0,
@@ -116,7 +116,7 @@ class Link:
             return
         try:
             to.sendmsg((_HEAD.pack(kind, flags, code, len(record), number, offset), record))
-        except OSError:  # also EBADF, of a link that was closed
+        except OSError:  # also EBADF, of a closed link
             self._gone()
 
     def send_arena(self, to: socket.socket, kind: int, offset: int, size: int, *, flags: int = 0, code: int = 0,
@@ -126,11 +126,11 @@ class Link:
             return
         try:
             to.send(_HEAD.pack(kind, flags | p.IN_ARENA, code, size, number, offset))
-        except OSError:  # also EBADF, of a link that was closed
+        except OSError:  # also EBADF, of a closed link
             self._gone()
 
     def receive_work(self) -> Packet:
-        """The next packet of the work socket, but for FORGET, which is dealt with. Only the main thread reads it."""
+        """The next packet of the work socket other than FORGET, which it handles. Only the main thread calls it."""
         while True:
             packet = self.receive(self.work, self._buffer)
             if packet.kind != p.FORGET:
@@ -171,10 +171,10 @@ class Link:
 
 
 class Reader:
-    """Reads a socket that several threads wait on: one waiting thread reads, and hands the others their packets.
+    """Reads a socket on which several threads wait: one waiting thread reads, and passes the others their packets.
 
-    So a model that only calls others from `execute` needs no other thread, and its calls wake none. Once the worker
-    expects a packet that no thread waits for, a thread of the reader's own reads all the time.
+    So a model that calls others only from `execute` needs no other thread, and its calls wake none. Once the worker
+    expects a packet for which no thread waits, the reader starts a thread that always reads.
 
     Args:
         link: the transport.
@@ -204,7 +204,7 @@ class Reader:
     def _wait_for_others(self, waiter: Waiter) -> None:
         self._link.require()
         waiter.prepare()
-        self._waiters.add(waiter)  # before the lock is tried: the thread that releases it looks here for a successor
+        self._waiters.add(waiter)  # before trying the lock: the thread that releases it looks here for a successor
         try:
             while not waiter.done:
                 if self._begin():
@@ -215,7 +215,7 @@ class Reader:
             self._waiters.discard(waiter)
 
     def _begin(self) -> bool:
-        """Become the reading thread; False: another thread is."""
+        """Become the reading thread; False if another thread is."""
         return self._thread is None and self._reading.acquire(blocking=False)
 
     def _read_until(self, waiter: Waiter) -> None:
@@ -234,7 +234,7 @@ class Reader:
                 return
 
     def read_always(self) -> None:
-        """Have a thread read, from now on."""
+        """From now on, have a thread always read."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -242,14 +242,14 @@ class Reader:
                     self._thread.start()
 
     def _run(self) -> None:
-        # A waiter that reads at this moment goes on until its next packet, and then leaves the socket to this thread.
+        # A waiter that reads now continues until its next packet, and then leaves the socket to this thread.
         self._reading.acquire()
         while True:
             self._dispatch(self._link.receive(self._socket, self._buffer))
 
 
 class Grants:
-    """Memory of the arena for what is sent on the side socket, asked for one by one."""
+    """Memory of the arena for messages on the side socket; each is requested alone."""
 
     def __init__(self, link: Link, side: Reader) -> None:
         self._link = link
@@ -257,7 +257,7 @@ class Grants:
         self._asked: dict[int, Grant] = {}
 
     def take(self, size: int) -> int:
-        """The offset of so many bytes.
+        """The offset of `size` bytes.
 
         Raises:
             TritonModelException: the server has no memory for them.
@@ -280,7 +280,7 @@ class Grants:
 
 
 class Grant(Waiter):
-    """A range of the arena that was asked for."""
+    """A requested range of the arena."""
 
     __slots__ = ("code", "offset")
 
@@ -289,9 +289,9 @@ class Grant(Waiter):
 
 
 def _nothing(_: int) -> None:
-    """What hears of closed regions where none is mapped."""
+    """Do nothing: takes closed regions where none is mapped."""
 
 
 def no_memory(size: int) -> str:
-    """What is said when the server grants no memory."""
+    """The error when the server grants no memory."""
     return f"no shared memory for {size} bytes: the limit of the model is reached"

@@ -1,4 +1,4 @@
-"""Loading and unloading of models, and whether they are ready: what a model may ask of its server."""
+"""A model's calls to load and unload models, and to check their readiness."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def get_model_dir() -> str:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load a model, or load it anew.
+    """Load or reload a model.
 
     Args:
         model_name: a model of the repository.
         config: a configuration as JSON text, instead of its own.
-        files: contents by path, such as "file:1/model.onnx", instead of the repository's.
+        files: contents by path, such as "file:1/model.onnx", instead of the repository's files.
 
     Raises:
         TritonModelException: the model does not load, or the server runs without `--model-control-mode explicit`.

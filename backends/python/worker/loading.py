@@ -1,4 +1,4 @@
-"""Import of a model's file, under the names that it expects."""
+"""Imports a model's file under the names that it expects."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from .texts import text_of
 
 
 class LogLevel(ErrorCode):
-    """How important a message is: an int with a name."""
+    """The level of a message: an int with a name."""
 
     INFO: LogLevel
     WARNING: LogLevel
@@ -48,7 +48,7 @@ class Logger:
         try:
             channel = runtime.current().channel
         except TritonModelException:
-            print(message)  # while the module is tried out on its own
+            print(message)  # outside a worker
             return
         channel.log(int(level), message)
 
@@ -69,5 +69,5 @@ class Logger:
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Write a message that is shown only where the server logs verbosely."""
+        """Write a message that appears only if the server logs verbosely."""
         Logger.log(message, LogLevel.VERBOSE)

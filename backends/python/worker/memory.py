@@ -16,7 +16,7 @@ class MemoryType(ErrorCode):
 
 
 DEFAULT = MemoryType(-1, "DEFAULT")
-"""Where the called model leaves them."""
+"""The called model's choice."""
 CPU = MemoryType(0, "TRITONSERVER_MEMORY_CPU")
 GPU = MemoryType(1, "TRITONSERVER_MEMORY_GPU")
 MemoryType.TRITONSERVER_MEMORY_CPU = CPU

@@ -1,7 +1,7 @@
-"""ModelInferRequest and ModelInferResponse on the wire, as calls to other models carry them.
+"""ModelInferRequest and ModelInferResponse on the wire, for calls to other models.
 
-https://protobuf.dev/programming-guides/encoding/, and the field numbers of `proto/grpc_service.proto`. Written by hand,
-because a model's environment need not have protobuf, and so that tensors are written and read in place.
+https://protobuf.dev/programming-guides/encoding/, and the field numbers of `proto/grpc_service.proto`. The code is
+hand-written because a model's environment need not have protobuf, and because it accesses tensors in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DOUBLE = Struct("<d")
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
-COPIED = 4096  # bytes of an array up to which a copy costs less than a view
+COPIED = 4096  # bytes up to which copying an array costs less than a view
 REMEMBERED = 256  # heads of messages, each of some hundred bytes
 
 
@@ -64,7 +64,7 @@ def encode_request(
     inputs: list[Tensor],
     outputs: list[str],
 ) -> list[Any]:
-    """The pieces of a ModelInferRequest in order: bytes, and the data of the inputs as they lie."""
+    """The pieces of a ModelInferRequest in order: bytes, and the inputs' data in place."""
     signature = [(tensor._name, tensor._dtype, tensor._shape) for tensor in inputs]
     pieces: list[Any] = [_request_head(model_name, model_version, tuple(outputs), *signature)]
     if request_id:
@@ -84,14 +84,14 @@ def encode_request(
     return pieces
 
 
-# A model calls the same models with tensors of the same shapes over and over.
+# A model repeatedly calls the same models with the same shapes.
 
 
 @lru_cache(REMEMBERED)
 def _request_head(
     model_name: str, model_version: str, outputs: tuple[str, ...], *inputs: tuple[str, int, tuple[int, ...]]
 ) -> bytes:
-    """The beginning of a request: all but its id, its parameters and its data."""
+    """The beginning of a request, without its id, parameters and data."""
     head = [_text(1, model_name), _text(2, model_version)]
     for name, datatype, dims in inputs:
         shape = b"".join(map(varint, dims))
@@ -121,7 +121,7 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Field number, wire type, then the value of a VARINT or where a value begins, and where it ends."""
+    """Field number, wire type, the value of a VARINT or the offset of another value, and the end of the value."""
     while at < end:
         key, at = _read_varint(data, at)
         kind = key & 7
@@ -198,7 +198,7 @@ class _Head:
         self.size = len(head)
 
 
-_heads: dict[int, _Head] = {}  # by the bytes of the whole response: the last one of that size
+_heads: dict[int, _Head] = {}  # by size of the whole response: the last such head
 
 
 def _remember(size: int, head: _Head) -> None:

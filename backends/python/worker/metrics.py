@@ -1,4 +1,4 @@
-"""Metrics of a model's own, which the server shows beside its own."""
+"""A model's own metrics, which the server exposes with its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MetricKind.HISTOGRAM = MetricKind(2, "HISTOGRAM")
 
 
 class MetricFamily:
-    """Metrics of one name, which differ by their labels.
+    """Metrics of one name with different labels.
 
     Args:
         name: as Prometheus shows it.
@@ -84,7 +84,7 @@ class MetricFamily:
         return Metric(self, {name: str(value) for name, value in (labels or {}).items()}, buckets)
 
     def _change(self, operation: str, **more: Any) -> None:
-        # With the kind: the server has refused this family if there is one of another kind.
+        # With the kind: the server has refused this family if the name has another kind.
         self._runtime.channel.metric({"op": operation, "family": self._name, "kind": self._kind.name.lower(), **more})
 
     def __del__(self) -> None:
@@ -98,7 +98,7 @@ class Metric:
     def __init__(self, family: MetricFamily, labels: dict[str, str], buckets: list[float] | None) -> None:
         if not isinstance(family, MetricFamily):
             raise TypeError("a Metric comes from MetricFamily.Metric()")
-        self._family = family  # kept: a family goes with its last metric
+        self._family = family  # kept: a family disappears with its last metric
         self._labels = labels
         family._change("metric", labels=labels, buckets=buckets or [])
 
@@ -135,7 +135,7 @@ class Metric:
         self._change("observe", value)
 
     def value(self) -> float:
-        """Ask the server for the sum of all instances under these labels, or for the value that one set last.
+        """Get from the server the sum over all instances for these labels, or the value that was set last.
 
         Raises:
             TritonModelException: the metric is a histogram, or the server does not know it.

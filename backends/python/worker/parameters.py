@@ -1,4 +1,4 @@
-"""Parameters of requests and responses: a dictionary on the way in, JSON text on the way out, as Triton has them."""
+"""Parameters of requests and responses: a model gives a dictionary and reads JSON text, as in Triton."""
 
 from __future__ import annotations
 

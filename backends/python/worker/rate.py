@@ -1,4 +1,4 @@
-"""Messages to the log, as many as the server writes: those of one model must not keep it from its other work."""
+"""Limits messages to the log: those of one model must not keep the server from its other work."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ SECOND = 1.0
 
 
 class Rate:
-    """Admits a number of messages in a second, which begins with the first message.
+    """Admits a number of messages in each second, which begins with the first message.
 
-    It counts the messages that it leaves out, and tells their number when the second is over.
+    It counts the dropped messages, and reports their number after the second.
 
     Args:
         most: that number.
-        tell: called with the number of those that were left out, on any thread.
+        tell: called with the number of dropped messages, on any thread.
     """
 
     def __init__(self, most: int, tell: Callable[[int], None]) -> None:
         self._most = most
         self._tell = tell
         self._lock = threading.RLock()  # a signal handler may log, too
-        self._ends = 0.0  # the second that counts now, by time.monotonic()
+        self._ends = 0.0  # begin of the current second, by time.monotonic()
         self._left = 0
         self._dropped = 0
 
     def admits(self) -> bool:
-        """Whether there is room for one more, which is taken."""
+        """Admit one more message; False if the limit is reached."""
         with self._lock:
             now = time.monotonic()
             if now >= self._ends:
@@ -45,7 +45,7 @@ class Rate:
             return False
 
     def tell_dropped(self) -> None:
-        """Tell how many were left out, if any were."""
+        """Report the number of dropped messages, if any."""
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:

@@ -31,18 +31,18 @@ class ReceivedRequest(InferenceRequest):
         raise TypeError("requests of this class come from the server")
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends the responses to this request, one and the same each time."""
+        """The sender of responses to this request, always the same one."""
         sender = self._sender
         if sender is None:
             sender = self._sender = make_sender(self._runtime, self._key, self._decoupled, self._wanted)
         return sender
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the answer is no longer wanted."""
         return self._runtime.channel.is_cancelled(self._key)
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request when `execute` returns."""
+        """Set the fate of the request after `execute` returns."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unable to set release flags. Unsupported flag {flags} provided.")
         self._release = flags

@@ -1,14 +1,14 @@
-"""Shared memory of clients that the server trusts, as inputs of a model: mapped here, so that nobody copies it.
+"""Shared memory of trusted clients as inputs of a model, mapped here to avoid a copy.
 
-A region stays mapped from its first use until the server says that it is closed, so its pages are not mapped anew for
-each batch. The client does not see what the model writes there: the mapping is private, and the kernel copies a page at
-the first write. When an execution ends, pages that it has written are dropped: the next batch sees the client's again.
+A region stays mapped from its first use until the server closes it, so its pages are not mapped again for each batch.
+The client does not see the model's writes: the mapping is private, and the kernel copies a page at the first write.
+When an execution ends, the worker drops the pages that it has written, so the next batch sees the client's.
 
-The client may write to its object once it has its answer, and a private mapping shows that in all pages that were not
-copied. So if the model still holds memory then, the worker copies all pages of it, and the model alone has that mapping
-from there on. Nothing helps against a client that shortens its object while a model reads it: the kernel then takes
-away copied pages, too, and SIGBUS ends a process that reads them. (Another mapping in their place would lose what a
-thread of the model writes meanwhile.)
+The client may write to its object once it has its answer, and a private mapping shows these writes in all pages that
+were not copied. So if the model still holds memory then, the worker copies all its pages, and leaves the mapping to the
+model. There is no protection from a client that shortens its object while a model reads it: the kernel then removes
+copied pages, too, and SIGBUS ends a process that reads them. (Replacing the mapping would lose concurrent writes of the
+model's threads.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from .errors import TritonModelException
 
 MOST_MAPPED = 256
-"""Mappings at a time: each keeps a descriptor of this process open, of which the model wants some, too."""
+"""Mappings at a time: each holds a descriptor of this process, and the model needs some, too."""
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE: each page becomes as it would be after a write to it."""
 PAGE = mmap.PAGESIZE
@@ -36,24 +36,24 @@ class Mapped(mmap.mmap):
     """A mapped part of an object; it is unmapped when nothing refers to it any more."""
 
     start: int
-    """Where it begins in the object."""
+    """Its offset in the object."""
 
 
 class Use:
-    """What one batch reads of a mapping."""
+    """One batch's use of a mapping."""
 
     def __init__(self, memory: Mapped) -> None:
         import numpy as np
 
         self.memory = memory
-        self.parts: list[tuple[int, int]] = []  # of tensors: where they begin in the mapping, and bytes
-        # Arrays made on this one keep it, so a weak reference tells whether the model still holds any.
+        self.parts: list[tuple[int, int]] = []  # of tensors: offset in the mapping, and bytes
+        # Views keep this array, so a weak reference tells whether the model still holds any.
         self.array: Any = np.frombuffer(memory, np.uint8)
         self.address: int = self.array.__array_interface__["data"][0]
         self._watch = weakref.ref(self.array)
 
     def is_held(self) -> bool:
-        """Whether the model holds memory of the mapping after the batch has let go of it."""
+        """Whether the model holds memory of the mapping after the batch has released it."""
         self.array = None
         return self._watch() is not None
 
@@ -69,7 +69,7 @@ class Regions:
         self._folder = folder
         self._kept: dict[int, Mapped] = {}  # by the region's number
         self._uses: dict[int, Use] = {}  # of the batch that is executed, by the region's number
-        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # also those that the model alone has
+        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # also those left to the model
         self._pagemap = -1
 
     def reaches(self, descriptor: int) -> bool:
@@ -85,7 +85,7 @@ class Regions:
         return True
 
     def map(self, region: tuple[int, int, int, int, int], offset: int, size: int) -> tuple[Any, int]:
-        """So many bytes of an object, mapped, or copied if they cannot be mapped; and where they begin in that memory.
+        """The memory with `size` bytes of an object, mapped, or copied if mapping fails; and their offset in it.
 
         Args:
             region: the fields of REGION_MEMORY.
@@ -97,7 +97,7 @@ class Regions:
         """
         try:
             use = self._uses.get(region[0]) or self._begin(region, offset + size)
-            # Asked anew for each tensor: a page that the object does not have any more ends the process.
+            # Checked for each tensor: reading a page that the object no longer has ends the process.
             if use is None or offset + size > use.memory.start + len(use.memory):
                 return self._copy(region[3], offset, size), 0
             if offset + size > use.memory.size():
@@ -116,7 +116,7 @@ class Regions:
         """The batch's use of a region, up to `end` of its object; None: it cannot be mapped."""
         number, start, size, descriptor, keep = region
         memory = self._kept.get(number)
-        if memory is None or end > memory.start + len(memory):  # an object that was short then
+        if memory is None or end > memory.start + len(memory):  # the object was shorter then
             memory = self._map(descriptor, start, start + size, end)
             if memory is None:
                 return None
@@ -126,7 +126,7 @@ class Regions:
         return use
 
     def _map(self, descriptor: int, start: int, stop: int, end: int) -> Mapped | None:
-        # What the object has of a region, which must be more than up to `end`.
+        # The part of the region that the object has; it must reach `end`.
         if len(self._alive) >= MOST_MAPPED:
             return None
         opened = self._open(descriptor)
@@ -164,15 +164,15 @@ class Regions:
         return data
 
     def have(self, array: Any) -> bool:
-        """Whether this array, which tensors of the batch lie in, is memory of a region."""
+        """Whether this array, the base of tensors of the batch, is memory of a region."""
         return any(use.array is array for use in self._uses.values())
 
     def is_unwritten(self, array: Any, offset: int, size: int) -> bool:
-        """Whether a part of such an array is what the client has there."""
+        """Whether a part of such an array still is the client's memory."""
         return any(use.array is array and not self._is_written(use, offset, size) for use in self._uses.values())
 
     def let_go(self) -> None:
-        """The execution ends: the model alone gets what it still holds, and what it has written is dropped."""
+        """The execution ends: leave to the model what it still holds, and drop the pages that it has written."""
         for number, use in self._uses.items():
             if use.is_held():
                 self._kept.pop(number, None)
@@ -188,7 +188,7 @@ class Regions:
         self._kept.pop(number, None)
 
     def _is_written(self, use: Use, offset: int, size: int) -> bool:
-        """Whether the model has written to any page of a part: the page is its own then, not the object's."""
+        """Whether the model has written to any page of a part, which then is no page of the object."""
         import numpy as np
 
         if self._pagemap < 0:

@@ -1,4 +1,4 @@
-"""The content of requests. `calls` has those that a model makes, `received` those that it receives."""
+"""The content of requests. `calls` has requests that a model makes, `received` those that it receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_EMPTY = "for request with id '{}' and model name '{}' should not be empty."
 
 
 class InferenceTrace:
-    """The trace that a request belongs to; give it to the requests made for it, `trace=request.trace()`."""
+    """The trace of a request; pass it to the requests made for it, `trace=request.trace()`."""
 
     __slots__ = ("_context", "_key")
 
@@ -115,7 +115,7 @@ class Request:
         self._parameters = None if parameters is None else _parameters.checked(parameters)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # What it says
+    # Content
 
     def inputs(self) -> list[Tensor]:
         """Its inputs, of which optional ones may be missing."""

@@ -28,7 +28,7 @@ def require_tensors(values: Sequence[object], none: str, *about: str) -> None:
 
 
 class InferenceResponse:
-    """A response: a model's own, or one to its call to another model.
+    """A response: of the model, or to its call to another model.
 
     Args:
         output_tensors: its outputs, none for an error.

@@ -1,4 +1,4 @@
-"""The running model, for which the functions of `triton_python_backend_utils` act."""
+"""The running model for which the functions of `triton_python_backend_utils` act."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Runtime:
     """One instance of a model.
 
     Attributes:
-        channel: the way to the server; another one in a process that the model has forked. So callers keep the
-            runtime and read the channel here each time.
+        channel: the way to the server; a fork of the process has another one. So callers keep the runtime and read its
+            channel each time.
         model_dir: the version directory.
-        module: the name of the package that the model's file is imported into.
-        initialized, finalizing: calls to other models are allowed between the two.
+        module: the name of the package into which the model's file is imported.
+        initialized, finalizing: the model may call other models between the two.
     """
 
     __slots__ = ("channel", "finalizing", "initialized", "model_dir", "module")
@@ -36,7 +36,7 @@ class Runtime:
 
 NO_PARENT = (0, "")
 PARENT: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("inferd_parent", default=NO_PARENT)
-"""Key and id of the request being executed, if it is one alone; calls to other models are made on its behalf."""
+"""Key and id of the request being executed, if it is alone; calls to other models are made on its behalf."""
 
 # A worker process has one runtime. The server's process has one for each instance of its in-process models: there the
 # thread decides, or, on a thread that a model started, the module whose code is on the stack.
@@ -45,12 +45,12 @@ _thread = threading.local()
 
 
 def add(runtime: Runtime) -> None:
-    """Make a runtime known."""
+    """Register a runtime."""
     _runtimes.append(runtime)
 
 
 def remove(runtime: Runtime) -> None:
-    """Forget a runtime whose model is gone."""
+    """Unregister a runtime whose model is gone."""
     _runtimes.remove(runtime)
 
 

@@ -1,4 +1,4 @@
-"""The sender by which a model answers a request at any time."""
+"""The sender with which a model answers a request at any time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InferenceResponseSender:
         raise TypeError("an InferenceResponseSender comes from request.get_response_sender()")
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, or say that no more will come.
+        """Send a response, or the end of the responses.
 
         Args:
             response: may be left out where the flags say that this is the end.
@@ -43,7 +43,7 @@ class InferenceResponseSender:
             TritonModelException: unknown flags, nothing to send, the sender has been closed, a second response of a
                 model that is not decoupled, or an output that the protocol cannot carry.
 
-        The call waits while the client of a decoupled model reads more slowly than the model answers.
+        The call blocks while the client of a decoupled model reads more slowly than the model sends.
         """
         if flags not in (0, FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -83,7 +83,7 @@ class InferenceResponseSender:
         self._sent += 1
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for responses any more: the client cancelled, its deadline passed or it went away."""
+        """Whether responses are no longer wanted: the client cancelled, its deadline passed or it disconnected."""
         return self._runtime.channel.is_cancelled(self._key)
 
     def __del__(self) -> None:
@@ -92,7 +92,7 @@ class InferenceResponseSender:
 
 
 def make_sender(runtime: Runtime, key: int, decoupled: bool, wanted: frozenset[int] | None) -> InferenceResponseSender:
-    """The sender of the request that the runtime's channel knows by this key; `wanted` as for `Channel.respond`."""
+    """The sender of the request with this key in the runtime's channel; `wanted` as for `Channel.respond`."""
     sender = InferenceResponseSender.__new__(InferenceResponseSender)
     sender._runtime = runtime
     sender._key = key
@@ -118,9 +118,9 @@ def abandon(sender: InferenceResponseSender) -> None:
         with suppress(TritonModelException):  # a fork cannot answer: its parent does
             sender._runtime.channel.respond(sender._key, response, True, sender._wanted)
 
-    # On a thread of its own: the interpreter may drop a sender at any point, also while the caller holds a lock that
+    # On a thread of its own: the interpreter may drop a sender at any point, even while its thread holds a lock that
     # sending needs.
-    with suppress(RuntimeError):  # the interpreter ends: nobody waits any more
+    with suppress(RuntimeError):  # the interpreter ends: no client waits any more
         threading.Thread(target=answer, daemon=True).start()
 
 

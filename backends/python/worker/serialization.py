@@ -33,7 +33,7 @@ MOST_DIMENSIONS = 16
 """The largest number of dimensions of a tensor, as in the server."""
 
 SMALL = 4096
-"""An output of at most so many bytes goes into the record, a larger one into memory of its own."""
+"""An output of at most this many bytes goes into the record, a larger one into memory of its own."""
 
 _TENSOR = p.TENSOR
 _TENSOR_SIZE = p.TENSOR.size
@@ -78,7 +78,7 @@ class Names:
         self._warn = warn
 
     def tell_unknown(self, output: str) -> None:
-        """Warn once that the model answers with an output that its configuration does not have."""
+        """Warn once of an output that the configuration does not have."""
         if output not in self._unknown and len(self._unknown) < MOST_WARNINGS:
             self._unknown.add(output)
             self._warn(f"output '{output}' is left out: the configuration has only {self.outputs}")
@@ -96,7 +96,7 @@ class RequestReader:
 
     Attributes:
         reached_gpu: some request had an input on a GPU.
-        unreadable: why requests of the last record cannot be executed, by their keys.
+        unreadable: by key, why requests of the last record cannot be executed.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RequestReader:
             request._wanted = request._parameters = None
             request._trace = NO_TRACE
             request._outputs = self._names.outputs
-        # A decoupled model's request outlives `execute`: its sender ensures that it gets a final response.
+        # A decoupled model's request outlives `execute`: its sender guarantees a final response.
         request._sender = make_sender(self._runtime, number, True, request._wanted) if self._decoupled else None
         return request
 
@@ -237,8 +237,8 @@ class ResponseWriter:
     Args:
         names: of inputs and outputs.
         memory: the arena.
-        take: gives the offset of so many bytes of the arena for an output.
-        regions: knows the inputs that lie in regions.
+        take: returns the offset of arena memory for an output of that size.
+        regions: knows the inputs in regions.
     """
 
     __slots__ = ("_borrowed", "_memory", "_names", "_parts", "_regions", "_take", "size")
@@ -282,7 +282,7 @@ class ResponseWriter:
         self.size += len(encoded)
 
     def copy_borrowed(self) -> None:
-        """Copy the outputs that lie in inputs: the model keeps those inputs, and may write to them.
+        """Copy the outputs that lie in inputs which the model keeps, since it may write to them.
 
         A response without memory for its copy becomes an error.
         """
@@ -333,7 +333,7 @@ class ResponseWriter:
                         "served"
                     )
                 tensors.append((index, tensor))
-        if len(tensors) > len(index_of):  # then some come twice, of which the server takes the last
+        if len(tensors) > len(index_of):  # then some come twice, and the server takes the last
             tensors = list(dict(tensors).items())
         if len(tensors) == 1 and response._parameters is None:
             self._add_one(*tensors[0], inputs)
@@ -394,8 +394,9 @@ class ResponseWriter:
         self.size += total
 
     def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
-        """Where a tensor lies: place, offset, bytes, its data if that goes into the record at `at`, and
-        whether it lies among the inputs in the arena.
+        """Place, offset and bytes of a tensor, its data for the record at `at`, and whether it lies in an input.
+
+        The data is empty, unless it goes into the record; the input is one in the arena.
         """
         array = tensor._array
         if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
@@ -419,12 +420,12 @@ class ResponseWriter:
 
 
 def address_of(array: Any) -> int:
-    """Where an array's first element lies."""
+    """The address of an array's first element."""
     return int(array.__array_interface__["data"][0])
 
 
 def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> tuple[Tensor, int] | None:
-    """The input whose data a tensor's data is, or is a part of, and its offset in that buffer; None for any other."""
+    """The input that contains a tensor's data, and the offset in the input's buffer; None if there is none."""
     array = tensor._array
     for each in inputs:
         whole = each._buffer

@@ -1,7 +1,7 @@
-"""Responses without memory: errors take their places in the record of a batch.
+"""Replaces responses that got no memory by errors, in the record of a batch.
 
-The other responses of the batch stay as they are. INLINE data is found by its offset in the record, so the offsets
-change where the responses before it become longer or shorter.
+The other responses of the batch stay the same. INLINE data has an offset in the record, which changes when responses
+before it become longer or shorter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from . import protocol as p
 
 SHORT = "no shared memory"
-"""The text where a longer one for each response does not fit."""
+"""The short text, used when a longer one for each response does not fit."""
 
 
 def error_response(code: int, text: str) -> bytes:
@@ -23,7 +23,7 @@ def error_response(code: int, text: str) -> bytes:
 
 
 def without(record: bytes, places: Mapping[int, str]) -> bytes:
-    """The record with an error of this text in place of each response that lies around one of these places."""
+    """The record with each response that contains one of these places replaced by an error with this text."""
     responses = _responses(record)
     errors: dict[int, bytes] = {}
     number = 0
@@ -35,9 +35,9 @@ def without(record: bytes, places: Mapping[int, str]) -> bytes:
 
 
 def fitting(record: bytes, limit: int, text: str) -> bytes:
-    """The record with so many of its largest responses replaced by this error that it has at most `limit` bytes.
+    """The record with its largest responses replaced by this error until it has at most `limit` bytes.
 
-    It has more if even an error for each would not fit.
+    It has more if even an error for each response does not fit.
     """
     responses = _responses(record)
     sizes = [end - begin for begin, end in zip(responses, [*responses[1:], len(record)])]
@@ -61,7 +61,7 @@ def _largest(sizes: Collection[int], least: int) -> list[int]:
 
 
 def _responses(record: bytes) -> list[int]:
-    """Where each response begins."""
+    """The offset of each response."""
     found = []
     at = 0
     while at < len(record):
@@ -81,7 +81,7 @@ def _replaced(record: bytes, responses: list[int], errors: Mapping[int, bytes]) 
 
 
 def _moved(response: bytes, by: int) -> bytes:
-    """A response moved by so many bytes."""
+    """A response moved by `shift` bytes."""
     if by == 0:
         return response
     moved = bytearray(response)

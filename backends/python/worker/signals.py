@@ -1,12 +1,12 @@
-"""SIGTERM and SIGINT: only the server ends a worker, and only the model ends the processes that it has started.
+"""SIGTERM and SIGINT: only the server ends a worker, and only the model ends its own processes.
 
 A service manager sends both signals to every process of a service at once. Workers and their helper processes must
-answer first: a pool of `multiprocessing` never learns that a signal ended one of its processes in the middle of a task,
-and waits for it for ever. So a worker ignores both signals, and a process that it forks, or that `multiprocessing`
+finish their requests first: a pool of `multiprocessing` does not notice that a signal ended one of its processes in a
+task, and waits for ever. So a worker ignores both signals, and a process that it forks, or that `multiprocessing`
 starts, obeys only signals of the model's own processes, as `terminate()` sends them: see `_outlive.c`.
 
-Other programs that the model starts obey every signal: a worker starts with both signals ignored, which programs would
-inherit, and replaces that by a handler that does nothing, which they do not inherit.
+Other programs that the model starts obey every signal. A worker starts with both signals ignored, which programs would
+inherit; it replaces that by a handler that does nothing, which they do not inherit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _forking = threading.local()
 
 
 def outlive() -> None:
-    """Have this worker ignore both signals, and the processes that it starts obey the model. On the main thread
-    only."""
+    """Make this worker ignore both signals, and its processes obey the model. On the main thread only."""
     os.environ[SUPERVISOR] = str(os.getppid())
     for number in _USUAL:
         signal.signal(number, _nothing)
@@ -35,7 +34,7 @@ def outlive() -> None:
 
 
 def outlive_as_helper() -> None:
-    """Have this process, which `multiprocessing` has started, obey only the model, if a worker is its ancestor."""
+    """Make this process, which `multiprocessing` has started, obey only the model, if a worker is its ancestor."""
     if SUPERVISOR in os.environ:
         for number in _USUAL:
             _obey_own(number)
@@ -46,8 +45,8 @@ def _nothing(_number: int, _frame: Any) -> None:
 
 
 def _hold() -> None:
-    # Signals that come before a fork has its handlers wait until it has them.
-    _library()  # not in a fork: a lock of the loader may be held there for ever
+    # Signals wait until the fork has its handlers.
+    _library()  # not in a fork, where the loader's lock may be held for ever
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, list(_USUAL))
 
 
@@ -58,7 +57,7 @@ def _let_go() -> None:
 def _obey_the_model() -> None:
     try:
         for number, usual in _USUAL.items():
-            if signal.getsignal(number) is _nothing:  # the model may have said otherwise
+            if signal.getsignal(number) is _nothing:  # the model may have set its own
                 signal.signal(number, usual)
                 _obey_own(number)
     finally:

@@ -1,4 +1,4 @@
-"""BYTES tensors: each element is its length in four bytes, least significant first, and then the element."""
+"""BYTES tensors: each element follows its length in four bytes, least significant first."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LONGEST = 0xFFFFFFFF
 
 
 def pack(elements: list[Any]) -> bytes:
-    """The encoded tensor of these elements; one that is neither bytes nor str becomes a str, as in Triton.
+    """The encoded tensor of these elements; others than bytes and str are converted to str, as in Triton.
 
     Raises:
-        TritonModelException: an element is longer than 4 GiB, the most that its length can say.
+        TritonModelException: an element is longer than 4 GiB, which its length cannot express.
     """
     encoded = [element if element.__class__ is bytes else _encoded(element) for element in elements]
     for element in encoded:

@@ -37,18 +37,18 @@ class Tensor:
     Args:
         name: of the input or output.
         numpy_array: the data. An array that is not C-contiguous is copied; any other is read when the response or the
-            request leaves, so do not write to it before.
+            request is sent, so do not write to it before.
 
     Raises:
         TritonModelException: the name is empty, or the protocol does not have the array's dtype.
 
-    A tensor that came in reads its data when it is first asked for, in place: `as_numpy` is a view on the memory that
+    A received tensor reads its data at the first access, in place: `as_numpy` is a view on the memory that
     the request arrived in, and may be written to.
     """
 
-    # One of these holds the data: the array of a tensor made by the model; the buffer of one that came in, `_size`
-    # bytes at `_offset` (then the array is made on demand); the DLPack tensor that it was taken from, or what lies in
-    # memory of a GPU that a client shares.
+    # One of these holds the data: the array of a tensor made by the model; the buffer of a received tensor, `_size`
+    # bytes at `_offset` (the array is made on demand); the DLPack tensor that it was made from; or a client's shared
+    # GPU memory.
     __slots__ = ("_array", "_buffer", "_dtype", "_foreign", "_name", "_offset", "_shape", "_size")
 
     _array: np.ndarray[Any, Any] | None
@@ -149,7 +149,7 @@ class Tensor:
         return _on_foreign(name, foreign)
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule on the same memory; on a copy for an array that must not be written to.
+        """A DLPack capsule on the same memory, or on a copy if the array is read-only.
 
         Raises:
             TritonModelException: the tensor is BYTES.
@@ -190,15 +190,15 @@ _new = Tensor.__new__
 
 
 def received(name: str, dtype: int, shape: tuple[int, ...], buffer: Any, offset: int, size: int) -> Tensor:
-    """A tensor that came in.
+    """A received tensor.
 
     Args:
         name: of the input or output.
         dtype: Triton's number.
         shape: its dimensions.
         buffer: holds the data; kept as long as the tensor or anything made from it.
-        offset: where the data begins in the buffer.
-        size: its bytes, as many as datatype and shape say.
+        offset: of the data in the buffer.
+        size: its bytes, as many as datatype and shape require.
     """
     tensor = _new(Tensor)
     tensor._name = name
@@ -213,17 +213,17 @@ def received(name: str, dtype: int, shape: tuple[int, ...], buffer: Any, offset:
 
 
 def received_on_gpu(name: str, data: SharedTensor) -> Tensor:
-    """A tensor that came in on a GPU."""
+    """A received tensor on a GPU."""
     return _on_foreign(name, data)
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that came in."""
+    """The bytes of a received tensor."""
     return memoryview(tensor._buffer)[tensor._offset : tensor._offset + tensor._size]
 
 
 def wire_bytes(tensor: Tensor) -> Any:
-    """The data as the protocol carries it: bytes of a BYTES tensor, else something with the buffer protocol."""
+    """The data in the protocol's form: bytes of a BYTES tensor, otherwise an object with the buffer protocol."""
     if tensor._buffer is not None and tensor._array is None:
         return buffer_of(tensor)
     array = tensor.as_numpy()
@@ -265,5 +265,5 @@ def _capsule_of(tensor: Any, device: int) -> Any:
     """The tensor's capsule; reads of its memory come after the work on it."""
     if device in CPU_DEVICE_TYPES:
         return tensor.__dlpack__()
-    # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, and copies in it come after that.
+    # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, so copies on it come later.
     return tensor.__dlpack__(stream=1)

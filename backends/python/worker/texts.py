@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def text_of(value: object, what: str) -> str:
-    """A text as a str. Also bytes are taken, as Triton does: an element of a BYTES tensor may name a model.
+    """A text as a str. As in Triton, bytes are accepted, too: an element of a BYTES tensor may name a model.
 
     Raises:
         TypeError: the value is neither; `what` names it in the text.

@@ -1,4 +1,4 @@
-"""`triton_python_backend_utils`: what a model written for Triton's Python backend imports, under that name.
+"""`triton_python_backend_utils`: the module that models written for Triton's Python backend import.
 
 import triton_python_backend_utils as pb_utils
 """
@@ -50,7 +50,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     return None
 
 
-# Shown, and pickled, under the name that models know.
+# Printed and pickled under the name that models know.
 for _public in (InferenceRequest, InferenceResponse, InferenceResponseSender, InferenceTrace, Metric, MetricFamily,
                 ModelConfig, PreferredMemory, ResponseIterator, Tensor, TritonError, TritonModelException):  # fmt: skip
     _public.__module__ = "triton_python_backend_utils"

@@ -25,10 +25,10 @@ ALIGNMENT = 64  # of outputs in the arena: a cache line
 
 
 class Lease:
-    """The memory of one EXECUTE: the model may hold on to it for longer than it executes.
+    """The memory of one EXECUTE, which the model may hold for longer than it executes.
 
-    Tensors lie in an array over the arena; arrays made on it keep that very object. A weak reference tells when it is
-    freed. Reference counts would not do: they mean something else in each interpreter.
+    Tensors lie in an array over the arena; their arrays keep that object. A weak reference tells when it is freed.
+    Reference counts would not do: each interpreter counts in its own way.
     """
 
     def __init__(self, link: Link, number: int) -> None:
@@ -50,7 +50,7 @@ class Lease:
         return self._whole
 
     def end(self) -> bool:
-        """Whether the model holds on to it. If so, DONE must say that; RELEASE may be sent before."""
+        """Whether the model still holds it. If so, DONE must say that; RELEASE may be sent before."""
         self._whole = None
         if self._watch is None or self._watch() is None:
             return False
@@ -70,7 +70,7 @@ class Lease:
             self._link.send(self._link.side, p.RELEASE, number=self._number)
 
 
-_leases: set[Lease] = set()  # those that the model holds on to: the reference that watches must live
+_leases: set[Lease] = set()  # those that the model still holds: their weak references must live
 
 
 class OutputMemory:
@@ -101,7 +101,7 @@ class OutputMemory:
 
 
 class Worker:
-    """The life of the process.
+    """The life of the worker.
 
     Args:
         link: the transport.
@@ -215,7 +215,7 @@ class Worker:
         link.send_arena(link.work, kind, offset, len(record), **head)
 
     def _check_ready(self, number: int) -> None:
-        # On a thread of its own: a check that takes its time holds nothing else up.
+        # On a thread of its own: a slow check must not delay other work.
         threading.Thread(target=self._answer_ready, args=(number,), name="inferd-is-ready", daemon=True).start()
 
     def _answer_ready(self, number: int) -> None:
@@ -233,7 +233,7 @@ class Worker:
     def _execute(self, packet: Packet) -> None:
         link = self._link
         lease = Lease(link, packet.id)
-        # Read where it lies: a record in the arena has its tensors there, too, and is lent as long as they are.
+        # Read in place: a record in the arena has its tensors there, too, and is lent as long as they are.
         in_arena = packet.flags & p.IN_ARENA
         record = link.memory[packet.offset : packet.offset + packet.size] if in_arena else packet.data
         _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
@@ -291,7 +291,7 @@ class Worker:
         following = iter(responses)
         for request in requests:
             if request._key in unreadable:
-                self._host.unanswered(request)  # from here on
+                self._host.unanswered(request)
                 writer.add_error(TritonError.INVALID_ARG, unreadable[request._key])
             elif failed is not None:
                 self._write_failures(writer, [request], failed)

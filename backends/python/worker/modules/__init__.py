@@ -1,1 +1,1 @@
-"""What models and the processes that they start import by name."""
+"""The modules that models and their processes import by name."""

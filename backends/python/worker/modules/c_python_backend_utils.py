@@ -1,4 +1,4 @@
-"""The same module under the name of its half in C, which Triton has."""
+"""The same module under the name of Triton's C half."""
 
 import sys
 

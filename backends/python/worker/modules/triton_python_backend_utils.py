@@ -1,13 +1,13 @@
-"""Makes the folder above the package that models know by this name.
+"""Makes the parent folder the package that models know by this name.
 
-Not by an import, because the interpreter is the model's own and need not have inferd. The folder of this file is on
-`sys.path`, so that also processes that a model spawns, which begin anew, can import what the model's file imports.
+It cannot be imported, because the model's interpreter need not have inferd. The folder of this file is on `sys.path`,
+so processes that a model spawns can import it, too.
 """
 
 import importlib.util
 import sys
 
-PACKAGE = "inferd_worker"  # hides nothing of the model's
+PACKAGE = "inferd_worker"  # hides no module of the model
 
 if PACKAGE not in sys.modules:
     _folder = __file__.rpartition("/modules/")[0]
