@@ -76,7 +76,7 @@ class Rules:
 
     tls: bool | None = None
     groups: tuple[str, ...] | None = None  # the RPC groups that are served there
-    tokens: bool | None = None  # False: no client needs a token or a restricted protocol's header
+    tokens: bool | None = None  # False: clients need neither a token nor a restricted protocol's header
     reflection: bool | None = None
     mode: int | None = None
     owner: str | None = None
@@ -88,7 +88,7 @@ class Rules:
     handshake_timeout: int | None = None
 
     def __str__(self) -> str:
-        """The rules as they are written behind an address."""
+        """The rules in the form that follows an address."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return "".join(f",{name.replace('_', '-')}={_shown(name, value)}" for name, value in given if value is not None)
 

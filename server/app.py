@@ -51,7 +51,7 @@ from server.stopping import StopSignal
 log = logging.getLogger("inferd")
 
 SWITCH_INTERVAL = 50e-6
-"""Seconds after which a waiting thread gets the GIL: the loop must not wait Python's default of 5 ms."""
+"""Seconds after which a waiting thread gets the GIL: Python's default of 5 ms is too long for the loop."""
 
 SEQUENCES_SHARE = 0.75
 """The part of the exit timeout in which sequences go on when the server stops; the rest is for running requests."""
@@ -60,13 +60,13 @@ TELL_PROGRESS = 10.0
 """Seconds between lines about models that are being loaded."""
 
 MORE_TIME = f"EXTEND_TIMEOUT_USEC={int(6 * TELL_PROGRESS * 1e6)}"
-"""With each of these lines the service manager hears that the start goes on."""
+"""Each of these lines also tells the service manager that the start continues."""
 
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
 
 LAST_WORK = 2.0
-"""Seconds for what comes after unloading: the last records are written, and the interpreter ends."""
+"""Seconds after unloading, to write the last records and end the interpreter."""
 
 COUNTERS = "INFERD_DEBUG_COUNTERS"
 """Environment variable: print the native objects that are still alive when the server ends."""
@@ -88,7 +88,7 @@ def run(settings: Settings) -> int:
     finally:
         if COUNTERS in os.environ:
             gc.collect()
-            # one write: threads that end may log to the same stream
+            # one write: ending threads may log to the same stream
             print(f"live: {json.dumps(live_counters())}\n", end="", flush=True)
     return 0
 
@@ -96,7 +96,7 @@ def run(settings: Settings) -> int:
 async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
     manager = ServiceManager()
-    if settings.log_file:  # else SIGHUP is ignored, see cli.py
+    if settings.log_file:  # otherwise cli.py ignores SIGHUP
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     if settings.log_verbose:
         tell_options(settings)
@@ -122,7 +122,7 @@ async def _serve(settings: Settings, logs: Logs) -> None:
 
 
 async def _load(settings: Settings, engine: Engine, stop: StopSignal, manager: ServiceManager) -> list[str] | None:
-    """Load the models; the errors, or None if a signal stopped the server meanwhile."""
+    """Load the models; return the errors, or None if a signal stopped the server meanwhile."""
     loop = asyncio.get_running_loop()
     loading, stopped = loop.create_task(engine.start(set_aside)), loop.create_task(stop.wait())
     began = loop.time()
@@ -154,7 +154,7 @@ async def _close(engine: Engine, deadline: float, stop: StopSignal, recording: R
         await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
     except TimeoutError:
         late = True
-    if recording is not None:  # after the last request, which may outlast its call
+    if recording is not None:  # after the last request, which may end after its call
         await asyncio.to_thread(recording.close)
     if late:
         stop.out_of_time()
@@ -170,8 +170,7 @@ async def _serve_door(
     recording: Recording,
     manager: ServiceManager,
 ) -> float:
-    """Serve until a signal, then let running calls finish; returns the time on the loop's clock when all must be
-    over."""
+    """Serve until a signal, then let running calls finish; return the deadline of the stop, on the loop's clock."""
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     delays = read_delays()
     door = make_door(settings, engine, policy, access, native_infer=not delays.of_inference)
@@ -218,7 +217,7 @@ async def _serve_door(
 
 
 def _beside(access: Access, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
-    """Tasks that run for as long as the door serves."""
+    """The tasks that run while the door serves."""
     yield access.watch()
     yield look_after_memory(usable_memory())
     if load is not None:

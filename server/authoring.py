@@ -66,7 +66,7 @@ KINDS = (
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
     PYTHON,
 )
-"""The kinds of model files; the first one with a suffix is the one that the suffix means."""
+"""The kinds of model files; a suffix means the first kind that has it."""
 
 
 def make_model(
@@ -212,7 +212,7 @@ def _completed(
                 _reshape_scalars(minimal)
             text = text_format.MessageToString(minimal)
             if max_batch_size == 0:
-                text += "max_batch_size: 0\n"  # an absent one would mean something else
+                text += "max_batch_size: 0\n"  # an absent field would mean something else
             (model / CONFIG).write_text(text)
             made = ModelFolder(name, model, Path(folder), (1,))
             prepared = configuration.prepare(made, options, loader)

@@ -1,7 +1,7 @@
 """The build of this server, and whether the imported modules belong to it.
 
 `setup.py` writes a record beside the native extensions. In a source tree the record can be compared with the sources.
-Extensions that were built from other sources fail at the import, with errors that do not tell the remedy.
+Extensions built from other sources fail at import, with errors that do not name the remedy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRAMEWORKS = {
 }
 """Distributions that the server uses if they are installed, by their common names."""
 OF_IMPORTS = (ImportError, TypeError, ValueError, AttributeError, SystemError)
-"""Exceptions of importing an extension that does not fit the others."""
+"""The exceptions that importing a mismatched extension raises."""
 
 
 def digest_of_sources(root: Path = ROOT) -> str:
@@ -41,7 +41,7 @@ def digest_of_sources(root: Path = ROOT) -> str:
     )
     if not any(path.suffix == ".pyx" for path in files):
         return ""
-    import hashlib  # only here: it brings OpenSSL
+    import hashlib  # imported only here: it loads OpenSSL
 
     found = hashlib.sha256()
     for path in files:
@@ -61,7 +61,7 @@ def record() -> dict[str, str]:
 
 def describe() -> Iterator[str]:
     """Lines about the version, the build, the interpreter and the frameworks that are installed."""
-    from importlib import metadata  # only here: it brings a parser of mail
+    from importlib import metadata  # imported only here: it loads a parser of mail
 
     built = record()
     commit = f", commit {built['commit']}" if built.get("commit") else ""

@@ -59,9 +59,9 @@ class RedisCache:
     user: str = ""
     password: str = ""
     db: int = 0
-    connect_timeout: float = 1.0  # for a connection of the probe, after Redis was down
-    socket_timeout: float = 0.1  # the longest that a request waits for Redis, a connection included
-    wait_timeout: float = 0.1  # the part of it that a request waits for a free connection
+    connect_timeout: float = 1.0  # to connect for the probe, after Redis was down
+    socket_timeout: float = 0.1  # the longest wait of a request for Redis, connecting included
+    wait_timeout: float = 0.1  # the part of it to wait for a free connection
     pool_size: int = 8  # connections
     cert: Path | None = None
     key: Path | None = None
@@ -192,5 +192,5 @@ def _milliseconds(values: Mapping[str, str], key: str, default: float) -> float:
 
 
 def _hidden(entry: str) -> str:
-    """The entry without parts that might be a password."""
+    """The entry without parts that may be a password."""
     return entry.partition("password")[0]

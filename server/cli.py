@@ -2,7 +2,7 @@
 
 A value of `serve` comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config
 names, else it is the default. Options that tritonserver has, too, have its names: `--x=true` and `--x true` both work.
-`server.foreign` accepts or refuses tritonserver's options that mean nothing here.
+`server.foreign` accepts or refuses tritonserver's options that inferd does not have.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         text, status = "cancelled", CANCELLED
-    except BrokenPipeError:  # of `inferd ... | head`: nobody reads the rest, not even at exit
+    except BrokenPipeError:  # of `inferd ... | head`: the reader is gone, also at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:

@@ -39,12 +39,12 @@ FORMATS = {
 }
 """How `struct` writes an element; BF16 as its bits."""
 TOLERANCE = {"FP16": 1e-2, "BF16": None, "FP32": 1e-4, "FP64": 1e-9}
-"""How much answers may differ between batches; None: they are not compared."""
+"""How much a response may differ between batches; None: responses are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule of the contract, and how the backend breaks it; empty if it does not."""
+    """One rule of the contract, and the backend's violation of it; empty without one."""
 
     rule: str
     broken: str = ""

@@ -122,7 +122,7 @@ def make_forwarder(settings: Settings, engine: Engine) -> Forwarder | None:
 
 
 def read_delays() -> Delays:
-    """The delays of calls that environment variables ask for, as some tests do.
+    """The delays of calls that environment variables set, as in some tests.
 
     Raises:
         StartError: a variable has another form.

@@ -1,7 +1,7 @@
 """`inferd check`: finds problems that keep models from being served, and configuration that has no effect.
 
-It takes the steps of a load, up to where code of a model would run. A problem of one model does not stop the check of
-others.
+It takes the steps of a load up to the first that would run a model's code. A problem of one model does not stop the
+check of others.
 """
 
 from __future__ import annotations

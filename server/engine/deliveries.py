@@ -35,7 +35,7 @@ class Deliveries:
         loop.remove_reader(self.bridge.timers.fd)
 
     def after_each(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called after each delivery."""
+        """Register `callback`, to be called after each delivery."""
         self._callbacks.append(callback)
 
     def deliver(self) -> None:

@@ -147,7 +147,7 @@ class Engine:
         await on_thread(remove_left_folders)
         if self._control.mode is ControlMode.POLL:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
-            await self._poller.remember()  # before the scan: what changes after it is found by the next look
+            await self._poller.remember()  # before the scan: the next look finds later changes
         folders = await on_thread(self._repositories.scan)
         self._tell_emptiness(folders)
         wanted = self._control.at_start([folder.name for folder in folders])
@@ -215,7 +215,7 @@ class Engine:
             await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
-        self._deliveries.deliver()  # logs refused requests: they have no version, so no version's end waited for them
+        self._deliveries.deliver()  # logs refused requests, for which no version's end waits
         await asyncio.to_thread(self.shared_memory.close)
         await asyncio.to_thread(self._repositories.close)
         self._deliveries.end()
@@ -227,7 +227,7 @@ class Engine:
         self._models.announce("", None, False)
 
     async def finish_sequences(self, seconds: float) -> None:
-        """Refuse new sequences; return when all live ones have ended, or after so many seconds.
+        """Refuse new sequences; return when all live ones have ended, or after `seconds`.
 
         Requests are still served; loads and unloads are refused from now on.
         """
@@ -246,11 +246,11 @@ class Engine:
                     await self._drained(loaded)
 
     def after_delivery(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called after each round of answers, for a front door that writes them then."""
+        """Register `callback`, to be called after each round of responses, for a front door that then writes them."""
         self._deliveries.after_each(callback)
 
     async def _end(self, version: LoadedVersion) -> None:
-        """Close a version that no new request finds; returns when the last answer has reached its sink."""
+        """Close a version that no new request finds; return when the last response has reached its sink."""
         if self._store is not None:
             self._store.release(version.name)
         await on_thread(version.close)
@@ -273,13 +273,13 @@ class Engine:
         asked_by: str = "",
         allowed: Allowed = anything,
     ) -> None:
-        """Load a model, or load it anew if its files have changed; an ensemble with the models of its steps.
+        """Load a model, or reload it if its files have changed; an ensemble with the models of its steps.
 
         Args:
             name: of the model.
             config: a configuration as JSON text, instead of the one in the model's folder.
             files: contents by "file:<version>/<file>", instead of the model's folder; needs `config`.
-            asked_by: the model that asks and waits; empty for a client.
+            asked_by: the model that calls and waits; empty for a client.
             allowed: whether the caller may load a model of this name; checked for the models of steps, too.
 
         Raises:
@@ -311,9 +311,9 @@ class Engine:
 
         Args:
             name: of the model; nothing happens if there is none.
-            dependents: of an ensemble, also unload the models of its steps, after its last request, unless somebody
-                loaded them by name or another ensemble has them.
-            asked_by: the model that asks and waits; empty for a client.
+            dependents: of an ensemble, also unload the models of its steps, after its last request, unless they were
+                loaded by name or another ensemble has them.
+            asked_by: the model that calls and waits; empty for a client.
             allowed: whether the caller may unload a model of this name; dependents that it may not unload stay.
 
         Raises:
@@ -367,13 +367,13 @@ class Engine:
         return not self._strict or self._models.are_ready
 
     async def check(self) -> bool:
-        """Whether `ready`, and, with strict readiness, every model that can tell reports itself ready."""
+        """Whether `ready`, and, with strict readiness, every model that checks its readiness reports ready."""
         if not self.ready or not self._strict:
             return self.ready
         return all(await asyncio.gather(*(version.check() for version in self._models.asked())))
 
     def subscribe(self, watcher: Watcher) -> None:
-        """Have `watcher(name, version, ready)` called on the loop at each change; the name is "" for the server."""
+        """Call `watcher(name, version, ready)` on the loop at each change; the name is "" for the server."""
         self._models.subscribe(watcher)
 
     def model(self, name: str, version: str = "") -> LoadedVersion:
@@ -432,7 +432,7 @@ class Engine:
         return b"".join(parts)
 
     def _demanded(self, entry: IndexEntry) -> IndexEntry:
-        """The entry of a model with loading on demand: if it is not loaded, it is not missing."""
+        """The entry of a model with loading on demand: one that is not loaded is not missing."""
         assert self._demand is not None
         if error := self._demand.failure(entry.name):
             if entry.reason:

@@ -1,8 +1,8 @@
-"""The metrics that models make (`pb_utils.MetricFamily`): their values, which the server keeps for all exporters.
+"""The values of metrics that models make (`pb_utils.MetricFamily`), kept in the server for all exporters.
 
-A family exists once in the server, whichever models and instances name it, and a metric once in its family for its
-labels: as in Triton, instances count together. A metric exists while one of those that have made it does: it ends with
-the last worker, and a family with its last metric and user.
+As in Triton, instances count together: a family exists once in the server, for all models and instances that name it,
+and a metric once in its family for its labels. A metric ends with its last worker, a family with its last metric and
+user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One metric at one moment.
+    """A snapshot of a metric.
 
     Attributes:
         labels: by name.
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class FamilySnapshot:
-    """One family at one moment."""
+    """A snapshot of a family."""
 
     name: str
     description: str
@@ -60,7 +60,7 @@ class _Metric:
 
     @property
     def size(self) -> int:
-        """How much of `MOST` it takes."""
+        """Its share of `MOST`."""
         return 1 + len(self.counts)
 
     def sample(self, labels: Labels) -> Sample:
@@ -82,7 +82,7 @@ class _Family:
 class Measures:
     """All metrics of models. Any thread may use it.
 
-    A user is the owner of metrics, which live as long as it does: the instance of a worker.
+    A user owns metrics, which live as long as it does: the instance of a worker.
     """
 
     def __init__(self) -> None:

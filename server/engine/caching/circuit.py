@@ -1,7 +1,7 @@
 """A circuit breaker: decides whether a service that may be down or slow is called at all.
 
-It opens, so that nobody calls the service any more, when the service refuses or when several calls in a row time out.
-While it is open, a probe checks regularly whether the service works again; no request does.
+It opens when the service refuses, or when several calls in a row time out. While it is open, requests do not call the
+service; a probe regularly checks whether the service works again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Circuit:
 
     Args:
         what: the name of the service, for the log.
-        without: the fate of requests while the circuit is open, for the log.
+        without: what happens to requests while the circuit is open, for the log.
         probe: returns if the service works, else raises; limits its own time.
         log: the logger.
     """

@@ -36,7 +36,7 @@ log = logging.getLogger("inferd.cache")
 MAGIC: Final = b"inferd1\n"
 HEAD: Final = len(MAGIC) + 4
 LARGE: Final = 1 << 20
-"""From so many bytes on, another thread computes digests and encodes messages."""
+"""From this number of bytes on, another thread computes digests and encodes messages."""
 
 MOST_WRITING: Final = 64 << 20
 """The most bytes of answers on their way to Redis; the store does not keep answers beyond."""
@@ -76,7 +76,7 @@ class RedisStore(AnswerStore):
         self._wrong = 0  # wrong values and refused commands of Redis
 
     async def start(self) -> None:
-        """Look whether Redis answers. If not, the circuit's probe tries again."""
+        """Check that Redis answers. If not, the circuit's probe tries again."""
         await self._ask(self._probe())
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class RedisStore(AnswerStore):
         await self._client.aclose()
 
     def release(self, model: str) -> None:
-        """End all lookups for a model, which answers itself: the model is about to end."""
+        """End all lookups for a model that is about to end; the model then answers."""
         for lookup in [lookup for lookup in self._lookups if lookup.model == model]:
             lookup.missing()
 
@@ -108,7 +108,7 @@ class RedisStore(AnswerStore):
         if lookup.key is None or self._circuit.open or self._writing + len(answer) > MOST_WRITING:
             return
         if self._identity(lookup.model, lookup.version) != self._lookups[lookup]:
-            return  # the model, or one of its steps, was loaded anew: the answer may be of either
+            return  # the model, or one of its steps, was reloaded: the answer may be of either version
         self._writing += len(answer)
         self._begin(self._write(lookup.key, answer))
 
@@ -193,7 +193,7 @@ def _client(config: RedisCache) -> redis.asyncio.Redis:
         "password": config.password or None,
         "socket_connect_timeout": config.connect_timeout,
         "socket_timeout": config.socket_timeout,
-        "retry": Retry(NoBackoff(), 0),  # no second try: a request would wait for it
+        "retry": Retry(NoBackoff(), 0),  # no retry: a request would wait for it
     }
     if config.host.startswith("/"):
         settings |= {"path": config.host, "connection_class": client.UnixDomainSocketConnection}

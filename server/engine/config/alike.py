@@ -1,8 +1,8 @@
-"""The specifications of models that differ in nothing but their names.
+"""The specifications shared by models that differ only in their names.
 
-A repository of thousands of models often has few kinds of them: one for each tenant, or one for each language. What
-holds for the configuration of one holds for all of its kind; so it is checked once, and they share one specification,
-but for their names. That saves most of the time of a start, and most of the memory of a configuration.
+A repository of thousands of models often has few kinds of them: one for each tenant, or one for each language. One
+configuration of each kind is checked, and all models of the kind share one specification, except for their names. That
+saves most of the time of a start, and most of the memory of a configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backends.api import Backend, ModelSpec
 from server.pb import model_config_pb2 as pb
 
 KINDS: Final = 256
-"""Of models that are known; of more, those that were seen last."""
+"""The number of kinds that are kept; beyond it, the least recently used leave."""
 
 Kind = tuple[bytes, frozenset[str], int]
 
@@ -30,7 +30,7 @@ class Alike:
         self._guard = Lock()
 
     def kind(self, config: pb.ModelConfig, scalars: Collection[str], backend: Backend | None) -> Kind | None:
-        """What models of one kind have in common; None for one whose specification depends on more.
+        """The key of a model's kind; None for a model whose specification depends on more.
 
         Args:
             config: complete, but not checked yet.
@@ -50,7 +50,7 @@ class Alike:
         return kind, frozenset(scalars), id(backend)
 
     def find(self, kind: Kind, config: pb.ModelConfig) -> ModelSpec | None:
-        """The specification of a model of this kind; None where none of it has been checked."""
+        """The specification of a model of this kind; None if none has been checked."""
         with self._guard:
             known = self._known.get(kind)
             if known is None:
@@ -62,7 +62,7 @@ class Alike:
         return replace(spec, name=config.name, instances=instances)
 
     def keep(self, kind: Kind, spec: ModelSpec, backend: Backend | None) -> None:
-        """Know the specification of a model of this kind, which was found right and gave no warning."""
+        """Keep the specification of a model of this kind, whose check found no error and no warning."""
         with self._guard:
             self._known[kind] = spec, backend  # while it is kept, no other backend has its identity
             if len(self._known) > KINDS:

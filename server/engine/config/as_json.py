@@ -44,7 +44,7 @@ _LENIENT = re.compile(
 
 
 def config_from_json(text: str) -> pb.ModelConfig:
-    """The opposite. It takes what protobuf's parser for C++ does, whose JSON Triton's clients write.
+    """The opposite. It accepts what protobuf's C++ parser accepts, since Triton's clients write that JSON.
 
     That is, beside JSON: keys without quotes, single quotes, a comma behind the last item, and an object in place of a
     list of one.

@@ -29,7 +29,7 @@ def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | Con
     return found
 
 
-_NONE: frozenset[str] = frozenset()  # one for all models, of which there may be thousands
+_NONE: frozenset[str] = frozenset()  # one cache for all models, of which there may be thousands
 
 
 def models_of(spec: ModelSpec) -> frozenset[str]:

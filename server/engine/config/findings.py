@@ -16,7 +16,7 @@ class Finding:
     path: FieldPath
     text: str
     instead: str = ""
-    names_model: bool = False  # the text already names the model
+    names_model: bool = False  # the text already has the model's name
 
 
 def error_of(findings: Iterable[Finding], model: str, source: Source) -> ConfigError:

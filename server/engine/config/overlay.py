@@ -42,7 +42,7 @@ class LayeredSource(Source):
         return self._layer(path).at(*path)
 
     def _layer(self, path: FieldPath) -> Source:
-        """The file whose value of a field counts."""
+        """The file from which a field's value comes."""
         if not path or _says(self.version, path):
             return self.version
         return self.model if _says(self.model, path) else self.version

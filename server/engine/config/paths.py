@@ -1,4 +1,4 @@
-"""Checks the paths in a configuration before anything opens a file, whoever wrote the configuration."""
+"""Checks the paths in every configuration before the server opens a file."""
 
 from __future__ import annotations
 

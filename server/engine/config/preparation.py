@@ -37,7 +37,7 @@ log = logging.getLogger("inferd.config")
 
 
 Each = Callable[[Callable[[int], None], Sequence[int]], None]
-"""Calls a function, which raises nothing, with each of some numbers, and returns when all calls are done."""
+"""Calls a function, which must not raise, with each number, and returns when all calls are done."""
 
 
 def one_by_one(work: Callable[[int], None], numbers: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ class _Preparation:
         self._config = config
         self._source = source
         self._backends: dict[tuple[str, Path], Backend] = {}  # by name and version: folders are looked into
-        # By the backend's id(): a user's backend may not be hashable. The value keeps it, so that no other gets the
+        # By the backend's id(): a user's backend may not be hashable. The value keeps the backend, so no other gets the
         # same id.
         self._known: dict[tuple[bytes, frozenset[str], int], tuple[VersionConfig, Backend | None]] = {}
 
@@ -135,7 +135,7 @@ class _Preparation:
         def look(version: int) -> None:
             try:
                 completed[version] = self._completed(version)
-            except SystemExit as error:  # code that reads the files must not end a thread of the server
+            except SystemExit as error:  # a framework's code must not end a thread of the server
                 errors[version] = BackendError(f"the code that looks into the model's files exits: {error}")
             except Exception as error:  # a framework's; other versions may still be good
                 errors[version] = error
@@ -149,7 +149,7 @@ class _Preparation:
         if not found:
             raise _only(errors, versions[-1])
         for version, problem in errors.items():
-            if lack_of(problem):  # which says nothing about the version
+            if lack_of(problem):  # the error is not the version's fault
                 raise _only(errors, version)
         for version, problem in errors.items():
             if not _is_foreseen(problem):
@@ -250,7 +250,7 @@ class _Preparation:
     def _checked(
         self, config: pb.ModelConfig, source: Source, scalars: Collection[str], backend: Backend | None
     ) -> VersionConfig:
-        config = pb.ModelConfig.FromString(config.SerializeToString())  # has half the memory of one filled in by fields
+        config = pb.ModelConfig.FromString(config.SerializeToString())  # half the memory of one filled by fields
         kind = self._alike.kind(config, scalars, backend)
         spec = self._alike.find(kind, config) if kind is not None else None
         if spec is not None:

@@ -1,5 +1,7 @@
-"""The fields of config.pbtxt that do nothing here. One rule decides: a field that would change a response is refused by
-name; a field that cannot, such as a hint for a device that does not exist, is kept, and the log says so.
+"""The fields of config.pbtxt that have no effect here.
+
+One rule decides: a field that would change a response is refused by name; any other, such as a hint for a device that
+does not exist, is kept and logged.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ KIND = pb.ModelInstanceGroup.Kind
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field as a path of names, and why it does not do what it does in Triton.
+    """A field as a path of names, and why it does not have Triton's effect.
 
     A scalar counts when it has another value than its default, a list or map when it is not empty, a message when it
     is present.

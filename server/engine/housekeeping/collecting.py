@@ -1,10 +1,9 @@
 """Keeps the objects of models out of the way of Python's garbage collector.
 
-A full collection looks at every object while it holds the interpreter lock, and so stops the event loop: with thousands
-of models, whose objects stay for as long as the server runs, it would delay all requests by tenths of a second. So the
-collector skips all objects that exist when the start is over. When a version ends, its objects are freed because
-nothing refers to them any more. Only if a backend's objects refer to each other, the collector looks at everything
-once.
+A full collection scans every object while it holds the interpreter lock, and so stops the event loop: with thousands of
+models, whose objects live as long as the server, it would delay all requests by tenths of a second. So the collector
+skips all objects that exist after the start. When a version ends, reference counts free its objects. Only if a
+backend's objects form a cycle does the collector scan everything once.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ def rarely() -> Iterator[None]:
     try:
         yield
     finally:
-        if usual != RARE:  # else another engine does so, too, and has them as they were
+        if usual != RARE:  # otherwise another engine does the same, and will restore them
             gc.set_threshold(*usual)
 
 
 def set_aside() -> None:
     """Collect once more, and have the collector skip all objects that are left."""
     global _is_aside
-    gc.unfreeze()  # so that this collection frees garbage of the frameworks' imports
+    gc.unfreeze()  # so this collection frees garbage of the frameworks' imports
     gc.collect()
     gc.freeze()
     _is_aside = True
@@ -49,7 +48,7 @@ def collect_if_left(left: Iterable[weakref.ref[object]]) -> None:
 
 
 def bring_back() -> None:
-    """Have the next full collection look at the skipped objects, but for those that others have frozen."""
+    """Have the next full collection scan the skipped objects, except for those frozen before."""
     global _is_aside
     if _is_aside:
         _is_aside = False

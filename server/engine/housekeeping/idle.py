@@ -8,7 +8,7 @@ from typing import Final
 from _native.memory import resource
 
 SHARE: Final = 8
-"""One part in so many of the server's memory is kept for reuse, while allocations go on."""
+"""This fraction (1/n) of the server's memory is kept for reuse, while allocations continue."""
 
 LEAST: Final = 128 << 20
 """Bytes that are kept on any machine."""
@@ -23,7 +23,7 @@ REST: Final = 5.0
 """Seconds between looks when no memory is left to return."""
 
 RESTS: Final = 12
-"""Every so many of these looks also trims the heap of the C library, which other code uses, too."""
+"""Each time after this number of looks, the heap of the C library, which other code also uses, is trimmed, too."""
 
 
 async def look_after_memory(usable: int) -> None:

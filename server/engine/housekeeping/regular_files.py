@@ -1,4 +1,4 @@
-"""Regular files, in places where somebody may put anything: opening a FIFO would wait for ever."""
+"""Reads regular files only, in folders where others may put anything: opening a FIFO would wait for ever."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Runs blocking work, each piece on a thread of its own.
 
-The number of threads has no limit: a model that is being loaded may load another one and wait for it, and a model that
-ends may wait for anything; with a limit they could wait for each other. A thread that has finished its work waits a
-while for more, so that the start of many models does not make a thread for each.
+The number of threads has no limit: a model that is being loaded may load another one and wait for it, and an ending
+model may wait for anything; with a limit they could deadlock. A thread that has finished its work waits a while for
+more, so the start of many models does not need a thread for each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WorkItem(Generic[T]):
         self.is_over = False
 
     def do(self) -> None:
-        """Call the work. This thread may outlast the caller's wait: it does not hold any of the work's objects then."""
+        """Call the work. This thread may outlive the caller's wait: it then keeps no object of the work."""
         try:
             self._returned.append(self._todo.pop()())
         except BaseException as error:
@@ -57,12 +57,12 @@ class WorkItem(Generic[T]):
         self.is_over = True
 
     def fail(self, error: BaseException) -> None:
-        """Have the caller get this error, without a call of the work."""
+        """Give the caller this error, without calling the work."""
         self._raised.append(error)
         self.is_over = True
 
     def tell(self) -> None:
-        """Have the caller go on, if it still waits. Call it on the loop."""
+        """Resume the caller, if it still waits. Call it on the loop."""
         if not self.done.done():
             self.done.set_result(True)
 
@@ -83,7 +83,7 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     item = WorkItem(partial(work, *args, **kwargs), loop.create_future())
 
     def tell() -> None:
-        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(item.tell)
 
     begin(item.do, tell)

@@ -20,7 +20,7 @@ _CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 class HostPolicyError(ValueError):
-    """A host policy that cannot be parsed or applied; the text says why."""
+    """A host policy that cannot be parsed or applied; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The instances of one version: each on a thread of its own, with its host policy and its resources.
 
-Where it does not matter to a model which threads its instances are on (`Model.any_thread`), these are made by the
-thread that loads it, and get their own with the first request. Until then requests wait in the lane. If the system
-refuses a thread, it is asked again each second; they wait on, and whoever closes the version executes them himself.
+If a model's instances may run on any thread (`Model.any_thread`), the loading thread makes them, and they get their own
+threads with the first request. Until then requests wait in the lane. If the system refuses a thread, the server tries
+again each second, while requests wait; the thread that closes the version executes the rest.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from server.engine.instances.warmup import Halt, warm_up
 log = logging.getLogger("inferd.engine")
 
 AT_ONCE: Final = 8
-"""Instances of a model that get their threads on the loop; those of a model that has more get them one after another
-elsewhere."""
+"""The number of instances that get their threads on the loop; further instances of the model get them elsewhere, one by
+one."""
 
 RETRY_SECONDS: Final = 1.0
-"""After which the system is asked again for the threads that it has refused."""
+"""Seconds until the server asks the system again for refused threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Use:
     Attributes:
         name: of the instance.
         busy_ns: nanoseconds in which it has executed batches.
-        running: requests that it executes now.
+        running: requests in execution.
     """
 
     name: str
@@ -69,7 +69,7 @@ class _Runner:
     """One instance and its thread.
 
     Attributes:
-        is_late: it is made, and has no thread yet.
+        is_late: it exists, but has no thread yet.
         is_over: it has been told to end.
         over: ends a passive instance.
     """
@@ -90,7 +90,7 @@ class _Runner:
 
 
 class Instances:
-    """The instances of a version. Made and changed outside the event loop, as frameworks take their time.
+    """The instances of a version. Make and change them outside the event loop, since frameworks are slow.
 
     Args:
         spec: of the model.
@@ -111,7 +111,7 @@ class Instances:
         self._runners: list[_Runner] = []
         self._guard = threading.Lock()  # guards the list, which is replaced and never changed in place, and `is_late`
         self._made = 0
-        self._is_awaiting = False  # the first request, and the lane tells when it comes
+        self._is_awaiting = False  # the first request, which the lane reports
         self._is_asked = False  # it has come
         self._watchers: list[Callable[[], object]] = []
 
@@ -139,7 +139,7 @@ class Instances:
         return held
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
-        """Make further instances, all at the same time, and have them take batches.
+        """Make further instances concurrently, and have them take batches.
 
         Raises:
             BackendError: an instance cannot be made. Then all new ones are gone; if the scheduler ties requests to
@@ -162,7 +162,7 @@ class Instances:
                 runner.instance.watch(changed)
 
     def _start_threads(self, specs: Sequence[InstanceSpec]) -> tuple[list[_Runner], list[BaseException]]:
-        """Instances that are made on threads of their own, all at a time, and why others are not."""
+        """Make instances concurrently on threads of their own; return them, and the errors of the others."""
         started = []
         failures: list[BaseException] = []
         for spec in specs:
@@ -195,12 +195,12 @@ class Instances:
             and isinstance(self._lane, QueueLane)
             and (self._is_awaiting if self._made else True)
             and self._hardware.resources is None
-            and not self._spec.warmup  # which takes its time, on all instances at once
+            and not self._spec.warmup  # slow, so on all instances at once
             and all(spec.kind == "CPU" and not spec.passive and not self._is_bound(spec) for spec in specs)
         )
 
     def _make_late(self, specs: Sequence[InstanceSpec]) -> tuple[list[_Runner], list[BaseException]]:
-        """Instances without threads, and why one is not made."""
+        """Make instances without threads; return them, and the error of one that failed."""
         runners: list[_Runner] = []
         failures: list[BaseException] = []
         for spec in specs:
@@ -216,7 +216,7 @@ class Instances:
         return runners, failures
 
     def _await_first(self) -> list[BaseException]:
-        """Have instances without threads get them when it is time; why they cannot, where that is now."""
+        """Give threads to instances without them, when it is time; return the error if that fails now."""
         assert isinstance(self._lane, QueueLane)
         if self._is_asked:  # while these were made
             try:
@@ -229,10 +229,10 @@ class Instances:
         return []
 
     def _begin(self) -> None:
-        """Have instances get their threads; on the loop.
+        """Give instances their threads, on the loop.
 
-        The first ones at once, although the loop waits some 100 us for each: in a burst it would come to nothing else
-        before the queue is full.
+        The first ones get them at once, although each costs the loop some 100 us: in a burst the queue would be full
+        before the loop came to it.
         """
         self._is_asked, self._is_awaiting = True, False
         try:
@@ -242,7 +242,7 @@ class Instances:
             self._begin_later(str(refusal))
 
     def _give_others(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have all other instances work; not on the loop, which they would hold too long."""
+        """Start all other instances; not on the loop, which they would block too long."""
         try:
             self._give_all_threads()
         except BackendError as refusal:
@@ -255,12 +255,12 @@ class Instances:
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
 
     def _give_all_threads(self) -> None:
-        """Have all instances work; see `_give_threads`."""
+        """Start all instances; see `_give_threads`."""
         while self._give_threads():
             pass
 
     def _give_threads(self) -> bool:
-        """Have AT_ONCE more instances work; whether others are left.
+        """Start AT_ONCE more instances; return whether others are left.
 
         Raises:
             BackendError: the system has no thread for one of them.
@@ -295,7 +295,7 @@ class Instances:
                 )
 
     def change(self, specs: Sequence[InstanceSpec], halt: Halt | None = None) -> Callable[[], None]:
-        """Have exactly the instances of these names: new ones are made first, then others are told to end.
+        """Change to exactly the instances of these names: make new ones first, then end others.
 
         Requests go on meanwhile; an instance that ends finishes its batch.
 
@@ -316,7 +316,7 @@ class Instances:
         return lambda: self._see_off(ending)
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """Have `changed` called, on any thread, whenever the readiness of an instance may have changed."""
+        """Register `changed`, called on any thread whenever the readiness of an instance may have changed."""
         self._watchers.append(changed)
         for instance in self.live:
             instance.watch(changed)
@@ -334,7 +334,7 @@ class Instances:
         self._trim(self._runners)
 
     def _await_end(self, runner: _Runner) -> None:
-        """Return when an instance that has been told to end has done so; one without a thread ends here."""
+        """Return when an instance that was told to end has ended; one without a thread ends here."""
         with self._guard:
             is_late, runner.is_late = runner.is_late, False
         if is_late:
@@ -433,7 +433,7 @@ class Instances:
             runner.loop.run()
 
     def _is_bound(self, spec: InstanceSpec) -> bool:
-        """Whether a host policy has a say about its thread."""
+        """Whether a host policy binds its thread."""
         return bool(spec.host_policy) or usual_policy(spec) in self._hardware.hosts
 
     def _bind(self, spec: InstanceSpec) -> None:

@@ -31,7 +31,7 @@ class Halt:
 
     def __init__(self) -> None:
         self._why = ""
-        self._set: asyncio.Event | None = None  # for those who wait
+        self._set: asyncio.Event | None = None  # for waiting tasks
 
     @property
     def is_set(self) -> bool:

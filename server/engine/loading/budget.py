@@ -1,18 +1,18 @@
-"""The memory budget: which load begins, and which models leave for it.
+"""The memory budget decides which load begins, and which models leave for it.
 
-Only decisions: no I/O, no clock, no event loop. The caller tells what happens (`claim`, `leave`, `left`, `late`,
-`end`), and does what `look` decides, whenever something has happened.
+This module only decides: it has no I/O, no clock, no event loop. The caller reports events (`claim`, `leave`, `left`,
+`late`, `end`), and after each of them does what `look` decides.
 
-A *claim* is a load that wants room: for its model, and for the models of its steps. Its states:
+A *claim* is a load that needs room: for its model, and for the models of its steps. Its states:
 
     waiting → running → ended          it has begun when `look` says so, with its room reserved
     waiting → ended                    refused, or nobody waits for it any more, or its model was loaded otherwise
 
-What a running claim has reserved, or uses, does not leave. A *leaving* model counts until it has left, or is late.
+Models that a running claim has reserved, or uses, do not leave. A *leaving* model counts until it has left, or is late.
 
-Claims begin in the order in which they came. One that has to wait until running loads end, because what could leave
-would not suffice, lets later ones go ahead of it if these do not delay it: those which fit beside it once the loads
-have ended for which it waits (as batch systems do it, "backfilling").
+Claims begin in the order in which they came. A claim for which too little could leave waits until running loads end.
+Later claims go ahead of it if they do not delay it: those that fit beside it once these loads have ended
+("backfilling", as in batch systems).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final
 
 AHEAD: Final = 64
-"""The most waiting claims that one decision considers; those behind them wait for these."""
+"""The most waiting claims that one decision considers; later ones wait for these."""
 
 Use = tuple[bool, int]
 """Whether a model has running requests, and when it was used last: the smallest leaves first."""
@@ -58,13 +58,13 @@ Residents = Mapping[str, Resident]
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """A load that wants room.
+    """A load that needs room.
 
     Attributes:
         sizes: bytes of all models that are loaded together, by name.
         model: the claim ends when this one is loaded; empty: it begins also if all are loaded, to load them anew.
-        beside: claims that cannot end before this one has: their models ask for this one.
-        elders: running claims for which it waits; None until it has to wait for any.
+        beside: claims that cannot end before this one, because their models call this one.
+        elders: running claims for which it waits; None until it must wait.
     """
 
     sizes: Mapping[str, int]
@@ -75,7 +75,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Leaving:
-    """A model that was told to leave; `ends` that go on, each told by `leave`."""
+    """A model that was told to leave, and its running `ends`, each reported by `leave`."""
 
     size: int
     ends: int = 1
@@ -84,14 +84,14 @@ class Leaving:
 
 @dataclass(slots=True)
 class Decision:
-    """What is to be done now.
+    """The next actions.
 
     Attributes:
         begin: claims that are running from now on.
         ready: claims that have ended, because their models are loaded.
         refuse: claims that have ended because they do not fit beside what stays, each with the bytes that are lacking.
-        leave: models that are to leave, ensembles before the models of their steps.
-        over: bytes beyond the budget that nothing can leave for.
+        leave: models that must leave, ensembles before the models of their steps.
+        over: bytes beyond the budget that cannot be freed.
     """
 
     begin: list[Hashable] = field(default_factory=list)
@@ -124,39 +124,39 @@ class Budget:
     def claim(
         self, key: Hashable, sizes: Mapping[str, int], *, model: str = "", beside: Iterable[Hashable] = ()
     ) -> None:
-        """A load wants room; see `Claim`. The key is that of no other claim."""
+        """A load needs room; see `Claim`. The key must be unique."""
         assert key not in self.waiting
         assert key not in self.running
         self.waiting[key] = Claim(sizes, model, tuple(beside))
 
     def end(self, key: Hashable) -> None:
-        """A load has ended, or nobody wants it any more."""
+        """A load has ended, or is no longer wanted."""
         self.waiting.pop(key, None)
         self.running.pop(key, None)
 
     def leave(self, name: str, size: int) -> None:
-        """A model was told to leave by somebody else."""
+        """A model was told to leave for another reason."""
         if name in self.leaving:
             self.leaving[name].ends += 1
         else:
             self.leaving[name] = Leaving(size)
 
     def left(self, name: str) -> None:
-        """One end of a model is over: it has left, or stays after all."""
+        """One end of a model has finished: the model has left, or stays after all."""
         leaving = self.leaving[name]
         leaving.ends -= 1
         if not leaving.ends:
             del self.leaving[name]
 
     def late(self, name: str) -> None:
-        """Nobody waits any longer for a model to leave: it counts no more."""
+        """Loads no longer wait for a model to leave: it does not count any more."""
         if name in self.leaving:
             self.leaving[name].late = True
 
     # -- what follows --
 
     def may_leave(self, name: str, residents: Residents) -> bool:
-        """Whether a model that leaves still may: the last look before requests do not find it any more."""
+        """Whether a leaving model still may leave: the last check before requests stop finding it."""
         found = residents.get(name)
         if found is None or found.stay is not Stay.MAY_LEAVE:
             return False
@@ -168,12 +168,12 @@ class Budget:
 
         Args:
             residents: the models that requests find now.
-            used: tells when a model was used last.
+            used: returns when a model was used last.
         """
         return _Look(self, residents, used).decide()
 
     def holders(self, key: Hashable, residents: Residents) -> list[str]:
-        """The models that take the room for which this claim waits, for an error's text."""
+        """The models that hold the room for which this claim waits, for an error's text."""
         own = self.waiting[key].sizes
         held = {name for claim in self.running.values() for name in claim.sizes}
         held |= {name for name, each in residents.items() if each.stay is not Stay.MAY_LEAVE}
@@ -231,7 +231,7 @@ class _Look:
         return self._decision
 
     def _lack(self, claim: Claim, pinned: Mapping[str, int]) -> int:
-        """Bytes that the claim lacks for good: beside what never leaves, and loads that wait for it."""
+        """Bytes that the claim will always lack, beside models that never leave and loads that wait for it."""
         beside = [self._budget.running[key].sizes for key in claim.beside if key in self._budget.running]
         lack = int(sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit)
         return lack if lack > 0 and self._new(claim) else 0
@@ -245,7 +245,7 @@ class _Look:
         self._decision.begin.append(key)
 
     def _admit(self, key: Hashable, claim: Claim, pinned: Mapping[str, int]) -> None:
-        """Have a claim begin, or models leave for it, or have it wait."""
+        """Begin a claim, make models leave for it, or let it wait."""
         new = self._new(claim, self._promised)
         lacking = self._taken + self._promised_bytes + new - self._budget.limit
         goes_ahead = self._blocked is None or self._goes_ahead(claim, pinned)
@@ -272,7 +272,7 @@ class _Look:
         return sum(future.values()) <= self._budget.limit
 
     def _is_leaving(self, claim: Claim) -> bool:
-        """Whether one of its models leaves; it is loaded again when it has left."""
+        """Whether one of its models is leaving; it is loaded again when it has left."""
         return any(name in self._budget.leaving and not self._budget.leaving[name].late for name in claim.sizes)
 
     def _size(self, name: str) -> int:
@@ -289,13 +289,13 @@ class _Look:
     # -- who leaves --
 
     def _dismiss(self, lacking: float, but: Collection[str] = (), *, partly: bool = False) -> tuple[bool, float]:
-        """Have models leave until so many bytes will be free: all of them or, unless `partly`, none.
+        """Make models leave until `lacking` bytes will be free: all of them or, unless `partly`, none.
 
         Args:
             but: they stay, as do the models that other claims keep.
 
         Returns:
-            Whether they suffice, and what is still lacking.
+            Whether they suffice, and the bytes still lacking.
         """
         going: dict[str, None] = {}
         for name, group in self._candidates() if lacking > 0 else ():
@@ -321,8 +321,8 @@ class _Look:
         return lacking <= 0, lacking
 
     def _candidates(self) -> list[tuple[str, list[str]]]:
-        """The models that may leave, least recently used first, each with those that leave with it: the ensembles that
-        have it as a step, outer ones first, and itself."""
+        """The models that may leave, least recently used first, each with those that leave with it: the ensembles above
+        it, outer ones first, and itself."""
         if self._order is None:
             users: dict[str, list[str]] = {}
             for name, each in self._residents.items():
@@ -362,7 +362,7 @@ def _largest(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _sizes(residents: Residents, stay: Stay) -> dict[str, int]:
-    """The sizes of the models that stay so, and of all models of their steps."""
+    """The sizes of the models that stay for this reason, and of all models of their steps."""
     found: dict[str, int] = {}
     left = [name for name, each in residents.items() if each.stay is stay]
     while left:

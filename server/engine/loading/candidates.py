@@ -1,4 +1,4 @@
-"""Models that are being loaded: their state until they take over, the making of their versions, and failures."""
+"""Models in a load: their state until they take over, the making of their versions, and failures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Failure:
     """Why a model was not loaded: a problem of the model, or of its versions; without either, no repository has it.
 
     Attributes:
-        lacks: the cause is that the server, or its machine, has no more of something.
-        halted: the load was ended early, and says nothing about the model.
+        lacks: the cause is that the server, or its machine, has run out of a resource.
+        halted: the load was ended early, so the model may be right.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Failure:
 
     @property
     def error(self) -> ServerError:
-        """The failure as the answer of the load that a client has asked for."""
+        """The failure as the error for a client's load request."""
         family = Internal if self.is_missing else Exhausted if self.lacks else InvalidArgument
         return family(self.answer)
 
@@ -195,7 +195,7 @@ class Candidate:
         explicit: a client or option has named the model.
         own: its configuration; None before `prepare`, or if that has failed.
         problem: why `prepare` has failed.
-        lacks: because the server, or its machine, has no more of something.
+        lacks: because the server, or its machine, has run out of a resource.
         prepared: an ensemble's configuration, completed by the models of its steps; None if the load has failed.
         kept: serving versions that stay.
         made: new versions that no request can find yet.
@@ -249,13 +249,13 @@ class Candidate:
             self.problem = self.why(error, f"{type(error).__name__}: {error}")
 
     def why(self, error: Exception, text: str = "") -> str:
-        """The text of an error for which a version is not served, with what to do if the server lacks something."""
+        """The text of an error that keeps a version from being served, with advice if the server lacks a resource."""
         text = text or str(error) or type(error).__name__
         advice = lack_of(error)
         self.lacks = self.lacks or bool(advice)
         return text if advice in text else f"{text}: {advice}"
 
     async def discard(self) -> None:
-        """Give up the load: close the new versions."""
+        """Abandon the load: close the new versions."""
         if self.override is not None:
             await on_thread(self.override.cleanup)

@@ -19,7 +19,7 @@ from server.errors import ServerError
 log = logging.getLogger("inferd.repository")
 
 CHANGES: Final = 64
-"""Changes that a poll has found and that go on at a time: each has a lock, which others are compared with."""
+"""The most concurrent changes of polls: each has a lock, against which further locks are checked."""
 
 ALL = "*"
 """Stands for every model of the repositories."""
@@ -60,11 +60,11 @@ class ModelControl:
 class Poller:
     """Looks at the repositories every few seconds, and loads and unloads models that have changed.
 
-    Each change goes its own way: a model that takes long to be loaded or downloaded holds up only models that ensembles
-    tie to it, and no look waits for it. What changes again meanwhile is left to the look after its end.
+    Changes are independent: a model that loads or downloads slowly delays only the models that ensembles tie to it, and
+    no look waits for it. The look after its end finds further changes.
 
     A model that fails to load is tried again after its next change; a model that could not be read, whose load could
-    not begin, or for which the server lacked something, at the next look.
+    not begin, or for which the server lacked a resource, at the next look.
     """
 
     def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
@@ -74,13 +74,13 @@ class Poller:
         self._seen: dict[str, object] = {}  # the state of each model at the last look
         self._watch = Watch()
         self._task: asyncio.Task[None] | None = None
-        self._changes: dict[asyncio.Task[None], frozenset[str]] = {}  # that go on, each with its models
+        self._changes: dict[asyncio.Task[None], frozenset[str]] = {}  # running ones, each with its models
         self._places = asyncio.Semaphore(CHANGES)
         self._unreached: set[str] = set()
         repositories.unreached = self._unreached
 
     async def remember(self) -> None:
-        """Remember the present state of all models, which are about to be found and loaded."""
+        """Remember the present state of all models, before they are found and loaded."""
         self._seen = await on_thread(self._repositories.look, self._watch)
 
     def start(self, failures: Mapping[str, Failure]) -> None:
@@ -159,7 +159,7 @@ class Poller:
             raise
 
     def _try_again(self, failures: Mapping[str, Failure]) -> None:
-        """Have the next look treat models as changed whose failures say nothing about their files."""
+        """Have the next look treat as changed the models whose failures were not their files' fault."""
         for name, failure in failures.items():
             if name in self._seen and (failure.lacks or name in self._unreached):
                 self._seen[name] = None

@@ -1,12 +1,12 @@
 """Loads models at their first request.
 
 A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the model is ready;
-so does a step of an ensemble's request whose model was unloaded meanwhile. All that wait for one model share one load.
-If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. An unload
-lets a load end for which somebody waits, and then unloads the model: halted, it would only begin anew.
+so does a step of an ensemble's request whose model was unloaded meanwhile. All requests that wait for a model share one
+load. If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. An
+unload lets a load with waiting requests end, and then unloads the model: a halted load would only start again.
 
-With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the versions
-that are served, with those of the models of its steps. The models that were used least recently leave for it.
+With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the served
+versions, with those of the models of its steps. The least recently used models leave for it.
 
 Models are loaded concurrently, because one may ask for another while it is loaded or warmed up. A load waits only a
 limited time for models that leave, because these may wait for it.
@@ -39,7 +39,7 @@ log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
 Load = Callable[[], Coroutine[Any, Any, Mapping[str, Failure]]]
-"""Loads a model, and tells the failures."""
+"""Loads a model, and returns the failures."""
 
 RETRY_SECONDS = 5.0
 """Seconds after a failed load in which the model is not tried again."""
@@ -82,11 +82,11 @@ class Demand:
         self._memory = Memory(models, lifecycle, budget=budget, pinned=frozenset(pinned), is_wanted=self._is_wanted)
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._urged: dict[str, contextlib.ExitStack] = {}  # loads that a model, which may be loading itself, waits for
+        self._urged: dict[str, contextlib.ExitStack] = {}  # loads for which a model waits
         # for each model, the loads that wait for it, each with the model that asks
         self._waiters: dict[str, dict[tuple[ModelLock, str], contextlib.ExitStack]] = {}
         self._callers = Counter[str]()  # of `bring`, which wait for the model
-        self._others: set[asyncio.Task[Any]] = set()  # further work that goes on: joins, and loads that clients ask for
+        self._others: set[asyncio.Task[Any]] = set()  # further running work: joins, and loads for clients
         self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
         self._looking = asyncio.Semaphore(LOOKS)
         self._closed = False
@@ -94,17 +94,17 @@ class Demand:
         infer.load_on_demand(self._missed)
 
     def failure(self, name: str) -> ServerError | None:
-        """The recent failure because of which this model is not tried again now; None without one."""
+        """The recent failure that keeps this model from being tried again now; None without one."""
         until, error = self._failed.get(name, (0.0, None))
         return copy(error) if self._clock() < until else None  # to be raised: it gets a traceback
 
     async def has(self, name: str) -> bool:
-        """Whether a repository has a model of this name; False also if that cannot be found out now."""
+        """Whether a repository has a model of this name; also False if no repository can tell now."""
         async with self._looking:
             return await on_thread(self._repositories.has, name)
 
     def _missed(self, name: str, by_model: bool, asked_by: str) -> str:
-        """A request of a client, or of another model, is to wait for this model. The load of `asked_by` waits for it.
+        """Have a request of a client, or of another model, wait for this model. The load of `asked_by` waits for it.
 
         Returns:
             Why the request must not wait; empty: it may.
@@ -127,22 +127,22 @@ class Demand:
         return ""
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run work that goes on whoever waits for it."""
+        """Run work that continues even if its callers stop waiting."""
         self._others.add(task := asyncio.create_task(work))
         task.add_done_callback(self._others.discard)
         return task
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether anybody still waits for this model."""
+        """Whether requests or callers still wait for this model."""
         return not self._closed and (self._callers[name] > 0 or self._infer.awaits(name))
 
     def _changed(self, name: str, version: int | None, ready: bool) -> None:
-        """A version has become ready, or is not any more: nobody waits for the rest of its model's load."""
+        """A version has become ready, or unready: no request waits for the rest of its model's load."""
         if ready and version is not None and name in self._loads and self._models.versions(name):
             self._infer.resume(name)
 
     def _note_waiter(self, name: str, load: ModelLock, asked_by: str) -> None:
-        """Note that this load of `asked_by` waits for a load of this model, until that one ends.
+        """Record that the load of `asked_by` waits for a load of this model, until that load ends.
 
         Raises:
             Unavailable: the load of this model waits for that of `asked_by`.
@@ -156,7 +156,7 @@ class Demand:
             wait.close()
 
     async def _join(self, name: str, asked_by: str) -> None:
-        """Answer the requests for a model that is loaded together with `asked_by`, which asks for it."""
+        """Answer the requests for a model that is loaded together with `asked_by`, which calls it."""
         error: ServerError | None = None
         try:
             await self._joined(name, asked_by)
@@ -165,7 +165,7 @@ class Demand:
         except Exception as failure:
             error = _unexpected(name, failure)
         if error is None and not self._models.versions(name) and self._is_wanted(name):
-            self._begin(name, by_model=True)  # it was unloaded before its requests could go on
+            self._begin(name, by_model=True)  # it was unloaded before its requests could resume
         else:
             self._tell(name, error)
 
@@ -179,7 +179,7 @@ class Demand:
         return self._loads[name]
 
     async def bring(self, name: str, *, asked_by: str = "") -> None:
-        """Return when the model is served, or is in no repository; the load goes on when the caller is cancelled.
+        """Return when the model is served, or is in no repository; the load continues if the caller is cancelled.
 
         Args:
             name: of the model.
@@ -189,7 +189,7 @@ class Demand:
             Unavailable: the model could not be loaded, or its load waits for the model `asked_by`.
             Exhausted: the memory budget has no room for it.
         """
-        while not self._models.versions(name):  # once more if it was unloaded before the caller could go on
+        while not self._models.versions(name):  # again if it was unloaded before the caller could resume
             if self._closed:
                 raise Unavailable(STOPPING)
             if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
@@ -216,7 +216,7 @@ class Demand:
             raise Unavailable(failure.answer)
 
     async def _answer(self, name: str) -> None:
-        """Load a model while somebody waits for it, and resume the requests that do.
+        """Load a model while requests wait for it, and resume them.
 
         Raises:
             ServerError: why it is not loaded.
@@ -246,13 +246,13 @@ class Demand:
     def _tell(self, name: str, error: ServerError | None) -> None:
         """Submit or refuse the waiting requests: the load has ended."""
         self._forget_waiters(name)
-        if error is None or isinstance(error, NotFound):  # its requests are refused as those for an unknown name
+        if error is None or isinstance(error, NotFound):  # its requests are refused like those for an unknown name
             self._infer.resume(name)
         else:
             self._infer.resume(name, int(error.status), str(error))
 
     def _note_failure(self, name: str, error: ServerError) -> None:
-        """Note a failure and drop old ones: while a repository cannot be read, clients may name anything."""
+        """Record a failure and drop old ones: while a repository cannot be read, clients may name anything."""
         now = self._clock()
         self._failed.pop(name, None)
         self._failed[name] = (now + RETRY_SECONDS, copy(error))  # without a traceback, whose frames hold the models
@@ -260,7 +260,7 @@ class Demand:
             del self._failed[oldest]
 
     async def _load(self, name: str) -> None:
-        """Load a model; return without it if an unload has halted the load, or nobody waits for it any more."""
+        """Load a model; return without it if an unload has halted the load, or no request waits for it any more."""
         sizes = await self._sizes(name)
         if sizes is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
@@ -285,12 +285,12 @@ class Demand:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
 
     async def load(self, name: str, load: Load, *, allowed: Allowed) -> Mapping[str, Failure]:
-        """Have room for a load that a client or a model asks for; it goes on when the caller is cancelled.
+        """Make room for a load for a client or a model; the load continues if the caller is cancelled.
 
         Args:
             name: of the model.
-            load: loads it, and tells the failures.
-            allowed: whether the caller may load a model of this name; for a load that will be denied nothing leaves.
+            load: loads it, and returns the failures.
+            allowed: whether the caller may load a model of this name; no model leaves for a denied load.
 
         Raises:
             Exhausted: the memory budget has no room for it.

@@ -26,7 +26,7 @@ MOST_REPLACED = 2
 
 
 class Endings:
-    """Ends versions that are not served any more. Used on the event loop only.
+    """Ends versions that are no longer served. Used on the event loop only.
 
     Args:
         models: the registry.
@@ -40,7 +40,7 @@ class Endings:
         self._end = end
         self._tasks: dict[asyncio.Task[None], str] = {}  # running ends, each with its model's name
         self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # running ends of replaced versions, by model
-        self._steps: dict[asyncio.Task[None], frozenset[str]] = {}  # models that ensembles which end still need
+        self._steps: dict[asyncio.Task[None], frozenset[str]] = {}  # models that ending ensembles still need
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
@@ -98,7 +98,7 @@ class Endings:
         return task
 
     def above(self, name: str) -> list[asyncio.Task[None]]:
-        """The running ends of ensembles whose accepted requests may need this model."""
+        """The running ends of ensembles whose accepted requests may still need this model."""
         return [task for task, steps in self._steps.items() if name in steps]
 
     def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
@@ -107,7 +107,7 @@ class Endings:
         return any(version not in departing for version in old)
 
     async def room_for(self, names: Collection[str], halts: Mapping[str, Halt]) -> None:
-        """Return when none of these models is crowded any more; one whose halt was set counts as such."""
+        """Return when none of these models is crowded; a model whose halt was set does not count."""
         for name in names:
             many = len(self._replaced.get(name, ()))
             log.info("'%s' is loaded when one of %d has ended that were replaced before", name, many)
@@ -127,7 +127,7 @@ class Endings:
             )
 
     def hurry(self, name: str) -> None:
-        """End the sequences on departing versions of the model now."""
+        """End the sequences on the model's departing versions now."""
         for departing in self._models[name].departing:
             departing.end()
 
@@ -147,7 +147,7 @@ class Endings:
         return len(self._replaced.get(name, ())) >= MOST_REPLACED
 
     def passed(self, name: str, version: LoadedVersion) -> None:
-        """A version is not the latest any more: requests without a version find a later one."""
+        """A version is no longer the latest: requests without a version find a later one."""
 
         async def end() -> None:
             await self._let_go_on(name, departing)
@@ -158,7 +158,7 @@ class Endings:
             self.begin(end(), name)
 
     def _depart(self, name: str, versions: Iterable[LoadedVersion]) -> None:
-        """Have only requests of sequences find these versions, from the next `publish` on."""
+        """From the next `publish` on, let only requests of sequences find these versions."""
         state = self._models[name]
         for version in sorted(versions, key=lambda each: each.version):
             for before in [each for each in state.departing if each.loaded is version]:  # see `passed`
@@ -169,7 +169,7 @@ class Endings:
                 state.departing.insert(0, Departing(version))
 
     async def _see_out(self, name: str, version: LoadedVersion) -> None:
-        """Let sequences go on, then close the version; returns when it is closed."""
+        """Let sequences continue, then close the version; return when it is closed."""
         departing = next((each for each in self._models[name].departing if each.loaded is version), None)
         if departing is not None:
             log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
@@ -181,8 +181,7 @@ class Endings:
         await self._end(version)
 
     async def _let_go_on(self, name: str, departing: Departing) -> None:
-        """Return when the sequences have ended, or their time is over; then requests do not find the version any
-        more."""
+        """Return when the sequences have ended, or their time is over; then no request finds the version."""
         drained = asyncio.ensure_future(self._drained(departing.loaded))
         try:
             await asyncio.wait(
@@ -209,7 +208,7 @@ class Endings:
         self._models.publish(name)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
-        """Run an end as a task; with `serves`, of a version that still finishes requests, so that it may take long."""
+        """Run an end as a task; with `serves`, the version still finishes requests, which may take long."""
         task = asyncio.create_task(work)
         self._tasks[task] = name
         if serves:

@@ -51,9 +51,9 @@ log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
 PACE = 0.005
-"""Seconds in which no load has begun, after which another one begins beside them, up to the number of threads.
+"""If no load has begun for this many seconds, another one begins beside the running ones, up to the number of threads.
 
-The loop is woken this often while many models are loaded, which costs more than the load of a small model.
+While many models are loaded, the loop wakes this often, and a wake-up costs more than the load of a small model.
 """
 USERS_SECONDS = 30.0
 """Seconds for which the unload of a model waits for requests of the ensembles above it."""
@@ -70,7 +70,7 @@ def anything(_: str) -> bool:
 
 
 def by_nobody() -> bool:
-    """`is_wanted` of a load that no request waits for."""
+    """`is_wanted` of a load for which no request waits."""
     return False
 
 
@@ -128,13 +128,13 @@ class Lifecycle:
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        # told of each model that somebody unloads: its name, its bytes, and the end of its last request
+        # called for each unloaded model, with its name, its bytes, and the end of its last request
         self.withdrawn: Callable[[str, int, asyncio.Task[None]], None] | None = None
         self.loaded = 0  # versions since the start
         self.failed = 0  # failed loads since the start
 
     def _to_its_end(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """The result of `work`, which goes on if the caller is cancelled: clients may hang up."""
+        """The result of `work`, which continues if the caller is cancelled: clients may disconnect."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._done)
@@ -143,11 +143,11 @@ class Lifecycle:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
-            task.exception()  # marked as seen: the caller has got it, and it was logged
+            task.exception()  # marked as seen: the caller has it, and it was logged
 
     @asynccontextmanager
     async def lock(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[ModelLock]:
-        """Hold the lock of these models inside of the block: nothing else changes them.
+        """Hold the lock of these models inside the block: nothing else changes them.
 
         Raises:
             Unavailable: the lock would wait for `asked_by`, which waits for the lock.
@@ -172,15 +172,15 @@ class Lifecycle:
         listed: Listed = MappingProxyType({}),
         is_wanted: Callable[[], bool] = by_nobody,
     ) -> dict[str, Failure]:
-        """Load these models, or load those anew that have changed.
+        """Load these models, or reload those that have changed.
 
         Args:
             names: of the models.
             override: of a single model, in place of the repository's content.
             explicit: a client or option has named the models.
-            asked_by: the model that waits for it; empty for nobody.
-            allowed: whether who asks may load the model of a step.
-            listed: models that a scan has just found; others are looked for.
+            asked_by: the model that waits for it; empty for none.
+            allowed: whether the caller may load the model of a step.
+            listed: models that a scan has just found; others are searched.
             is_wanted: tells whether requests wait for the load now: then an unload lets it end.
 
         Returns:
@@ -196,7 +196,7 @@ class Lifecycle:
 
     @contextmanager
     def awaited(self, name: str) -> Iterator[None]:
-        """Inside of the block, loads of this model run beside others, which may wait for it."""
+        """Inside the block, loads of this model run beside others, which may wait for it."""
         if not self._made_in:  # no load can wait
             yield
             return
@@ -213,7 +213,7 @@ class Lifecycle:
 
     @contextmanager
     def waiting(self, name: str, asked_by: str) -> Iterator[None]:
-        """Inside of the block, `asked_by`, which may be loading, waits for all loads of this model.
+        """Inside the block, `asked_by`, which may be loading, waits for all loads of this model.
 
         Raises:
             Unavailable: one of these loads waits for `asked_by`.
@@ -237,7 +237,7 @@ class Lifecycle:
                 return await _join(outer, wanted, asked_by)
         if outer is None:
             return await self._load_in(self._room, request)
-        # Earlier loads of the same models may wait for a place, while the model that asks has one and waits for them.
+        # Earlier loads of the same models may wait for a place, which the calling model holds while it waits for them.
         with self._room.urge(self._locks.ahead(wanted | self._users_of(wanted))):
             return await self._load_in(Room(self._threads, pace=PACE), request)
 
@@ -277,7 +277,7 @@ class Lifecycle:
         return failures
 
     def _crowded(self, candidates: Mapping[str, Candidate]) -> frozenset[str]:
-        """The candidates that are made anew and must wait for a replaced version."""
+        """The candidates that are reloaded and must wait for a replaced version."""
         changed = frozenset(name for name, candidate in candidates.items() if not self._stays(candidate))
         return frozenset(
             name
@@ -409,8 +409,10 @@ class Lifecycle:
                     return
 
     async def _unload_users(self, name: str, users: frozenset[str], *, waits: bool) -> None:
-        """Unload the ensembles above a model, outer ones first; with `waits`, each level finishes its requests before
-        the models below it leave, as do ensembles that were withdrawn before."""
+        """Unload the ensembles above a model, outer ones first.
+
+        With `waits`, each level, and ensembles withdrawn before, finish their requests before the models below leave.
+        """
         end = time.monotonic() + USERS_SECONDS
         left = set(users)
         while left:
@@ -429,7 +431,7 @@ class Lifecycle:
             await asyncio.wait(above, timeout=None if math.isinf(left) else left)
 
     def _withdraw(self, name: str) -> asyncio.Task[None]:
-        """See `Endings.withdraw`; tells of it."""
+        """See `Endings.withdraw`; reports it."""
         state = self._models[name]
         size = sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
         was_loaded = bool(state.loaded)
@@ -443,7 +445,7 @@ class Lifecycle:
 
         Args:
             name: of the model.
-            may_leave: asked when nothing else changes the model any more, just before requests do not find it.
+            may_leave: called when nothing else changes the model any more, just before requests stop finding it.
 
         Raises:
             Unavailable: the server stops.
@@ -460,8 +462,10 @@ class Lifecycle:
         await ending
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
-        """After the end of an ensemble, unload the models of its steps that nobody has loaded by name and that no other
-        ensemble has, also none that is being loaded."""
+        """After the end of an ensemble, unload the models of its steps that nothing else needs.
+
+        These were not loaded by name, and no other ensemble has them, not even one being loaded.
+        """
         await ending
         for step in sorted(filter(allowed, steps)):
             if self._stopping:
@@ -534,7 +538,7 @@ class Lifecycle:
 
 
 async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
-    """Wait for models that a running load makes together with `asked_by`, which asks for them."""
+    """Wait for models that a running load makes together with `asked_by`, which calls them."""
     try:
         with outer.waiting(wanted, asked_by):
             for name in wanted:

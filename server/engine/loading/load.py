@@ -1,4 +1,4 @@
-"""One load: the making of its candidates, and the step in which they take over."""
+"""One load: it makes its candidates, which then take over."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger("inferd.engine")
 class Loading:
     """The load of candidates that belong together, or were requested together.
 
-    A model is made anew only when few of its replaced versions are left. The lifecycle has waited for that; unless
-    `waits`, it has not, and the load may fail.
-    Candidates that ensembles tie together form a part. All of a part is made first, and then takes over at once: no new
-    request reaches a new step through an old ensemble. A request that is between two steps does.
+    A model is reloaded only when few of its replaced versions are left. With `waits`, the lifecycle has waited for
+    that; without, the load may fail. Candidates that ensembles tie together form a part. A part is made as a whole, and
+    then takes over at once: no new request reaches a new step through an old ensemble, but a request between two steps
+    may.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Loading:
         is_wanted: Callable[[], bool],
     ) -> None:
         self._waits = waits
-        self.is_wanted = is_wanted  # whether requests wait for it now
+        self.is_wanted = is_wanted  # whether requests wait for it
         self.lock = lock
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
@@ -54,7 +54,7 @@ class Loading:
         self._maker = maker
         self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
-        self._planned = asyncio.Event()  # what the parts are is known, or there will be none
+        self._planned = asyncio.Event()  # the parts are known, or there will be none
         self._part_waits: list[tuple[asyncio.Task[None], asyncio.Task[None]]] = []  # parts that wait for another part
         self._identified: frozenset[str] = frozenset()  # candidates that need fingerprints
 
@@ -90,13 +90,13 @@ class Loading:
 
     @contextmanager
     def waiting(self, names: Iterable[str], other: str) -> Iterator[None]:
-        """Inside of the block, the candidate `other`, which is being made, waits for these candidates.
+        """Inside the block, the candidate `other`, which is being made, waits for these candidates.
 
         Raises:
             Deadlock: one of these is in the same part as `other`, or its part waits for that part.
         """
         waits = []
-        if (waiter := self._parts.get(other)) is not None:  # otherwise the model that was loaded before asks
+        if (waiter := self._parts.get(other)) is not None:  # otherwise the earlier version of the model calls
             awaited = {part for name in names if (part := self._parts.get(name)) is not None}
             self._refuse_circle(awaited, waiter)
             waits = [(waiter, each) for each in awaited]
@@ -154,7 +154,7 @@ class Loading:
         return own
 
     def _fail(self, candidate: Candidate, failure: Failure) -> None:
-        """A candidate fails; its earlier versions go on serving."""
+        """A candidate fails; its earlier versions continue to serve."""
         self.failures[candidate.name] = failure
         candidate.prepared = None
         state = self._models[candidate.name]
@@ -182,7 +182,7 @@ class Loading:
         return list(order)
 
     def _put(self, name: str, order: dict[str, None], above: frozenset[str]) -> None:
-        """Put a candidate into the order, behind the candidates of its steps."""
+        """Add a candidate to the order, after the candidates of its steps."""
         if name in order or name in above or name not in self.candidates:
             return
         for step in sorted(self.candidates[name].steps):
@@ -271,12 +271,12 @@ class Loading:
         await self._report_failures(candidate)
 
     def _is_missing(self, step: str) -> bool:
-        """Whether a failed step is missing: it was to be used in its new form, or has no old one."""
+        """Whether a failed step is missing: its new version was needed, or it has no old one."""
         return not self._models[step].loaded or self.candidates[step].own is not None
 
     @staticmethod
     def _stays(candidate: Candidate, state: ModelState, version: int) -> bool:
-        """Whether a serving version equals the one that would be made, but for the number of instances."""
+        """Whether a serving version equals the one that would be made, except for the number of instances."""
         entry = state.versions.get(version)
         if entry is None or entry.loaded is None or state.prepared is None or state.folder is None:
             return False
@@ -306,7 +306,7 @@ class Loading:
             candidate.reasons[version] = candidate.why(error)
 
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
-        """Give versions that stay fingerprints if they need them now."""
+        """Give fingerprints to versions that stay, if they need them now."""
         if candidate.name not in self._identified:
             return
         for version, entry in candidate.kept.items():
@@ -352,7 +352,7 @@ class Loading:
             log.info("'%s' version %d has %d instances again", candidate.name, version, len(instances))
 
     async def _report_failures(self, candidate: Candidate) -> None:
-        """Handle versions that could not be made: a model that serves already changes as a whole, or not at all."""
+        """Handle versions that could not be made: a serving model changes as a whole, or not at all."""
         if not candidate.reasons:
             return
         reasons = {version: candidate.folder.shown(why) for version, why in sorted(candidate.reasons.items())}
@@ -377,10 +377,10 @@ class Loading:
                 await on_thread(loaded.close)
         await self._report_failures(candidate)
 
-    # -- the step in which it takes over --
+    # -- taking over --
 
     def _take_over(self, candidate: Candidate, endings: Endings) -> None:
-        """Have requests find the new versions from the next one on, and end the replaced ones."""
+        """From the next request on, let requests find the new versions; end the replaced ones."""
         prepared, name = candidate.prepared, candidate.name
         if prepared is None:
             return
@@ -413,7 +413,7 @@ class Loading:
     def _remember(
         candidate: Candidate, prepared: configuration.Prepared, state: ModelState
     ) -> Callable[[], object] | None:
-        """Note the served candidate; returns a function that removes the files of its predecessor."""
+        """Record the served candidate; return a function that removes the files of its predecessor."""
         state.own, state.prepared = candidate.own, prepared
         state.explicit = state.explicit or candidate.explicit
         for version, entry in candidate.kept.items():

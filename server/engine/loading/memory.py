@@ -1,4 +1,4 @@
-"""Does what the memory budget decides: loads wait for room, and models leave for them."""
+"""Executes the decisions of the memory budget: loads wait for room, and models leave for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.errors import ConfigError, Exhausted
 log = logging.getLogger("inferd.engine")
 
 LEAVING_SECONDS = 30.0
-"""Seconds for which loads wait for a model that leaves; then they go on beside it."""
+"""Seconds for which loads wait for a leaving model; then they continue beside it."""
 PATIENCE_SECONDS = 300.0
 """Seconds for which a load waits for room."""
 LOOK_AGAIN_SECONDS: Final = 0.25
@@ -29,7 +29,7 @@ LOOK_AGAIN_SECONDS: Final = 0.25
 
 
 class NoRoomInTime(Exhausted):
-    """A load has waited for room as long as it may; the next one may have it."""
+    """A load has waited for room as long as it may; the next one may get it."""
 
 
 class Memory:
@@ -40,7 +40,7 @@ class Memory:
         lifecycle: has models leave.
         budget: bytes of files that loaded models may have; 0 for any number.
         pinned: names of models that stay.
-        is_wanted: whether somebody still waits for a model that is to be loaded on demand.
+        is_wanted: whether requests still wait for a model to be loaded on demand.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Memory:
     async def room(
         self, name: str, sizes: dict[str, int], *, on_demand: bool, beside: Iterable[str] = ()
     ) -> AsyncIterator[bool]:
-        """Have room for a load inside of the block. False: the model was loaded meanwhile, or nobody waits for it.
+        """Hold room for a load inside the block. False: the model was loaded meanwhile, or no request waits for it.
 
         Args:
             name: of the model.
@@ -114,7 +114,7 @@ class Memory:
         )
 
     def close(self) -> None:
-        """Have nobody wait for room any more."""
+        """End all waits for room."""
         self._closed = True
         for begins in self._begins.values():
             _answer(begins, False)
@@ -122,13 +122,13 @@ class Memory:
             self._next.cancel()
 
     def touch(self, name: str) -> None:
-        """Somebody asks for this model now."""
+        """A request for this model has come."""
         self._asked[name] = time.monotonic_ns()
 
     # -- decisions --
 
     def look(self) -> None:
-        """Decide what begins and who leaves; called whenever something has changed."""
+        """Decide which loads begin and which models leave; called after every change."""
         if self._closed:
             return
         for key, begins in self._begins.items():
@@ -168,7 +168,7 @@ class Memory:
         )
 
     def _names(self) -> dict[str, Resident]:
-        """The models that loads wait for and that are there, where any number has room."""
+        """Without a budget: the loaded models for which loads wait."""
         return {key: Resident(0) for key in self._begins if isinstance(key, str) and self._models.versions(key)}
 
     def _residents(self) -> dict[str, Resident]:
@@ -185,15 +185,15 @@ class Memory:
         return Resident(size, steps)
 
     def _used(self, name: str) -> Use:
-        """When the model was last asked for, or a request for it was answered."""
+        """The time of the model's last request or response."""
         versions = self._models.versions(name)
         busy = any(version.lane.in_flight for version in versions)
         return busy, max(self._asked.get(name, 0), *(version.lane.last_used_ns for version in versions), 0)
 
-    # -- who leaves --
+    # -- leaving --
 
     def _dismiss(self, name: str) -> None:
-        """Have a model leave, after the ensembles above it, which were told before, have left."""
+        """Make a model leave, after the ensembles above it have left."""
         log.info("'%s' leaves to make room", name)
         above = [self._retires[user.name] for user in self._models.ensembles_of(name) if user.name in self._retires]
         self._retires[name] = task = asyncio.create_task(self._see_out(name, above))
@@ -217,7 +217,7 @@ class Memory:
             if self._retires.get(name) is task:
                 del self._retires[name]
             self._budget.left(name)
-            if task.cancelled() or task.exception() is not None:  # another look at once might only fail again
+            if task.cancelled() or task.exception() is not None:  # another look now would probably fail again
                 self._look_later()
             else:
                 self.look()
@@ -236,9 +236,9 @@ def _answer(future: asyncio.Future[bool], begun: bool) -> None:
 
 
 def sizes_of(repositories: Repositories, options: configuration.Options, name: str) -> dict[str, int] | None:
-    """Bytes of the versions that are served of a model, and of all models of its steps; None: no repository has it.
+    """Bytes of a model's served versions, and of all models of its steps; None: no repository has it.
 
-    A model that cannot be read counts nothing: its load says why. Blocks.
+    A model that cannot be read counts 0: its load reports the reason. Blocks.
 
     Raises:
         ConfigError: the model cannot be fetched now.

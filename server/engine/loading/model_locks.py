@@ -1,8 +1,8 @@
 """Locks of models: changes of the same models happen one after the other, in the order of their requests.
 
 A lock is for a set of names, and waits for every earlier lock that shares a name with it. So it holds all its names or
-none, and other models can be locked meanwhile. A lock may be taken on behalf of another one that waits for it:
-so a model that loads another one while it is being loaded differs from a model that waits for itself.
+none, and other models can be locked meanwhile. A lock may be taken on behalf of another lock that waits for it: this
+distinguishes a model that loads another one during its own load from a model that waits for itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Deadlock(Exception):
     """The lock would wait for a lock that waits for it.
 
     Attributes:
-        between: the names of the locks between the two: each lock waits for the next one, and the last one waits for
-            the lock that would wait.
+        between: the names of the locks between the two; each waits for the next one, and the last one for the first
+            lock.
     """
 
     def __init__(self, between: Sequence[frozenset[str]] = ()) -> None:
@@ -45,7 +45,7 @@ class ModelLocks:
 
     @asynccontextmanager
     async def of(self, names: Iterable[str], parent: ModelLock | None = None) -> AsyncIterator[ModelLock]:
-        """Hold the lock of these names inside of the block.
+        """Hold the lock of these names inside the block.
 
         Raises:
             Deadlock: the lock would wait for `parent`, or for a change that waits for all locks of one of its names.
@@ -66,7 +66,7 @@ class ModelLocks:
 
     @contextmanager
     def waiting(self, waiter: ModelLock, name: str) -> Iterator[None]:
-        """Inside of the block, the change `waiter` waits for all changes of a model.
+        """Inside the block, the change `waiter` waits for all changes of a model.
 
         Raises:
             Deadlock: one of these changes waits for `waiter`.
@@ -80,7 +80,7 @@ class ModelLocks:
             self._waits.remove(wait)
 
     def ahead(self, names: Iterable[str]) -> frozenset[str]:
-        """These names, and the names of all changes for which a lock of them would have to wait now."""
+        """These names, and the names of all changes for which a lock of them would wait now."""
         found, left = frozenset(names), True
         while left:
             more = found.union(*(lock.names for lock in self._locks if lock.names & found))

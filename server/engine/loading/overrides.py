@@ -1,4 +1,4 @@
-"""What a load request may contain in place of the repository's contents: a configuration, and files."""
+"""The overrides of a load request, which replace the repository's contents: a configuration, and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.errors import LACKS, Exhausted, Internal, InvalidArgument, ServerErr
 from server.pb import model_config_pb2 as pb
 
 FILE = "file:"
-"""The beginning of a load parameter with a file; the file's path in the model's folder follows."""
+"""The prefix of a load parameter with a file; the file's path in the model's folder follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ NOTHING = Override()
 
 
 POLLED = "failed to load '{}', failed to poll from model repository: "
-"""The beginning of errors about overrides; Triton's errors end here."""
+"""The prefix of errors about overrides; Triton's errors end here."""
 
 
 def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Override:

@@ -1,4 +1,4 @@
-"""Reads models that are to be loaded: their files, and their configurations unless these are known already."""
+"""Reads models for a load: their files, and their configurations unless these are known."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reader:
         Args:
             names: of the models.
             overrides: of some of them, in place of the repository's content.
-            listed: those that a scan has just found; others are looked for.
+            listed: those that a scan has just found; others are searched.
             room: has the places.
         """
         found = await room.work_all({name: self._reading(name, overrides, listed, room) for name in names})
@@ -86,7 +86,7 @@ class Reader:
                         number = left.popleft()
                         try:
                             work(number)
-                        finally:  # the first thread waits for all, whatever one raises
+                        finally:  # the first thread waits for all, even if one raises
                             done.release()
 
             async def take_part() -> None:

@@ -1,4 +1,4 @@
-"""Limits how many models are loaded at a time, although a loading model may wait for another one."""
+"""Limits the number of concurrent loads, although a loading model may wait for another one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 class Room:
     """Places for loads; a load waits while all are taken. Used on one event loop only.
 
-    A load with a place may wait for a load without one. A caller that knows this tells it by `urge`. If no caller does,
-    and no load has got a place for a time, one waiting load goes on beside the others, and the next when it has left.
+    A load with a place may wait for a load without one. A caller that knows this calls `urge`. If none does, and no
+    load has got a place for a time, one waiting load runs beside the others, and the next one when it has left.
 
     With a `pace`, work begins beside other work only when none has begun for that time, and a thread whose work ends
-    sooner goes on with work that waits, before it gives its place back. So work that takes long has all places soon.
-    One thread does the work that takes little, such as to read the configurations of thousands of models: the
-    interpreter executes one thread at a time anyway, and threads that contend for it take several times as long.
+    sooner continues with waiting work before it gives its place back. So long work soon has all places, while one
+    thread does short work, such as reading the configurations of thousands of models: the interpreter executes one
+    thread at a time anyway, and contending threads take several times as long.
 
     Args:
         places: how many.
         patience: that time, in seconds.
-        pace: seconds in which no work has begun, after which more begins beside the work that goes on.
+        pace: seconds without a begin after which more work begins beside the running work.
     """
 
     def __init__(self, places: int, patience: float = math.inf, pace: float = 0.0) -> None:
@@ -44,12 +44,12 @@ class Room:
         self._guard = Lock()  # guards `_waiting`, from which threads take entries
         self._urgent: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        self._begun = -math.inf  # when work last began; threads set it, too
+        self._begun = -math.inf  # time of the last begin; threads set it, too
         self._next: asyncio.TimerHandle | None = None  # looks for a free place
 
     @asynccontextmanager
     async def place(self, name: str = "") -> AsyncIterator[None]:
-        """Have a place for this model inside of the block."""
+        """Hold a place for this model inside the block."""
         beside = await self._enter(name)
         try:
             yield
@@ -59,7 +59,7 @@ class Room:
     async def work(self, name: str, work: Callable[[], T]) -> T:
         """Return or raise the result of `work` on a thread with a place for this model.
 
-        The work goes on if the caller is cancelled. It does not begin if the caller is cancelled before.
+        Running work continues if the caller is cancelled; work that has not begun does not begin then.
         """
         (result,) = await self.work_all({name: work})
         return result
@@ -67,7 +67,7 @@ class Room:
     async def work_all(self, works: Mapping[str, Callable[[], T]]) -> list[T]:
         """Return the results of several works, in order, when all are over; see `work`. The first error is raised.
 
-        It waits for one after the other, so that thousands of models do not need a task each.
+        It waits for one after the other, so thousands of models do not need a task each.
         """
         items = [self._line_up(name, work) for name, work in works.items()]
         try:
@@ -80,7 +80,7 @@ class Room:
         return [item.result() for item in items]
 
     def _line_up(self, name: str, work: Callable[[], T]) -> WorkItem[T]:
-        """Begin the work if there is a place for it, else when there is."""
+        """Begin the work now, or when there is a place for it."""
         item = WorkItem(work, asyncio.get_running_loop().create_future())
         if self._may_come(name):
             self._take()
@@ -91,7 +91,7 @@ class Room:
 
     @contextmanager
     def urge(self, names: Collection[str]) -> Iterator[None]:
-        """Inside of the block, a load with a place waits for these models, which get places at once."""
+        """Inside the block, a load with a place waits for these models, which get places at once."""
         self._urgent.update(names)
         with self._guard:
             urgent = [place for place, each in self._waiting.items() if each.name in names]
@@ -164,7 +164,7 @@ class Room:
         """Whether the load takes the place."""
         with self._guard:
             who = self._waiting.pop(place, None)
-        if who is None or place.done():  # a thread has taken it along, or it is cancelled
+        if who is None or place.done():  # a thread has taken it, or it is cancelled
             return False
         self._take()
         if who.item is not None:
@@ -190,7 +190,7 @@ class Room:
             self._timer = None
 
     def _look(self) -> None:
-        """Give the first waiting load a free place, or look again later."""
+        """Give the first waiting load a free place, or check again later."""
         self._next = None
         if self._is_open():
             self._let_in(beside=False)
@@ -204,7 +204,7 @@ class Room:
     # -- work on threads --
 
     def _begin(self, item: WorkItem[Any], beside: bool) -> None:
-        """Have a thread do this work, and then other work that waits."""
+        """Have a thread do this work, and then other waiting work."""
         loop = asyncio.get_running_loop()
         items = [item]
         end = time.monotonic() + self._pace
@@ -215,12 +215,12 @@ class Room:
             if late is not None:
                 late.cancel()
             self._tell(items)
-            loop.call_soon(self._leave, beside)  # after the callers, with which the next thread would contend
+            loop.call_soon(self._leave, beside)  # after the callers: the next thread would contend with them
 
         def tell() -> None:
             try:
                 loop.call_soon_threadsafe(over)
-            except RuntimeError:  # the loop is closed: no caller waits any more
+            except RuntimeError:  # the loop is closed: no caller waits
                 return
 
         try:
@@ -230,7 +230,7 @@ class Room:
             loop.call_soon(over)
 
     def _do(self, items: list[WorkItem[Any]], end: float) -> None:
-        """On a thread: do the work in the list, then other work that waits, which joins the list; none after `end`."""
+        """On a thread: do the work in the list, then other waiting work, which joins the list; none after `end`."""
         items[0].do()
         while time.monotonic() < end and self._take_along(items):
             items[-1].do()
@@ -248,7 +248,7 @@ class Room:
 
     @staticmethod
     def _tell(items: list[WorkItem[Any]]) -> None:
-        """Have the callers go on whose work is over."""
+        """Resume the callers whose work has ended."""
         for item in items:
             if item.is_over:
                 item.tell()

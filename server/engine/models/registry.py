@@ -41,7 +41,7 @@ class IndexEntry(NamedTuple):
     """One line of the repository index; version and state are empty for a model that was never loaded.
 
     Attributes:
-        needs: the models that the reason may name: those of an ensemble's steps, and of the steps of these.
+        needs: the models that the reason may name: those of an ensemble's steps, and those below.
     """
 
     name: str
@@ -67,9 +67,9 @@ class VersionState:
 
 @dataclass(eq=False, slots=True)
 class Departing:
-    """A version on which sequences go on, but no new ones begin.
+    """A version on which sequences continue, but no new ones begin.
 
-    It was replaced or unloaded; or it is not the latest any more, and serves requests that name its number.
+    It was replaced or unloaded; or it is no longer the latest, and serves requests that name its number.
     """
 
     loaded: LoadedVersion
@@ -87,14 +87,14 @@ class ModelState:
 
     Attributes:
         versions: loaded ones, those that load for the first time, and those that were loaded before.
-        own: the configuration in force, as the model itself has it; None if nothing is loaded.
-        prepared: the same; for an ensemble completed by the models of its steps.
+        own: the model's own configuration in force; None if nothing is loaded.
+        prepared: the same; an ensemble's is completed by the models of its steps.
         folder: the loaded folder.
         marks: of the folder's files at the time of the load.
         override: holds the folder if it is not a repository's.
         is_own: the model lies in a repository and was loaded with its own configuration.
         steps: the models of its steps in the configuration read last, also if that was not loaded.
-        explicit: a client or option has named the model; models of steps may be loaded without that.
+        explicit: a client or option has named the model, which models of steps do not need.
         problem: why it is not loaded, if not even its versions are known.
         departing: versions that only requests of their live sequences find, the last departed one first.
     """
@@ -123,7 +123,7 @@ class ModelState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether no wanted version is missing. One that loads for the first time is not missing yet."""
+        """Whether no wanted version is missing. A version in its first load is not missing."""
         return not self.problem and all(
             entry.state == LOADING or (entry.loaded is not None and entry.loaded.ready)
             for entry in self.versions.values()
@@ -133,19 +133,19 @@ class ModelState:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """Facts about an ensemble, noted at each change, so that queries need not look through all models."""
+    """Facts about an ensemble, updated at each change, so queries need not search all models."""
 
     ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded versions, by step
 
 
 class Models:
-    """All models by name, and the native table that requests look into.
+    """All models by name, and the native table of requests.
 
-    Code that changes the state of a model calls `publish` or `note` before the loop goes on. These compute the facts
-    that are asked for often: whether the server is ready, and which ensembles use a model.
+    Code that changes the state of a model calls `publish` or `note` before it returns to the loop. These compute facts
+    that are read often: whether the server is ready, and which ensembles use a model.
 
     Args:
-        server_ready: tells whether the server is ready.
+        server_ready: returns whether the server is ready.
         forget: drops the cached answers of a lane.
     """
 
@@ -186,7 +186,7 @@ class Models:
         self.note(name)
 
     def publish(self, name: str) -> None:
-        """Have requests find what is loaded of this model, from the next one on."""
+        """From the next request on, let requests find the loaded versions of this model."""
         state = self._states[name]
         self.note(name)
         self.table.set(
@@ -224,7 +224,7 @@ class Models:
             self._with_sequences[name] = with_sequences
 
     def require(self, names: Iterable[str]) -> None:
-        """Make readiness depend on these models only."""
+        """Make readiness depend only on these models."""
         self._required = frozenset(names)
 
     def _note_readiness(self, name: str, state: ModelState) -> None:
@@ -246,14 +246,14 @@ class Models:
         """The versions that may have sequences, departing ones included."""
         return [version for versions in self._with_sequences.values() for version in versions]
 
-    # -- who is told --
+    # -- watchers --
 
     def subscribe(self, watcher: Watcher) -> None:
-        """Have `watcher(name, version, ready)` called at each change; the name is "" for the server."""
+        """Call `watcher(name, version, ready)` at each change; the name is "" for the server."""
         self._watchers.append(watcher)
 
     def announce(self, name: str, version: int | None, ready: bool) -> None:
-        """Tell the watchers about a version, then about the ensembles that depend on the model, each once."""
+        """Tell the watchers about a version, then once about each ensemble that depends on the model."""
         if not self._watchers:
             return
         self._tell(name, version, ready)
@@ -283,7 +283,7 @@ class Models:
         assert entry.loaded is not None
         entry.loaded.watch(lambda: loop.call_soon_threadsafe(changed))
 
-    # -- what is found --
+    # -- look-ups --
 
     def ensembles_of(self, name: str) -> list[LoadedVersion]:
         """The loaded ensembles with a step of this model."""
@@ -342,7 +342,7 @@ class Models:
         return self._states[name].prepared if name in self._states else None
 
     def identity(self, name: str, version: int) -> bytes | None:
-        """A digest of all that a version's answers depend on: its fingerprint, and those of the models of its steps."""
+        """A digest of everything on which a version's responses depend: its fingerprint, and those of its steps."""
         return self._identity(name, version, {})
 
     def _identity(self, name: str, version: int, known: dict[tuple[str, int], bytes | None]) -> bytes | None:
@@ -401,7 +401,7 @@ class Models:
         return IndexEntry(name, str(version), entry.state, entry.reason, needs)
 
     def needs(self, name: str) -> frozenset[str]:
-        """The models that an error of this one may name: those of its steps, and of the steps of these."""
+        """The models that an error of this one may name: those of its steps, and those below."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -423,7 +423,7 @@ class Models:
         return layers
 
     def _depth_of(self, name: str, known: dict[str, int]) -> int:
-        """0 for a model that is no ensemble, else one more than the deepest step; looked up in `known`, or added."""
+        """0 for a model that is no ensemble, else one more than its deepest step; looked up in `known`, or added."""
         if name not in known:
             state = self._states.get(name)
             steps = configuration.models_of(state.prepared.spec) if state and state.prepared else ()

@@ -37,7 +37,7 @@ CHECK_SECONDS: Final = 5.0
 class LoadedVersion:
     """A version that serves requests from its lane until it is closed.
 
-    Made and closed outside the event loop, as frameworks take their time.
+    Make and close it outside the event loop, since frameworks are slow.
 
     Args:
         config: the answer of the ModelConfig RPC.
@@ -116,7 +116,7 @@ class LoadedVersion:
         return wait
 
     def describe(self, config: model_config_pb2.ModelConfig, spec: ModelSpec) -> None:
-        """Give the version another configuration, which does not change its work."""
+        """Replace the configuration by one that does not change the version's work."""
         self.config = config
         self.spec = spec
         self._on_gpu = _on_gpu(spec)
@@ -166,7 +166,7 @@ class LoadedVersion:
         waits = [asyncio.wrap_future(answer) for answer in asked]
         try:
             done, _ = await asyncio.wait(waits, timeout=CHECK_SECONDS)
-        finally:  # also if the caller is cancelled: is_ready() may take for ever
+        finally:  # also if the caller is cancelled: is_ready() may never return
             for wait in waits:
                 wait.cancel()
         return any(wait.exception() is None and wait.result() for wait in done)
@@ -183,7 +183,7 @@ class LoadedVersion:
 
     @property
     def drain_seconds(self) -> int:
-        """Seconds for which live sequences go on when the version is replaced or unloaded."""
+        """Seconds for which live sequences continue when the version is replaced or unloaded."""
         return self.spec.sequence.drain_seconds if self.spec.sequence else 0
 
     def uses(self) -> list[Use]:
@@ -195,12 +195,12 @@ class LoadedVersion:
         return self._instances.workers()
 
     def drain(self) -> None:
-        """Refuse new sequences from now on; live ones go on."""
+        """Refuse new sequences from now on; live ones continue."""
         if isinstance(self.lane, SequenceLane):
             self.lane.drain()
 
     def succeed(self, version: LoadedVersion) -> None:
-        """Tell later requests of the sequences of another version, which is about to close, why these have ended."""
+        """Tell later requests why the sequences of another version, which is about to close, have ended."""
         if isinstance(self.lane, SequenceLane) and isinstance(version.lane, SequenceLane):
             self.lane.remember(version.lane)
 

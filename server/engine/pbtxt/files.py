@@ -46,7 +46,7 @@ def read_text(base: Path, name: str, model_dir: Path, limit: int) -> str:
     """
     data = read_bytes(base, name, model_dir, limit)
     try:
-        return data.removeprefix(BOM_UTF8).decode()  # which editors on Windows write in front
+        return data.removeprefix(BOM_UTF8).decode()  # a mark that editors on Windows write
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{base / name}:{line}: the text is not UTF-8") from None

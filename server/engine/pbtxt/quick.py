@@ -1,8 +1,8 @@
-"""The usual part of protobuf's text format, read quickly.
+"""A quick reader for the usual part of protobuf's text format.
 
-`text_format` asks its tokenizer several times for each token, which takes most of the time in which a repository of
-thousands of models is read. Here the text is split into tokens at once. What is not plain, or not right, is left to
-`text_format`, so that there is one judge of what is a configuration, and one text of each error.
+`text_format` calls its tokenizer several times for each token, which takes most of the time to read a repository of
+thousands of models. This module splits the text into tokens at once. It leaves unusual and wrong texts to
+`text_format`, which alone decides what a configuration is, and words the errors.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
 class _NotPlain(Exception):
-    """There is something that `text_format` is to look at."""
+    """The text needs `text_format`."""
 
 
 class _Field(NamedTuple):
-    """What a field may have.
+    """The values that a field may have.
 
     Attributes:
         read: makes the value of a scalar of its token.
         fields: of a message, by name.
         is_repeated: there may be several values; of a map, too.
         value: of a map, the field of its values; its keys are strings.
-        group: what the field is the only one of: its oneof, or itself.
+        group: its oneof, of which one field may be set, or the field itself.
     """
 
     read: Callable[[str], object] | None
@@ -43,10 +43,10 @@ class _Field(NamedTuple):
 
 
 def merge(text: str, message: Message) -> bool:
-    """Fill an empty message with what the text says; no key of a map is written twice in it.
+    """Fill an empty message from the text, in which no key of a map is written twice.
 
     Returns:
-        Whether all of it was plain; else the message has a part of it.
+        Whether the whole text was usual; otherwise the message is filled in part.
     """
     tokens = _TOKEN.findall(text)
     if "#" in text:
@@ -60,7 +60,7 @@ def merge(text: str, message: Message) -> bool:
 
 
 def _merge(message: Message, fields: Mapping[str, _Field], left: list[str], end: str) -> None:
-    """Fill a message with what the tokens say up to this one, which is taken too; "" is the end of the text.
+    """Fill a message from the tokens up to and including this one; "" is the end of the text.
 
     Args:
         left: the next one at the end.
@@ -153,7 +153,7 @@ def _merge_entry(place: Any, value: _Field, left: list[str]) -> None:
         raise _NotPlain
 
 
-# ---- what fields may have -------------------------------------------------------------------------------------------
+# ---- values of fields -------------------------------------------------------------------------------------------
 
 
 @cache

@@ -47,7 +47,7 @@ class _Positions:
 class Source:
     """A configuration file and the line of every field in it, found at the first request."""
 
-    path: Path | str  # a text where it is no path of this machine
+    path: Path | str  # a text if it is no path of this machine
     text: str = ""
     message: Descriptor | None = None  # the type of the text's message
     from_client: bool = False  # the configuration came with a client's load request
@@ -75,7 +75,7 @@ class Source:
         return str(path[0]) in self.text and path in self.lines
 
     def keep(self, name: str, indexes: Sequence[int]) -> None:
-        """Know only these values, ascending, of a repeated field: the others were taken out of the configuration."""
+        """Keep only these values, ascending, of a repeated field: the others were removed from the configuration."""
         now = {index: place for place, index in enumerate(indexes)}
         lines: dict[FieldPath, int] = {}
         for path, line in self.lines.items():
@@ -86,7 +86,7 @@ class Source:
         self._found().lines = lines
 
     def at(self, *path: str | int) -> str:
-        """`file:line` of the field or of the nearest one around it; the file alone when none was written."""
+        """`file:line` of the field or of its nearest written parent; the file alone if there is none."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.path}:{self.lines[path]}" if path else str(self.path)
@@ -126,7 +126,7 @@ class _Walker:
         self._counts: dict[FieldPath, int] = {}
 
     def message(self, descriptor: Descriptor, path: FieldPath, closing: str) -> None:
-        """All fields up to the closing bracket, which is taken too."""
+        """All fields up to and including the closing bracket."""
         while not self._take(closing):
             name = self._pop()
             found = descriptor.fields_by_name.get(name.text)

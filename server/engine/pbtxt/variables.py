@@ -1,8 +1,8 @@
 """`${NAME}` and `${NAME:-default}` in a config.pbtxt: values of the server's environment.
 
 ModelConfig shows a configuration to clients, and the author of a model need not be the operator of the server. So only
-variables that the operator allows by name or pattern are available, and one that sounds like a secret only if
-allowed by its full name.
+variables that the operator allows by name or pattern are available; one that sounds like a secret must be allowed by
+its full name.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Variables:
     def fill(self, text: str, path: Path) -> str:
         """The text of a configuration with values for variables, its lines as they were.
 
-        `$${` stands for `${`; comments are left as they are. So is, with a warning, a `${...}` in the string_value of
-        a parameter that no variable can be meant by: it has no default, and is no name or one that may not be used.
+        `$${` stands for `${`; comments are left as they are. So is, with a warning, a `${...}` in a parameter's
+        string_value that cannot mean a variable: it has no default, and is no name, or no allowed one.
 
         Raises:
-            ConfigError: a variable may not be used, is not set and has no default, or no text can have its value.
+            ConfigError: a variable may not be used, is not set and has no default, or its value fits no text.
         """
         if "${" not in text:
             return text
