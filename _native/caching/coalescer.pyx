@@ -333,7 +333,7 @@ cdef bint is_overdue(const Request *work, const Response *response, int status, 
 
 cdef inline bint has_time(const Request *request, int64_t now) noexcept nogil:
     return ((request.terms.deadline_ns == 0 or request.terms.deadline_ns > now)
-            and (request.expires_ns == 0 or request.expires_ns > now))
+            and (request.expires_ns == 0 or request.yields or request.expires_ns > now))
 
 
 cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
@@ -353,6 +353,7 @@ cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
                 if memo == NULL:
                     return  # no memory: they get the error of the old work
                 memo.era = overdue.era
+                record_inner(memo.work, request)
             detach(overdue, request, REQUEST_NEW)
             join(memo, request)
             bridge_watch(bridge, request)
