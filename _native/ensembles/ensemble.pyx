@@ -75,7 +75,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     cdef Run *run = <Run *>request.run
     if run != NULL:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
-            "Request timeout expired: ensemble '%s' version %s has had it for %lld us, as long as it may",
+            "Request timeout expired: ensemble '%s' version %s has held it for %lld us, its limit",
             lane.signature.name.data, lane.signature.version_text.data,
             <long long>(request.expires_ns - request.terms.executable_ns) // 1000))
         request.response.reason = "QUEUE_TIMEOUT"

@@ -284,7 +284,7 @@ cdef void tell_packet(Watch *watch, const Head *head, const uint8_t *record) noe
     except NonsenseError:
         channel_break(watch.channel, "sent a packet that cannot be read")
     except FloodError:
-        channel_break(watch.channel, "asks more at once than it may")
+        channel_break(watch.channel, "has too many questions open")
     except Exception:
         logger.exception("a packet of kind %d from a worker", head.kind)
 

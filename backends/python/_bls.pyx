@@ -124,7 +124,7 @@ cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) no
     cdef BlsCall *call
     if head.kind == BLS_REQUEST:
         if channel.submission == NULL:
-            channel_break(channel, "calls another model, and there is no server around it")
+            channel_break(channel, "calls another model, which is not possible here")
             return True
         call = call_new(channel, head, record)
         if call != NULL:
@@ -154,7 +154,7 @@ cdef void wish(Channel *channel, uint64_t id, uint64_t parent, uint32_t credit) 
     if channel.submission == NULL:
         return
     if id and load32(&channel.wishes) >= MOST_WISHES:
-        channel_break(channel, "changes its calls faster than that can be done")
+        channel_break(channel, "sends changes of calls faster than the server makes them")
         return
     one = <Wish *>calloc(1, sizeof(Wish))
     if one == NULL:

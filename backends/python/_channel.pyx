@@ -69,7 +69,7 @@ cdef enum:
     MOST_WAITING = 256 << 20  # bytes that may wait until the worker reads them, for each socket
     MOST_PARCELS = 1 << 17  # packets that may wait, for each socket
 
-cdef const char *OUT_OF_MEMORY = "sent what there was no memory for"
+cdef const char *OUT_OF_MEMORY = "sent a packet for which the server had no memory"
 cdef const char *DEAF = "does not read what it is sent"
 
 

@@ -23,7 +23,7 @@ from backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, s
 from backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
 
 cdef const char *UNREADABLE = "sent a response that cannot be read"
-cdef const char *NO_MEMORY_TO_KEEP = "keeps memory that there is no memory to keep the books of"
+cdef const char *NO_MEMORY_TO_KEEP = "keeps views of its inputs, which the server has no memory to track"
 
 
 cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:

@@ -225,7 +225,7 @@ cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
                 head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
             return HEARD_DONE
     if size > 0:
-        channel_break(channel, "sent neither DONE of the batch that it has nor a wish for memory")
+        channel_break(channel, "sent neither DONE of its batch nor ALLOCATE")
     return HEARD_NONSENSE
 
 

@@ -91,7 +91,7 @@ cdef const char *slot_response(Slots *slots, uint64_t number, uint32_t flags, Re
     cdef Slot *slot = slot_find(slots, number)
     reading[0] = READ_NOTHING
     if flags & EMPTY and not flags & FINAL:
-        return "sent a response that is neither a response nor the end of them"
+        return "sent an empty response that is not final"
     if slot == NULL:
         if was_given(slots, number):
             return NULL

@@ -559,7 +559,7 @@ async def test_the_timeout_of_an_ensemble(tmp_path):
         answer = await infer(engine, request("e", x=row(1)))
         assert answer.status == Status.UNAVAILABLE
         assert answer.text == (
-            "Request timeout expired: ensemble 'e' version 1 has had it for 20000 us, as long as it may"
+            "Request timeout expired: ensemble 'e' version 1 has held it for 20000 us, its limit"
         )
         assert engine.model("one").lane.pending == 0
         gate.go()

@@ -217,4 +217,4 @@ async def test_opposite_gates_within_one_request_are_refused(tmp_path):
         for _ in range(20):
             answer = await infer(engine, request("e", x=np.concatenate([wide(3), wide(-3)])))
             assert answer.status == 3
-            assert "the gate 'g' says yes and no within one request" in answer.text
+            assert "the gate 'g' is true and false within one request" in answer.text

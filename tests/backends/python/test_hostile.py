@@ -22,7 +22,7 @@ UNAVAILABLE, INTERNAL = 14, 13
 MISFIT = "sent a packet that does not fit its head"
 ELSEWHERE = "sent a packet that lies where it may not"
 UNREADABLE = "sent a response that cannot be read"
-NOT_DONE = "sent neither DONE of the batch that it has nor a wish for memory"
+NOT_DONE = "sent neither DONE of its batch nor ALLOCATE"
 
 ON_WORK = {
     "done of another batch": ("batch.id += 1; worker.done(batch, ok(7))", NOT_DONE),
@@ -66,7 +66,7 @@ ON_SIDE = {
     "a response to what comes later": ("worker.respond(number + (1 << 16), ok(7))",
                                        "answered a request that it was never given"),
     "an empty response that is none": ("worker.send(worker.side, p.RESPONSE, flags=p.EMPTY, number=number)",
-                                       "sent a response that is neither a response nor the end of them"),
+                                       "sent an empty response that is not final"),
     "two ends": ("worker.respond(number, ok(7), p.FINAL); worker.respond(number, flags=p.FINAL)",
                  "ended a request twice"),
     "a torn response": ("worker.respond(number, ok(7)[:30])", UNREADABLE),
@@ -94,7 +94,7 @@ ON_SIDE = {
     "a metric that is none": ("worker.send(worker.side, p.METRIC, b'7')", "sent a packet that cannot be read"),
     "questions without end": (
         "while True: worker.send(worker.side, p.CALL, ask(call='is_model_ready', name='calm'), number=1)",
-        "asks more at once than it may"),
+        "has too many questions open"),
 }  # fmt: skip
 
 ON_CALLS = {
