@@ -1,4 +1,4 @@
-"""Families of errors, by who made the error, and the one mapping from them to gRPC status codes.
+"""Families of errors, by the side at fault, and the one mapping from them to gRPC status codes.
 
 Texts of errors that Triton also has are Triton's, followed by what was expected and what came.
 """
@@ -34,11 +34,11 @@ class Status(enum.IntEnum):
 
 
 class StartError(Exception):
-    """The server cannot start; the text says why."""
+    """The server cannot start; the text has the reason."""
 
 
 class ServerError(Exception):
-    """An error with an answer for the client. Not raised itself: use a family below."""
+    """An error with a response for the client. Raise one of the families below."""
 
     status: ClassVar[Status] = Status.INTERNAL
     reason: str = ""
@@ -107,17 +107,17 @@ class ConfigError(InvalidArgument):
 
 
 LACKS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
-"""Errors by which the system says that it has no more of something, and nothing about a file."""
+"""The system's errors for an exhausted resource, which are no fault of a file."""
 
 
 def system_says(error: OSError) -> str:
-    """The text of a system's error; with what to do where the process has reached its limit of open files."""
+    """The text of a system's error, with advice if the process has reached its limit of open files."""
     text = error.strerror or str(error)
     return f"{text}: {_advice(error.errno)}" if error.errno == errno.EMFILE else text
 
 
 def lack_of(error: BaseException) -> str:
-    """What to do where an error, or one that led to it, says that the system has no more of something.
+    """Advice if an error, or its cause, means that the system has run out of a resource.
 
     Empty for other errors.
     """
@@ -135,7 +135,7 @@ def lack_of(error: BaseException) -> str:
     return ""
 
 
-NO_THREAD = "can't start new thread"  # as Python's interpreter says it
+NO_THREAD = "can't start new thread"  # the interpreter's text
 
 
 def _advice(number: int | None) -> str:

@@ -1,7 +1,7 @@
-"""Options of tritonserver that this server does not have: whether they are replaced, ignored or refused, and why.
+"""Options of tritonserver that this server does not have: each is replaced, ignored or refused, with the reason.
 
-Scripts for tritonserver should start here unchanged if that is honest. An option that asks for something
-that does not exist must be refused, not ignored.
+Scripts for tritonserver should start here unchanged, unless that would mislead: an option for a missing feature must be
+refused, not ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Refused:
 
     reason: str
     harmless: tuple[str, ...] = ()
-    is_flag: bool = False  # may stand without a value, meaning true
+    is_flag: bool = False  # a missing value means true
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Accepted whatever its value; one line says why it does nothing."""
+    """Accepted with any value; one line says why it has no effect."""
 
     reason: str
-    silent: tuple[str, ...] = ()  # values that cause no message
+    silent: tuple[str, ...] = ()  # values without a message
     is_flag: bool = False
 
 

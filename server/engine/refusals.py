@@ -27,7 +27,7 @@ class RefusalLog:
         self._left_out = 0
 
     def add(self, refusals: Iterable[tuple[int, str]], left_out: int = 0, now: float | None = None) -> None:
-        """Log requests that were answered with (status, text), and `left_out` more whose texts are not known.
+        """Log requests that were answered with (status, text), and `left_out` more without texts.
 
         Args:
             now: seconds of a monotonic clock; by default time.monotonic().

@@ -1,4 +1,4 @@
-"""The services of the engine for models that ask for them: see `backends.api.Services`."""
+"""The engine's services for models: see `backends.api.Services`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from server.errors import InvalidArgument, ServerError
 
 
 class ModelService(Protocol):
-    """The part of `server.engine.engine.Engine` that serves models' questions."""
+    """The part of `server.engine.engine.Engine` that models call."""
 
     async def load(
         self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""
     ) -> None:
-        """Load a model, or load it anew."""
+        """Load or reload a model."""
 
     async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
         """Unload a model, and its dependents with it."""
@@ -31,7 +31,7 @@ class ModelService(Protocol):
         """Whether the model is not loaded, and a request would load it."""
 
     async def bring(self, name: str, *, asked_by: str = "") -> None:
-        """Load a model on demand; the model that asks may be loading itself."""
+        """Load a model on demand; the calling model may be loading itself."""
 
 
 class EngineServices:

@@ -1,11 +1,11 @@
 """Shared memory of clients: the rights to register objects, and the trust in their clients.
 
-Without `shared`, a client may use shared memory if the kernel tells its user, as on unix sockets, and only objects
-that this user owns; users do not see each other's regions. With `shared` every caller may register every object that
-the server can open, and use every region, as in Triton.
+Without `shared`, a client may use shared memory only if the kernel reports its user, as on unix sockets, and only
+objects that this user owns; users do not see each other's regions. With `shared` every caller may register every object
+that the server can open, and use every region, as in Triton.
 
-Regions of trusted clients are used in place: models read inputs from them and write results to them. The contents of
-any other region are copied first, because its client could change a tensor after it was checked.
+Regions of trusted clients are used in place: models read inputs from them and write results to them. The server first
+copies the contents of any other region, because its client could change a tensor after the check.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Access control of both front doors: the group of each RPC, and the answer to a call that is refused.
 
-`_native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls the native
-front door asks this module before it runs a handler, and grpc.aio through an interceptor. An RPC without a group is
-refused if there are any rules.
+`_native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls, the native
+front door calls this module before it runs a handler, and grpc.aio does through an interceptor. An RPC without a group
+is refused if there are any rules.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Access:
             self.authorizer.set_tokens(self._file.first())
 
     async def watch(self) -> None:
-        """Log who was refused, some time after somebody was, and read the file of tokens again if it has changed.
+        """Log refusals some time after they happen, and read the file of tokens again if it has changed.
 
         A file that is wrong leaves the old tokens in force.
         """
         noted = asyncio.Event()
-        noted.set()  # somebody may have been
+        noted.set()  # a call may have been refused
         self.authorizer.on_note = noted.set
         try:
             while True:
@@ -86,7 +86,7 @@ class Access:
         except TokenFileError as error:
             log.error("the tokens stay as they were: %s", error)
             return
-        except Exception:  # as when memory runs out: the next look may do
+        except Exception:  # such as a lack of memory: the next look may succeed
             log.exception("the tokens stay as they were")
             return
         if table is not None:
@@ -96,18 +96,18 @@ class Access:
             log.info("read %d tokens", len(table))
 
     def subscribe(self, watcher: Callable[[], None]) -> None:
-        """Have `watcher` called whenever tokens, or what they allow, have changed."""
+        """Register `watcher`, called whenever tokens or their rights have changed."""
         self._watchers.append(watcher)
 
     # -- judging --
 
     def caller(self, path: str, metadata: Metadata, listener_policy: ListenerPolicy | None = None) -> int:
-        """Who makes this call, for `require`.
+        """The caller of this call, for `require`.
 
         Args:
             path: the method.
             metadata: of the call.
-            listener_policy: where it came in; None when that is not known.
+            listener_policy: of the call's listener; None if unknown.
 
         Raises:
             Denied: the call may not be made.
@@ -122,10 +122,10 @@ class Access:
         return caller
 
     def require(self, caller: int, path: str, model: str = "") -> None:
-        """Authorizer one message of a call that was let in: group and model, by the line that is in force now.
+        """Authorize one message of an admitted call: group and model, by the line that is in force now.
 
         Args:
-            caller: as `caller` has found.
+            caller: the result of `caller`.
             path: the method.
             model: that the message is about; "" for none.
 
@@ -151,13 +151,13 @@ class Access:
     # -- the log of refusals --
 
     def note(self, peer: str, path: str, error: BaseException, process: PeerCredentials | None = None) -> None:
-        """Keep for the log that a call was refused; nothing happens if `error` is not about rights.
+        """Record a refused call for the log, unless `error` is not about rights.
 
         Args:
             peer: the client's address.
             path: the method.
-            error: what the call ended with.
-            process: of the client, where the kernel tells.
+            error: that ended the call.
+            process: of the client, if the kernel reports it.
         """
         if isinstance(error, Denied):
             self.authorizer.note(peer, path, str(error), -1 if process is None else process.uid)

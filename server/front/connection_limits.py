@@ -1,11 +1,11 @@
 """Connection limits of the native front door: for the server, for each listener, and for each client.
 
-A client is, over all its connections, the subject of its certificate with mutual TLS; else the user of its
-process on a unix socket; else its IP address. Behind a proxy all clients are one, the proxy.
+With mutual TLS, a client is the subject of a certificate; on a unix socket, the user of a process; otherwise an IP
+address. It may have any number of connections. Behind a proxy all clients are one, the proxy.
 
-A connection counts from the moment at which it is accepted, before the handshake of TLS; until that is over it counts
-for its address. Where the server, a listener, or the number of open files leaves no room for one more, the client with
-most silent connections makes room; silent are those that have not spoken HTTP/2 yet.
+A connection counts from its accept, before the handshake of TLS; until the handshake ends it counts for its address. If
+the server, a listener, or the limit of open files has no room for one more, the client with most silent connections
+makes room; a connection is silent until it has spoken HTTP/2.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.peer import Peer, identity_key
 
 LOOK = 64
-"""Connections of one client that are asked at a time whether they are silent still: a flood must cost little."""
+"""Connections of one client that are checked for silence at a time: a flood must cost little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What one client may have at a time; 0 for any number."""
+    """The limits of one client; 0 for any number."""
 
     connections: int = 0
     calls: int = 0
@@ -38,12 +38,12 @@ class ClientLimits:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ListenerPolicy:
-    """What holds for the connections of one listener."""
+    """The rules for the connections of one listener."""
 
     connections: ConnectionPolicy = DEFAULT_POLICY
     max_connections: int = 0  # 0: any number
     groups: frozenset[str] | None = None  # RPC groups that are served; None: all
-    trusted: bool = False  # nobody is asked for a token or for the header of a restricted protocol
+    trusted: bool = False  # callers need neither a token nor the header of a restricted protocol
     interceptor: InterceptorHandle | None = None  # of native calls
     count: int = 0
 
@@ -61,7 +61,7 @@ class Driver(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Admission:
-    """What a connection has been counted for."""
+    """The counts of which one connection is part."""
 
     listener_policy: ListenerPolicy
     use: ClientUse
@@ -73,13 +73,13 @@ _Group = tuple[ClientUse, ListenerPolicy]
 
 
 class _Ranking:
-    """Groups by their number of silent connections, so that a server that is full need not look at all of them."""
+    """Groups by their number of silent connections, so a full server need not check all of them."""
 
     def __init__(self) -> None:
         self._of_size: list[dict[_Group, None]] = [{}]
 
     def move(self, group: _Group, before: int, after: int) -> None:
-        """This group had `before` connections and has `after`; 0: it is not in the ranking."""
+        """This group had `before` connections and now has `after`; 0: it is not in the ranking."""
         if before:
             del self._of_size[before][group]
         if after:
@@ -99,7 +99,7 @@ class ConnectionLimits:
 
     Args:
         max_connections: of the server; 0 for any number.
-        per_client: what each client may have.
+        per_client: the limits of each client.
     """
 
     max_connections: int = 0
@@ -114,7 +114,7 @@ class ConnectionLimits:
     """Of `_silent`: of each listener, and of all."""
 
     def admit(self, listener_policy: ListenerPolicy, peer: Peer, *, scarce: bool = False) -> Admission | None:
-        """Count a connection that has been accepted; None when there is no room for it. Set the `driver` of the result.
+        """Count an accepted connection; None if there is no room for it. Set the `driver` of the result.
 
         Args:
             scarce: the process may open few more files.
@@ -139,7 +139,7 @@ class ConnectionLimits:
         return admission
 
     def identify(self, admission: Admission, peer: Peer) -> bool:
-        """Count a connection for the owner of its certificate, which is known now; False when that has too many."""
+        """Count a connection for the owner of its certificate, now known; False if that owner has too many."""
         use = self._use(peer)
         if use is admission.use:
             return True
@@ -154,7 +154,7 @@ class ConnectionLimits:
         return True
 
     def release(self, admission: Admission) -> None:
-        """A connection that was let in is gone. Several calls do no harm."""
+        """An admitted connection has ended. Repeated calls have no effect."""
         if not admission.counted:
             return
         admission.counted = False
@@ -186,7 +186,7 @@ class ConnectionLimits:
             return True
 
     def _look(self, use: ClientUse, listener_policy: ListenerPolicy) -> bool:
-        """Forget connections that have spoken, among the oldest; whether there were some."""
+        """Forget connections that have spoken, among the oldest; return whether there were any."""
         silent, spoken = 0, []
         for admission in self._silent.get((use, listener_policy), ()):
             if admission.driver is None or admission.driver.silent:
@@ -206,7 +206,7 @@ class ConnectionLimits:
         self._rank(group, len(self._silent[group]) - 1)
 
     def _forget(self, admission: Admission) -> None:
-        """It is not silent any more."""
+        """It is no longer silent."""
         group = (admission.use, admission.listener_policy)
         if admission in self._silent.get(group, ()):
             del self._silent[group][admission]
@@ -220,7 +220,7 @@ class ConnectionLimits:
 
     def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)
-        key = (peer.identity, name)  # two certificates may show the same name and belong to two owners
+        key = (peer.identity, name)  # two owners' certificates may have the same name
         use = self._clients.get(key)
         if use is None:
             use = ClientUse(
@@ -238,7 +238,7 @@ def _is_full(count: int, most: int) -> bool:
 
 
 def client_name(peer: Peer) -> str:
-    """The client that a connection belongs to, in words."""
+    """The client of a connection, in words."""
     auth: Mapping[str, Any] = peer.auth
     key = identity_key(auth)
     if key is not None:
@@ -249,7 +249,7 @@ def client_name(peer: Peer) -> str:
 
 
 def host_of(address: str) -> str:
-    """Of a peer's address as gRPC writes it; the address itself where it has none."""
+    """The host of a peer's address in gRPC's form; the address itself if it has none."""
     host = address.rpartition(":")[0].partition(":")[2].strip("[]")
     try:
         ip = ipaddress.ip_address(host)

@@ -13,14 +13,14 @@ INTERVAL = 60.0
 """Seconds: probes that speak HTTP/1 come every few seconds, and hostile peers as fast as they can."""
 
 SPARE_DESCRIPTORS = 16
-"""Those that are kept for others than connections: a worker takes about as many while it is started."""
+"""Descriptors reserved for other uses than connections: a starting worker takes about as many."""
 
 REASONS = 256
-"""At most so many are told apart; there are a few dozen."""
+"""The most distinct reasons; there are a few dozen."""
 
 
 class ConnectionLog:
-    """Writes a line for the first time of each reason, and then at most one a minute, with their number.
+    """Writes a line when a reason first occurs, and then at most one a minute, with the number of occurrences.
 
     Args:
         clock: seconds that do not go back.
@@ -32,11 +32,11 @@ class ConnectionLog:
         self._left_out: dict[str, int] = {}
 
     def add(self, peer: str, reason: str) -> None:
-        """What `peer` sent is refused, and so the call or the connection is."""
+        """Something that `peer` sent is refused, and with it the call or the connection."""
         self._say("refused, from %s: %s%s", peer, reason)
 
     def is_scarce(self, peer: str, descriptor: int) -> bool:
-        """Whether a connection that has this descriptor, the lowest that was free, leaves the server too few."""
+        """Whether a connection with this descriptor, the lowest free one, leaves the server too few."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         spare = min(SPARE_DESCRIPTORS, most // 8)
         if most < 0 or descriptor + spare < most:
@@ -45,7 +45,7 @@ class ConnectionLog:
         return True
 
     def fails(self, address: str, error: OSError) -> None:
-        """No connection can be accepted there now."""
+        """Accepting connections there fails now."""
         self._say("cannot accept at %s: %s%s", address, str(error.strerror or error))
 
     def _say(self, line: str, peer: str, reason: str) -> None:

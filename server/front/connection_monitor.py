@@ -1,4 +1,4 @@
-"""Carries out the rules of `server.front.keepalive`: a monitor for each native connection, with a timer of the loop."""
+"""Applies the rules of `server.front.keepalive`: a monitor for each native connection, with a timer of the loop."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Monitored(Protocol):
     """The driver of a connection."""
 
     def flush(self) -> None:
-        """Write what the connection has to say."""
+        """Write the connection's output."""
 
     def abort(self) -> None:
         """Close the socket at once."""
 
 
 class ConnectionMonitor:
-    """What is due for one connection: its greeting, pings, age, and how long its end may take.
+    """Enforces the limits of one connection: its greeting, pings, age, and the time for its end.
 
     Args:
-        driver: writes what there is to say, and closes.
-        connection: that was made now.
-        policy: what holds for it.
+        driver: writes its output, and closes it.
+        connection: the new one.
+        policy: its rules.
         timers: of the loop.
-        accepted: when it was accepted, as the timers count.
+        accepted: time of its accept, on the timers' clock.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ConnectionMonitor:
         self._alarm.cancel()
 
     def shut(self, outstanding: Outstanding) -> None:
-        """All is said, and `outstanding` is on its way; then the peer closes its end."""
+        """All output is written, and `outstanding` is in flight; then the peer closes its end."""
         self._farewell = Farewell(self._policy, self._timers.time())
         self._outstanding = outstanding
         self._alarm.set(self._farewell.deadline)

@@ -35,7 +35,7 @@ class Aborted(grpc.aio.AbortError):
 
 
 class NativeContext:
-    """One call, on the loop. A servicer uses it as it would use grpc.aio's; the door uses `finish`."""
+    """One call, on the loop. A servicer uses it like grpc.aio's; the door uses `finish`."""
 
     def __init__(self, call: Call, handler: grpc.RpcMethodHandler[Any, Any]) -> None:
         self._call = call
@@ -52,7 +52,7 @@ class NativeContext:
         self._callbacks: list[Callable[[Any], None]] = []
         self._over = False
         self._draining = False
-        self._cut_short = False  # there was an end of the requests that the client had not set
+        self._cut_short = False  # the requests ended although the client had not ended them
         self.task: asyncio.Task[None] | None = None
         call.on_event = self._on_event
 
@@ -83,13 +83,13 @@ class NativeContext:
         await self._wake.wait()
 
     def drain(self) -> None:
-        """The server stops: a conversation ends when the requests that have come are answered."""
+        """The server stops: a stream ends when its received requests are answered."""
         if self._conversation:
             self._draining = True
             self._wake.set()
 
     def refuse(self) -> None:
-        """The server has stopped: the call gets no answer any more."""
+        """The server has stopped: the call gets no response."""
         self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
         self._close()
 
@@ -103,7 +103,7 @@ class NativeContext:
     # -- requests --
 
     async def read(self) -> Any:
-        """The next request message, grpc.aio.EOF after the last; of a draining call, after the last that has come."""
+        """The next request message; grpc.aio.EOF after the last one, or the last received one of a draining call."""
         while True:
             message = self._call.take_message()
             if message is not None:
@@ -129,23 +129,23 @@ class NativeContext:
         return message
 
     async def requests(self) -> Any:
-        """The request messages as they come."""
+        """The request messages, on arrival."""
         while (message := await self.read()) is not EOF:
             yield message
 
     def hold(self, size: int) -> None:
-        """The call holds so many bytes more of what it has read or will write; fewer when `size` is negative."""
+        """Charge the call `size` bytes more for what it has read or will write; fewer if `size` is negative."""
         if self._call.open:
             self._call.hold(size)
 
     def let_go(self) -> None:
-        """What is needed of the requests has been taken: the call is not charged for their messages any more."""
+        """The handler has taken what it needs of the requests: stop charging the call for their messages."""
         self._call.let_go()
 
     # -- responses --
 
     async def write(self, message: Any) -> None:
-        """Send one response message; returns when the client has taken enough of what was sent before.
+        """Send one response message; return when the client has read enough of the earlier ones.
 
         Raises:
             CallOverError: the call is over.
@@ -183,14 +183,14 @@ class NativeContext:
         return self._details
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Compress responses that are worth it, if the client takes that; before the initial metadata is sent."""
+        """Compress responses that are large enough, if the client accepts it; before the initial metadata is sent."""
         if self._headers_sent:
             raise RuntimeError("compression must be set before the initial metadata is sent")
         if self._call.open:
             self._call.set_compression(_ENCODINGS[compression])
 
     def disable_next_message_compression(self) -> None:
-        """Send the next response as it is."""
+        """Send the next response uncompressed."""
         self._compress_next = False
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
@@ -220,27 +220,27 @@ class NativeContext:
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
-        """The client's process, when it came over a unix socket."""
+        """The client's process, if it uses a unix socket."""
         return self._client.credentials
 
     @property
     def identity(self) -> int:
-        """Who has the client's certificate, or is that user; 0 when nobody knows."""
+        """A number for the owner of the client's certificate, or for its user; 0 if unknown."""
         return self._client.identity
 
     @property
     def client(self) -> int:
-        """A number that stands for the client, whatever its connections."""
+        """A number for the client, the same on all its connections."""
         number: int = self._call.connection.admission.use.number
         return number
 
     @property
     def connection(self) -> int:
-        """A number that the client's connection shares with no other."""
+        """A number of the client's connection, which no other has."""
         return self._client.number
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the client's connection has ended."""
+        """Register `callback`, called when the client's connection has ended."""
         self._client.departed.append(callback)
 
     def peer_identities(self) -> Sequence[bytes] | None:

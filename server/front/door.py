@@ -8,23 +8,23 @@ from typing import Any, Protocol
 import grpc
 
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests"
-"""What calls are told, with UNAVAILABLE, that a stopping server does not answer; the text is Triton's."""
+"""The text, Triton's, for calls that a stopping server refuses with UNAVAILABLE."""
 
 
 class Door(Protocol):
     """A transport. Everything is registered before `start`."""
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]], /) -> None:
-        """Host handlers that are found by asking each of them for a method."""
+        """Host generic handlers, each of which looks up methods."""
 
     def add_registered_method_handlers(
         self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]], /
     ) -> None:
-        """Host handlers that are found by `service_name` and method name."""
+        """Host handlers by `service_name` and method name."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What it listens on since `start`, with the ports that were bound."""
+        """The addresses on which it listens since `start`, with the bound ports."""
 
     async def start(self, *addresses: str) -> int:
         """Listen on each `host:port` (port 0: any free one) or `unix:path`.
@@ -36,7 +36,7 @@ class Door(Protocol):
         """
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, give those in progress `grace` seconds, then end what is left."""
+        """Refuse new calls, give running ones `grace` seconds, then end the rest."""
 
     def remove_files(self) -> None:
-        """Remove the files of unix sockets; `stop` does it too."""
+        """Remove the files of unix sockets; `stop` does so, too."""

@@ -24,11 +24,11 @@ MOST_STREAMS = 256
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Streams of one connection (see `policy_options`) and calls waiting for this process: both are needed, else C core
-    # answers valid calls of a burst with CANCELLED. Above these it refuses the stream, which clients retry.
+    # answers valid calls of a burst with CANCELLED. Beyond these limits it refuses the stream, and clients retry.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
-    # Else, with a limit of streams, C core refuses valid calls of a burst as if there were too many of them: it counts
-    # those that are over, too, when the client has been told of their end.
+    # Otherwise, with a limit of streams, C core refuses valid calls of a burst: it also counts ended calls, of whose
+    # end the client knows.
     ("grpc.http.overload_protection", 0),
     # One limit, as on the native door: between two of them C core refuses calls at random.
     ("grpc.max_metadata_size", 16 << 10),
@@ -42,7 +42,7 @@ grpc.aio offers nothing that does it for one method."""
 
 
 def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
-    """A connection policy in C core's words; it has none for the number of connections."""
+    """A connection policy as C core's options, which have no limit of connections."""
 
     def milliseconds(seconds: float) -> int:
         return min(2**31 - 1, round(seconds * 1000)) if math.isfinite(seconds) else 2**31 - 1
@@ -50,7 +50,7 @@ def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", milliseconds(policy.keepalive_time)),
         ("grpc.keepalive_timeout_ms", milliseconds(policy.keepalive_timeout)),
-        # C core waits for the answer to a ping by a timeout of its own, a minute unless it is told
+        # C core has a timeout of its own for a ping's answer, by default a minute
         ("grpc.http2.ping_timeout_ms", milliseconds(policy.keepalive_timeout)),
         ("grpc.keepalive_permit_without_calls", int(policy.permit_without_calls)),
         ("grpc.http2.max_pings_without_data", policy.max_pings_without_data),
@@ -70,7 +70,7 @@ def channel_options(
     policy: ConnectionPolicy = DEFAULT_POLICY,
     compression_level: str = "none",
 ) -> tuple[tuple[str, int], ...]:
-    """The options of the C core server; `max_message_bytes` holds both ways, UNLIMITED as in Triton."""
+    """The options of the C core server; `max_message_bytes` limits requests and responses, UNLIMITED as in Triton."""
     return (
         *_OPTIONS,
         *policy_options(policy),
@@ -140,7 +140,7 @@ class GrpcioDoor:
 
     def _bind_unix(self, server: grpc.aio.Server, address: UnixAddress, policy: ListenPolicy) -> None:
         with claimed(address):
-            # C core binds and listens in one step: until the mode is set nobody else may connect
+            # C core binds and listens in one step: until the mode is set no other user may connect
             mask = os.umask(0o177)
             try:
                 server.add_insecure_port(str(address))
@@ -170,8 +170,8 @@ def _add_tcp(server: grpc.aio.Server, address: TcpAddress, credentials: Credenti
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     """C core's form of `credentials`; it asks for changed certificates at each handshake.
 
-    A session can be resumed only under the material that it began with. Where clients show certificates, which are
-    not looked at when a session is resumed, each handshake therefore gets material of its own.
+    A session can be resumed only under the material with which it began. C core does not check clients' certificates in
+    resumed sessions, so with mutual TLS each handshake gets material of its own.
     """
 
     def configuration() -> grpc.ServerCertificateConfiguration:

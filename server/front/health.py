@@ -4,9 +4,9 @@ Names: "" and the service's full name are the readiness of the server; `<model>`
 model is ready, `<model>/<version>` while that version is; both are SERVING while a request would load the model. Check
 answers NOT_FOUND for a name that was never known; Watch answers SERVICE_UNKNOWN and continues, as the protocol says.
 
-The messages and the registration are grpcio-health-checking's, the servicer is not: its Watch holds a lock while it
-writes, so one client that does not read stops the updates of all; and it forgets the other watchers of a name
-when one of them leaves.
+The messages and the registration are grpcio-health-checking's, but the servicer is not: its Watch holds a lock while it
+writes, so one client that does not read stops all updates; and it forgets the other watchers of a name when one of them
+leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/grpc.health.v1.Health/"
 LONGEST_NAME = 4096
-"""Bytes of a name that is asked about. None that is known is as long."""
+"""The most bytes of a requested name; every known name is shorter."""
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -47,7 +47,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._closed = False
 
     def set(self, name: str, serving: bool) -> None:
-        """Publish the status of `name` to Check and to everyone who watches it; without effect after `drain`."""
+        """Publish the status of `name` to Check and to its watchers; without effect after `drain`."""
         if not self._draining:
             self._publish(name, serving)
 
@@ -58,12 +58,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             self._publish(name, False)
 
     def close(self) -> None:
-        """End every Watch, those to come too, when it has told what there is to tell."""
+        """End every Watch, future ones included, after its last update."""
         self._closed = True
         self._changed.set()
 
     def _wake(self) -> None:
-        """Have every Watch look again."""
+        """Make every Watch check again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -82,7 +82,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
         name = await self._name(request, context)
         caller = await self._admit("Watch", name, context)
-        del request  # the call may last for days; what else the message has is not kept for it
+        del request  # the call may last for days: drop the rest of the message
         let_go = getattr(context, "let_go", None)  # grpc.aio's has none
         if let_go is not None:
             let_go()
@@ -100,7 +100,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
                 await changed.wait()
 
     async def _name(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        """What is asked about; the call is refused if that cannot be a name."""
+        """The requested name; refuse the call if it cannot be one."""
         name: str = request.service
         size = len(name.encode())
         if size > LONGEST_NAME:
@@ -109,7 +109,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         return name
 
     async def _admit(self, method: str, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> int:
-        """Who calls; the call is refused unless they may ask about this name."""
+        """The caller; refuse the call unless the caller may ask about this name."""
         if self._access is None:
             return 0
         metadata = tuple(context.invocation_metadata() or ())
@@ -122,7 +122,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         return caller
 
     async def _require(self, caller: int, method: str, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Refuse the call unless its caller may ask about this name, by what is allowed now."""
+        """Refuse the call unless its caller may ask about this name, by the present rights."""
         if self._access is None:
             return
         model = "" if name in self._of_server else name.partition("/")[0]
@@ -134,7 +134,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
 
 
 def follow(engine: Engine, service: str, access: Access | None = None) -> Health:
-    """A health servicer that tells what `engine` tells; `service` is the name of the inference service."""
+    """A health servicer that publishes the states of `engine`; `service` is the name of the inference service."""
     health = Health(service, access)
 
     def publish(model: str, version: int | None, ready: bool) -> None:

@@ -21,7 +21,7 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it has none at run time
-    """Puts a handler that refuses in the place of one that the caller may not have."""
+    """Replaces the handler of a call that the caller may not make by one that refuses."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

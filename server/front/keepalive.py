@@ -1,8 +1,8 @@
-"""When a connection is pinged, ended or dropped: keepalive, age and end, without clock and without I/O.
+"""The rules by which a connection is pinged, ended or dropped: keepalive, age and end, without clock and I/O.
 
-Times are seconds of the caller's clock. Each rule has a `deadline` at which it must be called again, and then
-says what to do. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of
-gRPC), except where the docstrings say otherwise.
+Times are seconds of the caller's clock. The caller calls each rule again at its `deadline`, and the rule returns the
+action. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of gRPC), except where the
+docstrings say otherwise.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 THROTTLED = 60.0  # between pings, once `max_pings_without_data` have been sent
 IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where those are not permitted
-AGE_NOTICE = 1.0  # between the announcement of the end and the refusal of streams: calls on their way must arrive
-FAREWELL = 1.0  # for which a peer that has received everything may take to close its end
+AGE_NOTICE = 1.0  # between announcing the end and refusing streams: calls in flight must arrive
+FAREWELL = 1.0  # in which a peer that has received everything must close its end
 LOOK = 0.25  # between looks at what a peer has received of the last bytes
 SMALL, SLOWEST, SLOWEST_OF_MORE = 1 << 20, 16 << 10, 256 << 10  # bytes, and bytes a second, as for answers: expiry.pyx
-AGE_JITTER = 0.1  # of the age, so that connections that began together do not end together
+AGE_JITTER = 0.1  # of the age, so connections that began together do not end together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,31 +37,31 @@ class ConnectionPolicy:
     max_age: float = math.inf
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface
-    send_timeout: float = 30.0  # for the last bytes; more for those that have been received
+    send_timeout: float = 30.0  # for the last bytes; received bytes add more
     max_streams: int = 1024
 
 
 class Action(enum.Enum):
-    """What is to be done with a connection."""
+    """The action for a connection."""
 
     NOTHING = enum.auto()
     PING = enum.auto()
     DROP = enum.auto()  # close the socket at once
-    ANNOUNCE = enum.auto()  # say that it will end
+    ANNOUNCE = enum.auto()  # announce the end
     LEAVE = enum.auto()  # refuse further streams, close when the open ones are answered
-    FAIL = enum.auto()  # end the calls that are not answered: then all are answered
+    FAIL = enum.auto()  # end the unanswered calls
 
 
 class Keepalive:
-    """Pings a silent peer, and drops it when it stays silent.
+    """Pings a silent peer, and drops it if it stays silent.
 
-    Any byte is a sign of life, not only the answer to a ping: behind a large upload that one may come late. When
-    `max_pings_without_data` are spent, pings go on, one a minute, so that a peer that dies later is still found.
+    Any byte is a sign of life, not only a ping's answer, which may come late behind a large upload. After
+    `max_pings_without_data` pings, one a minute follows, so a peer that dies later is still found.
     """
 
     def __init__(self, policy: ConnectionPolicy, now: float) -> None:
         self._policy = policy
-        self._pinged_at: float | None = None  # a ping that is not answered yet
+        self._pinged_at: float | None = None  # an unanswered ping
         self._last_ping = -math.inf
         self._pings_without_data = 0
         self._answer_frames = 0
@@ -71,7 +71,7 @@ class Keepalive:
         """To be called at the deadline.
 
         Args:
-            received_at: when the peer last sent anything.
+            received_at: when the peer last sent a byte.
             answer_frames: frames of answers sent to it so far.
             streams: its open calls.
         """
@@ -105,9 +105,9 @@ class Keepalive:
 
 
 class PingStrikes:
-    """Counts the pings of a peer that come too soon after the one before; an answer on its way forgives them all.
+    """Counts pings of a peer that come too soon after the previous one; sending a response resets the count.
 
-    A ping that comes with or after our answer is free: clients measure the bandwidth with those.
+    A ping with or after our response is free: clients measure the bandwidth with those.
     """
 
     def __init__(self, policy: ConnectionPolicy) -> None:
@@ -117,7 +117,7 @@ class PingStrikes:
         self._answer_frames = 0
 
     def pinged(self, now: float, *, answer_frames: int, streams: int) -> bool:
-        """Note a ping; whether the peer is to be sent away for it."""
+        """Count a ping; return whether the connection must end for it."""
         policy = self._policy
         if answer_frames != self._answer_frames:
             self._answer_frames = answer_frames
@@ -131,7 +131,7 @@ class PingStrikes:
 
 
 class Age:
-    """Ends a connection that has become old: an announcement, no more streams, and after the grace no more calls.
+    """Ends an old connection: first the announcement, then no new streams, and after the grace no calls.
 
     Args:
         draw: a random number in [0, 1).
@@ -179,11 +179,11 @@ class Handshake:
 
 
 class Farewell:
-    """How long a connection stays that has said everything and is shut for writing.
+    """Limits the time of a connection that is shut for writing.
 
-    What is on its way has as long as an answer has (`--grpc-send-timeout`): progress gives more time. When the peer has
-    received it all, it has a moment to close its end. Until then the socket must be open, and be read: if it were
-    closed with bytes in it that nobody reads, the kernel would reset the connection, and drop what is on its way.
+    Bytes in flight have as long as a response (`--grpc-send-timeout`): progress adds time. A peer that has received
+    everything has a moment to close its end. Until then the socket must stay open and be read: if it were closed with
+    unread bytes, the kernel would reset the connection and drop the bytes in flight.
     """
 
     def __init__(self, policy: ConnectionPolicy, now: float) -> None:

@@ -1,7 +1,7 @@
 """The fingerprint of a version: a digest of everything on which its responses depend.
 
-Responses that outlive the server are stored under it. So a version whose files or configuration have changed does not
-answer with old responses, and servers with equal files share responses.
+Responses that outlive the server are stored under it. So a version with changed files or configuration never returns
+old responses, and servers with equal files share responses.
 """
 
 from __future__ import annotations

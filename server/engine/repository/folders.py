@@ -50,7 +50,7 @@ class ModelFolder:
     is_bare: bool = False  # the given folder has no version's folder: its configuration is the model's
     misnamed: tuple[str, ...] | None = None  # folders in it whose names are no version's; None: not known
     is_empty: bool = False  # the folder is empty
-    seen: Marks | None = None  # the marks of its files, if something else than the files tells them
+    seen: Marks | None = None  # the marks of its files, if they do not come from the files
     origin: str = ""  # the original of a copy; copies of one original have equal files where their marks are equal
     stands_for: tuple[tuple[str, str], ...] = ()  # paths of a temporary folder, each with the path that was given
 
@@ -63,7 +63,7 @@ class ModelFolder:
         return self.path / str(version)
 
     def shown(self, text: str) -> str:
-        """Replace the paths of temporary folders in a text about the model by the paths that were given."""
+        """In a text about the model, replace paths of temporary folders by the given paths."""
         for made, given in self.stands_for:
             text = text.replace(made, given)
         return text
@@ -149,12 +149,12 @@ def marks(folder: ModelFolder) -> Marks:
 
 
 def look(path: Path, watch: Watch) -> dict[str, object]:
-    """The present state of each model of a repository, another one whenever its marks or its versions are other ones.
+    """The present state of each model of a repository; it differs whenever its marks or versions differ.
 
     Raises:
         ConfigError: the repository is no readable folder.
         Exhausted: the server has no descriptor or no memory to look at it.
-        InterruptedError: `watch` was told to end.
+        InterruptedError: `watch` was ended.
     """
     repository = path.resolve()
     try:
@@ -171,12 +171,12 @@ def look(path: Path, watch: Watch) -> dict[str, object]:
 
 
 def states(found: Iterable[ModelFolder]) -> dict[str, object]:
-    """The states of these models, as `look` tells them: here what was found itself, with the marks of its files."""
+    """The states of these models, as from `look`: here the found models, with the marks of their files."""
     return {folder.name: (folder, marks(folder)) for folder in found}
 
 
 def mark_of(files: Iterable[tuple[str, int, int]]) -> Mark:
-    """The mark of these files: the path, the time of modification or another number that stands for it, the size."""
+    """The mark of these files: path, time of modification or an equivalent number, and size."""
     listed = frozenset(files)
     return Mark(hash(listed), len(listed), sum(size for _, _, size in listed))
 
@@ -244,7 +244,7 @@ def _model_folder(path: Path, repository: Path) -> ModelFolder | None:
     """
     name = _shown(path.name)
     try:
-        listed = _list(path)  # once: a start does this twice for each of all models
+        listed = _list(path)  # once: a start does this twice for every model
     except OSError as error:
         if error.errno in LACKS:
             raise Exhausted(f"{path}: {system_says(error).lower()}") from error

@@ -39,7 +39,7 @@ log = logging.getLogger("inferd.repository")
 
 
 class RepositorySource(Protocol):
-    """A source of models; `str` gives it as the operator wrote it."""
+    """A source of models; `str` returns the operator's spelling."""
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """The source's models, without those of these names.
@@ -49,7 +49,7 @@ class RepositorySource(Protocol):
         """
 
     def look(self, watch: Watch) -> dict[str, object]:
-        """The present state of each model, another one whenever the model has changed.
+        """The present state of each model; it differs whenever the model has changed.
 
         Args:
             watch: ends the look early.
@@ -60,7 +60,7 @@ class RepositorySource(Protocol):
         """
 
     def find(self, name: str) -> ModelFolder | None:
-        """One model as it is now, on this machine; None if the source does not have it.
+        """The present model, on this machine; None if the source does not have it.
 
         Raises:
             ConfigError: the model cannot be fetched now; an earlier copy stays as it was.
@@ -183,7 +183,7 @@ class SingleModelSource:
         version = model / "1"
         model.mkdir(exist_ok=True)
         source = self._path / CONFIG_FILE
-        if self._file.is_symlink():  # only under its usual name may a link lead elsewhere
+        if self._file.is_symlink():  # only a link with the usual name may lead elsewhere
             version.mkdir(exist_ok=True)
             link = version / MODEL_NAMES[self._file.suffix]
             if not link.is_symlink():

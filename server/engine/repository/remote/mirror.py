@@ -1,9 +1,9 @@
 """A repository in an object store, copied to this machine model by model.
 
-A load copies the model into a folder that nothing reads. When the copy is complete, and the store still lists the model
-as before, the folder is renamed to its place. So no load sees a part of a model, and versions of an older copy go on
-serving until the new ones do. A file with the same ETag as before is not copied again: the new folder shares it with
-the old one, and a version whose files have not changed stays loaded.
+A load copies the model into a private folder. When the copy is complete, and the store still lists the model as before,
+the folder is renamed to its place. So no load sees an incomplete model, and versions of an older copy serve until the
+new ones do. A file with the same ETag as before is not copied again: the new folder shares it with the old one, and a
+version whose files have not changed stays loaded.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class CloudSource:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Hold the lock of a model inside of the block."""
+        """Hold the lock of a model inside the block."""
         with self._guard:
             shared = self._locks.setdefault(name, _Shared())
             shared.users += 1
@@ -179,7 +179,7 @@ class CloudSource:
     def _have(
         self, name: str, path: str, found: Object, folder: Path, before: list[tuple[ModelFolder, Listing]]
     ) -> None:
-        """Put one file into the new folder: that of the copy before if it is the same, else a download."""
+        """Put one file into the new folder: a link to the previous copy's if it is the same, otherwise a download."""
         if ".." in PurePosixPath(path).parts or "\0" in path:
             raise ConfigError(f"{self._url}/{name}: the path of an object leads out of the model's folder: {path!r}")
         target = folder / path
@@ -238,7 +238,7 @@ class CloudSource:
 
 
 def _thin(folder: ModelFolder, listing: Listing, now: Listing) -> bool:
-    """Remove changed files from an old copy; whether files are left, of which a version may be loaded."""
+    """Remove changed files from an old copy; return whether files are left, which a loaded version may use."""
     for path, found in listing.items():
         if now.get(path) != found:
             (folder.path / path).unlink(missing_ok=True)

@@ -31,7 +31,7 @@ MOUNTS = {"s3": "TRITON_AWS_MOUNT_DIRECTORY", "gs": "TRITON_GCS_MOUNT_DIRECTORY"
 
 _AZURE_SUFFIX = ".blob.core.windows.net"
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "24h"}
-"""The whole transfer has no time limit, as long as data come."""
+"""A transfer has no time limit as long as data arrive."""
 _RETRY: dict[str, Any] = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
 """Retries if the store throttles, or cannot be reached for a while."""
 
@@ -174,7 +174,7 @@ _METADATA = re.compile(
     r"(?:/latest/(?:api/token|meta-data/)|/computeMetadata/|//169\.254\.|[?&]resource=)",
     re.DOTALL,
 )
-"""Of an error: the store was not asked, as the metadata service, the last to be asked for credentials, gave none."""
+"""Matches an error before any request to the store: the metadata service, the last source of credentials, had none."""
 _GIVEN = {
     "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "GCS": "GOOGLE_APPLICATION_CREDENTIALS",
