@@ -31,7 +31,7 @@ log = logging.getLogger("inferd.front")
 BACKLOG = 4096
 TAKE_TIMEOUT = 0.1  # seconds
 ACCEPT_PAUSE = 0.1  # seconds
-AT_ONCE = 64  # connections, then others have their turn
+AT_ONCE = 64  # connections, then other callbacks have their turn
 NEVER = 1e8  # seconds
 LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
@@ -44,12 +44,12 @@ class ListenPolicy:
 
     reuse_port: bool = False  # share TCP ports with other processes (SO_REUSEPORT)
     unix_mode: int = 0o660
-    unix_owner: str = ""  # USER, USER:GROUP or :GROUP, names or numbers; "" leaves what the process makes
+    unix_owner: str = ""  # USER, USER:GROUP or :GROUP, names or numbers; "": the process's own
     credentials: Credentials | None = None
-    encrypted: bool = True  # TCP addresses that do not say otherwise have TLS, when there are credentials
+    encrypted: bool = True  # with credentials, TCP addresses have TLS unless their rules say otherwise
 
     def at(self, bind: Bind) -> ListenPolicy:
-        """The same, with what the address itself asks for."""
+        """The same, with the address's own rules."""
         rules = bind.rules
         encrypted = not isinstance(bind.address, UnixAddress) and (self.encrypted if rules.tls is None else rules.tls)
         return replace(
@@ -61,7 +61,7 @@ class ListenPolicy:
 
 
 class InUseError(OSError):
-    """Somebody else listens there; the text begins like Triton's."""
+    """Another process listens there; the text begins like Triton's."""
 
     def __init__(self, address: Address) -> None:
         option = "--grpc-address" if isinstance(address, UnixAddress) else "--grpc-port or --grpc-address"
@@ -72,7 +72,7 @@ class InUseError(OSError):
 
 
 class ListenError(OSError):
-    """The address cannot be listened on; the text says which and why."""
+    """The server cannot listen on the address; the text has the address and the reason."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class ListenError(OSError):
 
 
 def open_tcp(address: TcpAddress, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Bound sockets that do not listen yet, one for each address that the host name stands for, all on one port.
+    """Bound sockets that do not listen yet, one for each address of the host name, all on one port.
 
     Raises:
         InUseError, ListenError: no socket can be bound there.
@@ -121,7 +121,7 @@ def _bound(family: socket.AddressFamily, host: str, port: int, reuse_port: bool)
         if reuse_port:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # the wildcard takes IPv4 as well, as it does with gRPC's C core; every other address is only itself
+            # the wildcard includes IPv4, as in gRPC's C core; no other address does
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
         made.bind((host, port))
         made.setblocking(False)
@@ -132,14 +132,14 @@ def _bound(family: socket.AddressFamily, host: str, port: int, reuse_port: bool)
 
 
 def explained(address: Address, error: OSError) -> OSError:
-    """The error with the address in it, as an operator wants to read it."""
+    """The error with the address, for the operator."""
     if error.errno == errno.EADDRINUSE:
         return InUseError(address)
     return ListenError(f"cannot listen on {address}: {error.strerror or error}")
 
 
 def try_to_listen(address: Address, policy: ListenPolicy) -> None:
-    """Open the sockets of an address and close them again, before anything else takes its time.
+    """Open the sockets of an address and close them again, before any slow step of the start.
 
     Raises:
         OSError: one cannot be opened; the text says why.
@@ -152,7 +152,7 @@ def try_to_listen(address: Address, policy: ListenPolicy) -> None:
 
 
 def why_not(address: TcpAddress, *, reuse_port: bool) -> OSError:
-    """What keeps others from binding `address`, for a library that does not tell."""
+    """The error of binding `address`, for a library that does not report it."""
     try:
         for opened in open_tcp(address, reuse_port=reuse_port):
             opened.close()
@@ -173,27 +173,27 @@ class UnixFile:
         self._identity = _identity(self.path)
 
     def remove(self) -> None:
-        """Remove it, unless another process has put its own there. Several calls do no harm."""
+        """Remove it, unless another process has replaced it. Repeated calls have no effect."""
         with suppress(OSError):
             if _identity(self.path) == self._identity:
                 self.path.unlink()
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    # with the time it was made: inode numbers are used again
+    # with the time of creation: inode numbers are reused
     status = path.lstat()
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @contextmanager
 def claimed(address: UnixAddress) -> Iterator[None]:
-    """Around making the socket's file: nobody answers there, a stale file is gone, and no rival does the same now.
+    """Guard the making of a socket's file: no process answers there, a stale file is removed, rivals are kept out.
 
-    Rivals are kept apart by a lock on the folder, which each has for a moment. Everybody who may read the folder can
-    take that lock, and keep it: so it is tried for some moments, and then it is done without.
+    A lock on the folder, which each rival holds briefly, excludes rivals. Any user who may read the folder can take the
+    lock and keep it: so after some moments the server continues without it.
 
     Raises:
-        InUseError: somebody answers.
+        InUseError: a process answers.
         ListenError: the folder is missing or may not be written, or the file is not a socket.
     """
     try:
@@ -214,7 +214,7 @@ def claimed(address: UnixAddress) -> Iterator[None]:
 
 
 def _lock(folder: int) -> bool:
-    """Whether the lock could be had; waits for some moments, and no longer."""
+    """Try to take the lock for some moments; return whether that succeeded."""
     for attempt in range(LOCK_TRIES):
         if attempt:
             time.sleep(LOCK_PAUSE)
@@ -239,7 +239,7 @@ def _remove_stale(address: UnixAddress) -> None:
             Path(address.path).unlink()
             return
         except BlockingIOError:
-            pass  # its backlog is full: somebody is there
+            pass  # its backlog is full: a process is there
     raise InUseError(address)
 
 
@@ -259,7 +259,7 @@ def open_unix(address: UnixAddress, policy: ListenPolicy) -> tuple[socket.socket
             except BaseException:
                 file.remove()
                 raise
-            made.listen(BACKLOG)  # only now can anybody connect
+            made.listen(BACKLOG)  # only now can clients connect
         made.setblocking(False)
     except BaseException:
         made.close()
@@ -269,7 +269,7 @@ def open_unix(address: UnixAddress, policy: ListenPolicy) -> tuple[socket.socket
 
 def _try_unix(address: UnixAddress, policy: ListenPolicy) -> None:
     with claimed(address), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-        made.bind(address.path)  # nobody can connect: it does not listen
+        made.bind(address.path)  # it does not listen, so no client can connect
         file = UnixFile(address.path)
         try:
             set_access(address, policy)
@@ -293,7 +293,7 @@ def set_access(address: UnixAddress, policy: ListenPolicy) -> None:
 
 
 def owner(text: str) -> tuple[int, int]:
-    """The user's and the group's number of `USER`, `USER:GROUP` or `:GROUP`; -1 for what is not given.
+    """The numbers of user and group of `USER`, `USER:GROUP` or `:GROUP`; -1 for a missing one.
 
     Raises:
         KeyError: there is no such user or group.
@@ -309,17 +309,17 @@ def owner(text: str) -> tuple[int, int]:
 
 
 class Listener:
-    """A bound socket whose connections are given to protocols. It accepts them itself, so that they can be counted, or
-    refused, before the handshake of TLS.
+    """A bound socket that passes its connections to protocols. It accepts them itself, to count or refuse them before
+    the handshake of TLS.
 
     Args:
         bound: the socket, taken over.
-        admit: makes the protocol of a socket that was accepted, with the client's address; None closes the socket. The
-            protocol's `connection_lost` is called also where the handshake fails.
-        credentials: TLS; each handshake shows the certificate as it is then.
+        admit: makes the protocol of an accepted socket, with the client's address; None closes the socket. The
+            protocol's `connection_lost` is also called if the handshake fails.
+        credentials: TLS; each handshake shows the present certificate.
         file: of a unix socket.
         handshake_timeout: seconds that a client may take for the handshake of TLS.
-        failed: told of errors that keep connections from being accepted.
+        failed: called with errors of accepting.
     """
 
     def __init__(
@@ -348,11 +348,11 @@ class Listener:
         return {
             "ssl": self._credentials.material.context,
             "ssl_handshake_timeout": self._handshake_timeout,
-            "ssl_shutdown_timeout": NEVER,  # the connection's monitor ends what takes too long
+            "ssl_shutdown_timeout": NEVER,  # the connection's monitor ends slow handshakes
         }
 
     def serve(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         self._socket.listen(BACKLOG)
         self._watch()
 
@@ -361,15 +361,15 @@ class Listener:
         asyncio.get_running_loop().add_reader(self._socket, self._accept, AT_ONCE)
 
     def _accept(self, most: int | None) -> None:
-        """Take the connections that wait, this many at most."""
+        """Accept waiting connections, at most this many."""
         for _ in itertools.count() if most is None else range(most):
             try:
                 accepted, name = self._socket.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # the client has left again
+            except ConnectionError:  # the client has disconnected
                 continue
-            except OSError as error:  # no descriptors, no memory: they wait until there are some
+            except OSError as error:  # no descriptors or memory: the connections wait
                 self._failed(str(self._socket.getsockname()), error)
                 loop = asyncio.get_running_loop()
                 if most is not None and loop.remove_reader(self._socket):
@@ -385,7 +385,7 @@ class Listener:
             beginning.add_done_callback(self._beginning.discard)
 
     async def _begin(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
-        """Make a connection of an accepted socket, after the handshake of TLS."""
+        """Make the connection of an accepted socket, after the handshake of TLS."""
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: protocol, accepted, **self._tls)
@@ -395,9 +395,9 @@ class Listener:
                 raise
 
     async def close(self) -> None:
-        """Take the connections that the kernel has accepted already, then refuse more.
+        """Accept the connections that the kernel already has, then refuse more.
 
-        Handshakes that take longer than a moment go on by themselves.
+        Handshakes that take longer continue in the background.
         """
         if self._pause is not None:
             self._pause.cancel()

@@ -1,7 +1,7 @@
 """The native front door: `_native.transport.connection`s under uvloop's buffered protocols.
 
-ModelInfer does not pass here: it goes from the connection to its lane and back without a Python object. Every other
-method is a Python handler, served as on a grpc.aio server.
+ModelInfer bypasses this module, from the connection to its lane and back without a Python object. Every other method is
+a Python handler, served as on a grpc.aio server.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ RELOAD_INTERVAL = 1.0  # seconds between looks at the certificate files
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}  # zlib's
 INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose responses are compressed
-PARTING = 0.5  # seconds for the last words to clients when the grace period is over
-TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
+PARTING = 0.5  # seconds for the last responses after the grace period
+TELLING = 1.0  # seconds for clients to acknowledge the server's stop
 POLL = 0.01
-STARTS = 8  # handlers of calls that may begin in one round of the loop: half a millisecond of Python
+STARTS = 8  # handlers that may begin in one round of the loop: half a millisecond of Python
 NO_LIMITS = ClientLimits()
 
 _CONNECTION_RULES = {
@@ -72,7 +72,7 @@ log = logging.getLogger("inferd.front")
 
 
 class ClientLimitError(Exhausted):
-    """A client has as much in flight as it may."""
+    """A client has reached a limit of its quota."""
 
     reason = "CLIENT_LIMIT"
 
@@ -92,17 +92,17 @@ class NativeDoor:
 
     Args:
         infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.
-        access: who may call what; None: everybody everything.
+        access: the rules of access; None: every caller may call every method.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
-        max_held_bytes: of requests that are not answered and answers that are not read; 0 for no limit.
+        max_held_bytes: of unanswered requests and unread responses; 0 for no limit.
         receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
         send_timeout: seconds in which a client must read an answer, the same.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
-        connections: how long connections may be silent, old, or talkative.
+        connections: limits of silence, age and pings.
         max_connections: open at a time; further ones are closed at once. 0 for any number.
-        clients: what each client may have at a time.
+        clients: the limits of each client.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class NativeDoor:
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
-        self._contexts: set[NativeContext] = set()  # of the calls that Python handles
+        self._contexts: set[NativeContext] = set()  # of calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._flush_scheduled = False
@@ -171,7 +171,7 @@ class NativeDoor:
             self._registered[f"/{service_name}/{name}"] = handler
 
     def forward(self, forwarder: Forwarder) -> None:
-        """Forward headers of native calls; other calls' handlers do that themselves."""
+        """Forward headers of native calls; the handlers of other calls do that themselves."""
         self._forwarder = forwarder  # the endpoint does not keep it
         forwarder.install(self._endpoint)
 
@@ -226,7 +226,7 @@ class NativeDoor:
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
 
     def _admit(self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any) -> NativeProtocol | None:
-        """The protocol of a connection that was accepted; None when there is no room for it."""
+        """The protocol of an accepted connection; None if there is no room for it."""
         client = peer_of(accepted, name)
         scarce = self._refused.is_scarce(client.address, accepted.fileno())
         admission = self._limits.admit(listener_policy, client, scarce=scarce)
@@ -237,7 +237,7 @@ class NativeDoor:
         )
 
     def _listener_policy(self, rules: Rules) -> ListenerPolicy:
-        """What holds at a listener with these rules."""
+        """The policy of a listener with these rules."""
         given: dict[str, Any] = {
             field: getattr(rules, option) / 1000 or math.inf
             for option, field in _CONNECTION_RULES.items()
@@ -252,7 +252,7 @@ class NativeDoor:
         if groups == set(GROUPS) and rules.tokens is not False:
             return listener_policy
         if self._access is None:
-            self._access = Access()  # nobody is asked for anything, but not every method is served everywhere
+            self._access = Access()  # callers need no token, but not every listener serves every method
         listener_policy.groups, listener_policy.trusted = frozenset(groups), rules.tokens is False
         listener_policy.interceptor = ListenerInterceptor(
             self._access.authorizer, listener_policy.groups, trusted=listener_policy.trusted
@@ -260,14 +260,14 @@ class NativeDoor:
         return listener_policy
 
     async def _reload(self, credentials: Credentials) -> None:
-        """Serve new connections with the certificate that is in the files; those there are keep theirs."""
+        """Serve new connections with the certificate in the files; existing ones keep theirs."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
             await loop.run_in_executor(self._threads, credentials.refresh)
 
     async def _close_listeners(self) -> None:
-        """Take the connections that are already waiting, and no more."""
+        """Accept the connections that already wait, and no more."""
         if self._reloading is not None:
             self._reloading.cancel()
         self.remove_files()
@@ -279,7 +279,7 @@ class NativeDoor:
             listener.remove_file()
 
     async def stop(self, grace: float | None) -> None:
-        """Close the listeners, let every call that was accepted finish within `grace` seconds, refuse the rest."""
+        """Close the listeners, let every accepted call finish within `grace` seconds, refuse the rest."""
         loop = asyncio.get_running_loop()
         end = math.inf if grace is None else loop.time() + grace
         await self._close_listeners()
@@ -307,16 +307,16 @@ class NativeDoor:
         self._workers.close()
 
     async def _clients_told(self, end: float) -> None:
-        """Wait until the clients know, and so have sent what they began before; until `end` at most."""
+        """Wait until the clients know, and so have sent the calls that they began before; until `end` at most."""
         loop = asyncio.get_running_loop()
         while loop.time() < end and (waiting := [each.closed for each in self._protocols if not each.told]):
             await asyncio.wait(waiting, timeout=min(POLL, end - loop.time()))
 
     async def _part(self, end: float) -> None:
-        """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
+        """End the connections and wait until they have closed, until `end` on the loop's clock at most."""
         loop = asyncio.get_running_loop()
         while self._protocols and loop.time() < end:
-            for protocol in tuple(self._protocols):  # some may still come: their handshake takes time
+            for protocol in tuple(self._protocols):  # some may still come, after slow handshakes
                 protocol.go_away()
             closing = [protocol.closed for protocol in self._protocols]
             if closing:
@@ -328,15 +328,15 @@ class NativeDoor:
         for protocol in tuple(self._protocols):
             protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
 
-    # -- output that comes from outside a read --
+    # -- output outside of a read --
 
     def flush(self) -> None:
-        """Write the answers that have been queued since; to be called after each round of deliveries."""
+        """Write the queued responses; call it after each round of deliveries."""
         self._flush_scheduled = False
         self._endpoint.flush_dirty()
 
     def _fire(self) -> None:
-        """Do what is due, where there is no engine that does."""
+        """Run due timers, if no engine does."""
         self._timers.fire()
         self.flush()
 
@@ -346,7 +346,7 @@ class NativeDoor:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def traffic(self) -> Traffic:
-        """What the door has done and does, for metrics."""
+        """The door's counters, for metrics."""
         return Traffic(
             calls=self._endpoint.calls(),
             connections=self._limits.count,
@@ -360,7 +360,7 @@ class NativeDoor:
     # -- calls that Python handles --
 
     def _on_call(self, call: Call) -> None:
-        """Begin its handler, if there have been few in this round; else it waits for its client's turn."""
+        """Begin its handler, if few have begun in this round; otherwise it waits for its client's turn."""
         if self._starts_left and not self._turns.waiting:
             self._starts_left -= 1
             self._begin(call)
@@ -371,13 +371,13 @@ class NativeDoor:
             asyncio.get_running_loop().call_soon(self._next_round)
 
     def _next_round(self) -> None:
-        """Begin the handlers of the next calls, by their clients' turns. The rest waits, so that the loop reads, writes
-        and answers in between."""
+        """Begin the handlers of the next calls, by their clients' turns. The rest waits, so the loop can read, write
+        and deliver in between."""
         self._round_ends = False
         self._starts_left = STARTS
         while self._starts_left and self._turns.waiting:
             call = cast(Call, self._turns.take())
-            if call.open:  # else it has been reset, or its deadline has passed
+            if call.open:  # otherwise it was reset, or its deadline has passed
                 self._starts_left -= 1
                 self._begin(call)
         if self._starts_left < STARTS:
@@ -412,7 +412,7 @@ class NativeDoor:
             context.drain()
 
     def _begin_stream(self, call: Call, handler: Handler) -> ClientUse | None:
-        """Count a call that is a stream for its client; who must be told when it ends, if anybody.
+        """Count a call that is a stream for its client; return the client's use, which must count its end, or None.
 
         Raises:
             Exhausted: the client has too many.

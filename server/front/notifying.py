@@ -1,4 +1,4 @@
-"""Tells the system's service manager how the server is: sd_notify(3) of systemd, for units of `Type=notify`."""
+"""Reports the server's state to the system's service manager: sd_notify(3) of systemd, for units of `Type=notify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class ServiceManager:
-    """The service manager that has started this process; without one, nothing is told.
+    """The service manager that has started this process; without one, reports are dropped.
 
     Args:
         environment: has NOTIFY_SOCKET, and WATCHDOG_USEC and WATCHDOG_PID where the unit has a watchdog.
@@ -21,7 +21,7 @@ class ServiceManager:
         self._period = _period(environment) if path else 0.0
 
     def tell(self, *lines: str) -> None:
-        """Send some of its variables, such as READY=1. Loses them if it does not read."""
+        """Send variables, such as READY=1. They are lost if the manager does not read."""
         if not self._address:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
@@ -31,7 +31,7 @@ class ServiceManager:
                 return
 
     async def keep_telling(self) -> None:
-        """Tell the watchdog that the event loop runs, twice in its time; ends at once without a watchdog."""
+        """Tell the watchdog, twice in its time, that the event loop runs; return at once without a watchdog."""
         while self._period:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self._period / 2)

@@ -1,4 +1,4 @@
-"""What a peer has not received of the bytes that were written to its socket."""
+"""The bytes written to a socket that its peer has not received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ACKED = struct.Struct("120xQ")  # tcpi_bytes_acked, in Linux's struct tcp_info
 
 
 class Outstanding:
-    """Bytes on their way to a peer, of a transport to which nothing more is written.
+    """Bytes in flight to a peer, of a transport whose writing has ended.
 
     Args:
         transport: of uvloop, with a TCP or unix socket; TLS's too.
@@ -26,7 +26,7 @@ class Outstanding:
 
     @property
     def buffered(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         return int(self._transport.get_write_buffer_size())
 
     @property
@@ -46,7 +46,7 @@ class Outstanding:
         return max(0, self._most - self.waiting)
 
     def _acked(self) -> int | None:
-        # TLS keeps bytes of its own between its buffer and the kernel's: what is acknowledged counts them
+        # TLS keeps bytes between its buffer and the kernel's: acknowledged bytes include them
         if self._socket.family == socket.AF_UNIX:
             return None
         try:

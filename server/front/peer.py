@@ -24,9 +24,9 @@ ALTERNATIVE_NAMES = {"DNS": "x509_dns", "URI": "x509_uri", "email": "x509_email"
 """Where grpc's C core has the alternative names of each type."""
 _NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME, *ALTERNATIVE_NAMES.values(), *map("x509_".__add__, (
     "DirName", "Registered ID", "othername", "other")))  # fmt: skip
-"""What tells who the owner of a certificate is: names with their types, since `DNS:x` and `URI:x` are two owners."""
+"""The identity of a certificate's owner: names with their types, since `DNS:x` and `URI:x` are two owners."""
 _UNREADABLE = frozenset({"<unsupported>", "<invalid>"})
-"""What Python's ssl gives for an alternative name that it cannot read."""
+"""The value of Python's ssl for an alternative name that it cannot read."""
 
 _KEY = os.urandom(16)
 _UCRED = struct.Struct("=iII")
@@ -34,7 +34,7 @@ _UCRED = struct.Struct("=iII")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What is known of a client when it has connected."""
+    """The facts about a connected client."""
 
     address: str  # as gRPC writes it: "ipv4:127.0.0.1:4711", "unix:"
     credentials: PeerCredentials | None = None  # of a process on a unix socket
@@ -45,7 +45,7 @@ class Peer:
 
 
 def peer_of(connection: socket.socket, name: Any) -> Peer:
-    """The client behind a socket that was accepted now, before any handshake.
+    """The client behind an accepted socket, before any handshake.
 
     Args:
         name: its address, as `accept` gives it.
@@ -59,19 +59,19 @@ def peer_of(connection: socket.socket, name: Any) -> Peer:
 
 
 def identified(peer: Peer, tls: ssl.SSLObject) -> Peer:
-    """The same client, with what the handshake of TLS has shown."""
+    """The same client, with the results of the handshake of TLS."""
     auth = _auth(tls)
     return replace(peer, auth=auth, identity=identity_of({**auth, **_owner(tls)}))
 
 
 def process_of(context: Any) -> PeerCredentials | None:
-    """The client's process, as the context of a call has it; grpc.aio's does not."""
+    """The client's process, from a call's context; None with grpc.aio."""
     return getattr(context, "peer_credentials", None)
 
 
 def _owner(tls: ssl.SSLObject) -> dict[str, list[bytes]]:
-    """What tells who the owner of the client's certificate is, beside what grpc's context has: the whole subject, and
-    the alternative names by their types. Where one cannot be read, that is the certificate itself."""
+    """The identity of the certificate's owner, more than grpc's context has: the whole subject, and the alternative
+    names by their types. If one cannot be read, the certificate itself."""
     certificate: Any = tls.getpeercert() or {}
     subject = [f"{key}={value}".encode() for names in certificate.get("subject", ()) for key, value in names]
     found = {SUBJECT: subject}
@@ -105,26 +105,26 @@ def _auth(tls: ssl.SSLObject) -> AuthContext:
 
 
 def _text(name: str | Sequence[Sequence[tuple[str, str]]]) -> str:
-    """An alternative name; that of a directory has parts, as a subject has."""
+    """An alternative name; a directory's has parts, like a subject."""
     if isinstance(name, str):
         return name
     return ",".join(f"{key}={value}" for parts in name for key, value in parts)
 
 
 def identity_key(auth: AuthContext) -> str | None:
-    """The key of `auth` that tells who the client is: the alternative names before the common name, as grpc has it."""
+    """The key of `auth` that identifies the client: the alternative names before the common name, as in grpc."""
     return next((key for key in (ALTERNATIVE_NAME, COMMON_NAME) if key in auth), None)
 
 
 def identity_of(auth: AuthContext, user: int | None = None) -> int:
-    """A number that stands for who the client is, whatever connections it makes; 0 when nobody knows.
+    """A number for the client's identity, the same on all its connections; 0 if unknown.
 
-    It is the same for all certificates with the same subject and alternative names, so that one may replace another;
-    where a certificate has none of these, it stands for that certificate.
+    It is the same for all certificates with the same subject and alternative names, so one may replace another; a
+    certificate without these has its own number.
 
     Args:
         auth: of a TLS client.
-        user: of the client's process; None when the kernel does not tell.
+        user: of the client's process; None if the kernel does not report it.
     """
     names = [part for key in _NAMES if auth.get(key) for part in (key.encode(), *auth[key])]
     if names or CERTIFICATE in auth:
@@ -133,7 +133,7 @@ def identity_of(auth: AuthContext, user: int | None = None) -> int:
 
 
 def _number(*parts: bytes) -> int:
-    """64 bits that nobody outside can foresee; not 0."""
+    """64 bits that no client can predict; not 0."""
     digest = hashlib.blake2b(key=_KEY, digest_size=8)
     for part in parts:
         digest.update(b"%d:" % len(part) + part)

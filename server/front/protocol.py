@@ -25,15 +25,15 @@ DIRECT_FROM, DIRECT_AT_MOST = 4 << 10, 4 << 20
 it, and would keep the blocks of all pieces; and at most so many at a time, so that a client who reads quickly does not
 keep the loop from the others."""
 PREPARED = 1 << 20
-"""Bytes of output that are prepared at a time."""
+"""Bytes of output prepared at a time."""
 PART = 64 << 10
-"""Bytes of output that the transport gets when the socket takes no more: when they are written, there is room again."""
+"""Bytes of output that the transport gets when the socket is full: once they are written, there is room again."""
 ENCRYPTED_PART = 128 << 10
 """Bytes of output that the transport gets at a time to encrypt them. It keeps as many more behind what it tells of."""
 TCP_USER_TIMEOUT = 18
-"""The socket option (Linux): milliseconds that a peer may leave what was sent without taking any of it."""
+"""The socket option (Linux): milliseconds for which a peer may accept none of the sent bytes."""
 UNIX_SEND_BUFFER = 1 << 20
-"""Bytes that the kernel may hold of what a client on a unix socket has not read; it takes less where it must."""
+"""Bytes that a client on a unix socket has not read and the kernel may hold; the kernel may allow less."""
 
 
 class NativeProtocol(asyncio.BufferedProtocol):
@@ -74,13 +74,13 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._monitor: ConnectionMonitor | None = None
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
-        self._waiting = False  # output waits for the socket, and the connection knows
+        self._waiting = False  # output waits for the socket, as the connection knows
         self._encrypted = False
         self._descriptor = accepted.fileno()
-        self._socket = -1  # to be written to directly; -1: that cannot be
+        self._socket = -1  # for direct writes; -1: not possible
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
-        self._ended: Connection | None = None  # the same, when all is said
+        self._ended: Connection | None = None  # the same, after the last output
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
@@ -90,7 +90,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
         else:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._endpoint.send_timeout:  # for what only the kernel has any more
+            if self._endpoint.send_timeout:  # for bytes that only the kernel still has
                 accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._endpoint.send_timeout * 1000))
         tls = transport.get_extra_info("ssl_object")
         if tls is None:
@@ -117,10 +117,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._protocols.add(self)
         if self._encrypted:
             self._flush()
-        # else the server waits for the client's first bytes: they may be HTTP/1, and are to be answered in it
+        # otherwise the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
 
     def _may_speak(self, tls: ssl.SSLObject) -> bool:
-        """Whether the handshake has shown a client that may go on; from now on its certificate tells who it is."""
+        """Whether the client may continue after its handshake; from now on its certificate identifies it."""
         if tls.selected_alpn_protocol() != ALPN:
             self._refused.add(self._client.address, "TLS: it did not offer HTTP/2 (ALPN 'h2')")
             return False
@@ -156,7 +156,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         return False
 
     def flush(self) -> None:
-        """Write what the connection has to say."""
+        """Write the connection's output."""
         self._flush()
 
     def pause_writing(self) -> None:
@@ -181,7 +181,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._shut(connection, transport)
 
     def _write(self, connection: Connection, transport: asyncio.Transport) -> bool:
-        """Write until the socket is full or all is written; False when the rest must wait for others' turns."""
+        """Write until the socket is full or all is written; False if the rest must wait for its next turn."""
         direct = DIRECT_AT_MOST
         while not self._paused:
             size = connection.collect_output(ENCRYPTED_PART if self._encrypted else PREPARED)
@@ -207,9 +207,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
         return True
 
     def _hand_part(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """The socket is full: the transport has a part of the output, and tells when that is written.
+        """The socket is full: the transport gets a part of the output, and reports when that is written.
 
-        The rest stays with the connection. What the transport had already, it writes first.
+        The rest stays with the connection. The transport first writes the bytes that it already had.
         """
         self._waiting = True
         transport.set_write_buffer_limits(0)
@@ -217,7 +217,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.write(connection.take_part(PART))
 
     def _note_waiting(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Have the connection know what waits for the socket, or that nothing does any more."""
+        """Tell the connection how many bytes wait for the socket, or that none do."""
         self._waiting = self._paused
         if self._paused:
             beside = ENCRYPTED_PART if self._encrypted else 0
@@ -228,13 +228,13 @@ class NativeProtocol(asyncio.BufferedProtocol):
                 transport.set_write_buffer_limits()
 
     def _shut(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """All is said: close the end for writing when it is written, and discard what comes, until the client closes.
+        """The output is complete: shut the socket for writing after it, and discard input until the client closes.
 
-        A socket that is closed while the client still sends, if only a WINDOW_UPDATE, resets the connection, and what
-        the client has not received is lost.
+        A socket that is closed while the client still sends, if only a WINDOW_UPDATE, resets the connection, and bytes
+        that the client has not received are lost.
         """
         self._connection, self._ended = None, connection
-        transport.write(b"".join(connection.take_output()))  # the last words do not wait for room
+        transport.write(b"".join(connection.take_output()))  # the last output does not wait for room
         connection.shut()
         outstanding = Outstanding(transport)
         if self._encrypted:
@@ -246,12 +246,12 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._monitor.shut(outstanding)
 
     def _is_free(self, transport: asyncio.Transport) -> bool:
-        """Whether the socket may be written to directly: nothing else is on its way there."""
+        """Whether the socket may be written to directly: no other bytes are queued for it."""
         return self._socket >= 0 and not transport.is_closing() and transport.get_write_buffer_size() == 0
 
     @property
     def streams(self) -> int:
-        """Calls that are not over."""
+        """Calls that have not ended."""
         return 0 if self._connection is None else self._connection.streams
 
     @property
@@ -265,7 +265,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._flush()
 
     def go_away(self) -> None:
-        """Once is enough, more do no harm."""
+        """Repeated calls have no effect."""
         if self._connection is not None and self._connection.state in ("open", "announced"):
             self._connection.go_away()
             self._flush()

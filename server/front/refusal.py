@@ -20,14 +20,14 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> Any:
-    """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
+    """End the call with the status of `error`. Raises the transport's exception for that."""
     status, text = answer(error)
     trailers = (*(context.trailing_metadata() or ()), *rich_details(error))
     await context.abort(CODES[status], shortened(text), trailers)
 
 
 def rich_details(error: BaseException) -> Metadata:
-    """The trailing metadata that says in google.rpc.Status what the status and the text of `error` say."""
+    """The trailing metadata with the status and the text of `error` in google.rpc.Status."""
     status, text = answer(error)
     encoded = rich_status(status, shortened(text), error.reason if isinstance(error, ServerError) else "")
     return ((STATUS_DETAILS, encoded),) if encoded else ()

@@ -1,9 +1,9 @@
 """The listener for metrics: HTTP/1.1, GET only, for /metrics.
 
-A scraper costs little whatever it does. There are at most `MOST` at a time; when one more comes, the one makes room
-that has been open longest without having sent a request, of the address with most of these. Each has `ASK_SECONDS` to
-send a request and `READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is
-rendered share it; it is passed to the socket in small pieces, as fast as its reader takes them.
+No scraper can cost much. At most `MOST` are connected; for one more, the connection makes room that has been open
+longest without a request, of the address with most of these. Each has `ASK_SECONDS` to send a request and
+`READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is rendered share it;
+it is passed to the socket in small pieces, as fast as its reader takes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASK_SECONDS = 5.0
 READ_SECONDS = 30.0
 
 PIECE = 64 << 10
-"""Bytes that are handed to a socket at once."""
+"""Bytes written to a socket at once."""
 
 PATH = "/metrics"
 
@@ -60,11 +60,11 @@ class Asked:
 
 
 class BadRequestError(ValueError):
-    """It is no HTTP; the text says why."""
+    """The bytes are not HTTP; the text has the reason."""
 
 
 def understood(head: bytes) -> Asked:
-    """The request that these bytes are, up to and with the empty line.
+    """The request in these bytes, up to and including the empty line.
 
     Raises:
         BadRequestError: they are none.
@@ -84,7 +84,7 @@ def understood(head: bytes) -> Asked:
 
 
 def _quality(accept: str, kind: str) -> float:
-    """How much a header such as Accept wants this kind; 0: not at all."""
+    """The weight of this kind in a header such as Accept; 0: not wanted."""
     for entry in accept.split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
         if name.lower() != kind:
@@ -101,7 +101,7 @@ def _quality(accept: str, kind: str) -> float:
 
 
 Render = Callable[[bool, bool], Awaitable[list[bytes]]]
-"""Gives the page in pieces: as OpenMetrics or not, packed by gzip or not."""
+"""Makes the page in pieces: as OpenMetrics or not, packed by gzip or not."""
 
 
 class ScrapeListener:
@@ -119,7 +119,7 @@ class ScrapeListener:
         self._asking: dict[asyncio.WriteTransport, str] = {}  # addresses of those without a request, the longest first
 
     async def start(self, address: Address) -> str:
-        """Listen; the address as it is written, with the port that was found free for port 0.
+        """Listen; return the address as text, with the port that port 0 became.
 
         Raises:
             OSError: it cannot listen there; the text names the address.
@@ -166,7 +166,7 @@ class ScrapeListener:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     def _make_room(self) -> bool:
-        """Close a connection that has said nothing yet, if there is one."""
+        """Close a connection that has sent no request yet, if there is one."""
         if not self._asking:
             return False
         most = Counter(self._asking.values())
@@ -203,7 +203,7 @@ class ScrapeListener:
 
 
 def try_to_serve(address: Address) -> None:
-    """Bind the address and let it go again, before anything else takes its time. Unix sockets are not tried.
+    """Bind the address and release it again, before any slow step of the start. Unix sockets are not tried.
 
     Raises:
         OSError: it cannot be bound; the text names the address.
@@ -240,7 +240,7 @@ async def _send(
     extra: str = "",
     size: int | None = None,
 ) -> None:
-    """Answer, and return when the socket has taken all."""
+    """Answer, and return when the socket has accepted all."""
     length = sum(map(len, body)) if size is None else size
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}Connection: close\r\n\r\n"
     async with asyncio.timeout(READ_SECONDS):

@@ -67,14 +67,14 @@ CALL_KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What concerns every call that Python handles.
+    """The common parts of every call that Python handles.
 
     Attributes:
-        access: who may use which model; None: everybody every.
-        load: reports the server's load with inference answers; None: nothing does.
-        calls: counts the calls; None: nothing does.
+        access: the rules of access to models; None: every caller may use every model.
+        load: reports the server's load with inference responses, or None.
+        calls: counts the calls, or None.
         reflected: with server reflection.
-        forwarder: makes request parameters of headers; None: nothing does.
+        forwarder: makes request parameters of headers, or None.
     """
 
     access: Access | None = None
@@ -144,7 +144,7 @@ def _reflection_handlers(servicer: Reflection, calls: Calls | None) -> dict[str,
 
 
 class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[misc]  # its base has no types
-    """The library's servicer, with each request checked by what is allowed when it comes."""
+    """The library's servicer, with each request checked against the rights at its arrival."""
 
     _path = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
@@ -179,7 +179,7 @@ def _handler(method: Method, policy: Policy) -> Handler:
 def _counted(
     behaviour: Callable[[Any, Context], Awaitable[Any]], path: str, calls: Calls | None
 ) -> Callable[[Any, Context], Awaitable[Any]]:
-    """The same, counted; a call that ends by an exception which is no answer was broken off."""
+    """The same, counted; a call that ends by an exception other than a status was broken off."""
     if calls is None:
         return behaviour
 
@@ -237,7 +237,7 @@ def _streaming(method: Method, policy: Policy) -> Callable[[AsyncIterator[bytes]
 
 
 def _begun(context: Context, method: Method, policy: Policy) -> ContextCall:
-    """The call of a method; what its answer carries in any case is set."""
+    """The call of a method, with the metadata that every response carries."""
     if policy.load is not None and method.name in RAW:
         context.set_trailing_metadata(((TRAILER, policy.load.report),))
     call = ContextCall(context, f"/{SERVICE}/{method.name}", policy.access)
@@ -260,7 +260,7 @@ def _decoded(message: bytes, kind: type[Any] | None) -> Any:
 
 
 async def _abort(context: Context, method: Method, policy: Policy, error: Exception) -> Any:
-    """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
+    """End the call with the status of `error`. Raises the transport's exception for that."""
     _note(policy.access, context, f"/{SERVICE}/{method.name}", error)
     if not isinstance(error, ServerError):
         _log.exception("%s failed", method.name, exc_info=error)
@@ -268,13 +268,13 @@ async def _abort(context: Context, method: Method, policy: Policy, error: Except
 
 
 def _note(access: Access | None, context: Context, path: str, error: Exception) -> None:
-    """Keep for the log who was refused."""
+    """Record the refused caller for the log."""
     if access is not None:
         access.note(context.peer(), path, error, process_of(context))
 
 
 class ContextCall:
-    """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
+    """A `server.rpc.call.Call` on gRPC's context for servicers."""
 
     __slots__ = ("_access", "_context", "_hold", "_identity", "_path", "caller", "forwarded", "user")
 
@@ -284,8 +284,8 @@ class ContextCall:
         self._path = path
         self.forwarded = b""
         self._identity: int | None = None
-        self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's does not count
-        # grpc.aio's context does not tell where a call came in
+        self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's context does not count
+        # grpc.aio's context lacks the listener
         listener_policy = getattr(context, "listener_policy", None)
         self.caller = access.caller(path, self.metadata, listener_policy) if access is not None else 0
         credentials = self.peer_credentials
@@ -299,7 +299,7 @@ class ContextCall:
         return True
 
     def require_model(self, model: str) -> None:
-        """Raises `Denied` unless the caller may ask this of the model now; "" is no model."""
+        """Raises `Denied` unless the caller now may make this call about the model; "" is no model."""
         if self._access is not None:
             self._access.require(self.caller, self._path, model)
 
@@ -326,7 +326,7 @@ class ContextCall:
     @property
     def identity(self) -> int:
         if self._identity is None:
-            known: int | None = getattr(self._context, "identity", None)  # grpc.aio's context tells the certificate
+            known: int | None = getattr(self._context, "identity", None)  # grpc.aio's context has the certificate
             self._identity = identity_of(cast(AuthContext, self._context.auth_context())) if known is None else known
         return self._identity
 
@@ -340,7 +340,7 @@ class ContextCall:
 
     @property
     def connection(self) -> int:
-        return getattr(self._context, "connection", 0)  # nor does it tell of connections
+        return getattr(self._context, "connection", 0)  # nor does it have connections
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         cast(Any, self._context).on_disconnect(callback)
@@ -360,7 +360,7 @@ class ContextCall:
 
 
 def _described() -> DescriptorPool:
-    """A pool with every hosted service: ours live in a private pool, those of the libraries in the default one."""
+    """A pool with every hosted service: ours are in a private pool, those of the libraries in the default one."""
     pool = DescriptorPool()
     added: set[str] = set()
     for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):

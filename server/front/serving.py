@@ -1,4 +1,4 @@
-"""Runs a servicer's method for one call on the native front door, as grpc.aio would run it."""
+"""Runs a servicer's method for one call on the native front door, like grpc.aio."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ log = logging.getLogger("inferd.front")
 
 
 async def serve(handler: Handler, context: NativeContext, threads: Executor) -> None:
-    """Answer the call: run the method, send what it returns, and end with the status that it leaves.
+    """Answer the call: run the method, send its responses, and end with the status that it leaves.
 
     Args:
         handler: the method.
         context: the call.
-        threads: where methods run that are not coroutines.
+        threads: for methods that are not coroutines.
     """
     try:
         await _run(handler, context, threads)
     except grpc.aio.AbortError:
         context.finish(context.code() or grpc.StatusCode.INTERNAL, context.details())
     except CallOverError:
-        pass  # the transport has ended it, and said why
+        pass  # the transport has ended it, with the reason
     except asyncio.CancelledError:
         context.finish(grpc.StatusCode.CANCELLED, "the handler was cancelled")
         raise
@@ -73,7 +73,7 @@ async def _request(handler: Handler, context: NativeContext) -> Any:
 
 
 async def _run_async(handler: Handler, behaviour: Callable[..., Any], context: NativeContext) -> None:
-    # Only the method has the request: a call that goes on for long may let it go.
+    # Only the method holds the request: a long call may drop it.
     if inspect.isasyncgenfunction(behaviour):
         answering = behaviour(await _request(handler, context), context)
         async for response in answering:

@@ -1,8 +1,8 @@
 """TLS sessions are not resumed: a resumed one escapes the check of the client's certificate.
 
-Python's ssl can keep OpenSSL from giving out tickets, but not from keeping sessions by id for clients of TLS 1.2: that
-is a mode of OpenSSL's SSL_CTX which ssl does not show. So it is set through the pointer behind the SSLContext. Where
-that cannot be done, a connection with a resumed session is refused when its handshake is over (`is_resumed`).
+Python's ssl can keep OpenSSL from issuing tickets, but not from keeping sessions by id for clients of TLS 1.2: that is
+a mode of OpenSSL's SSL_CTX which ssl does not expose. So this module sets it through the pointer behind the SSLContext.
+Where that fails, the server refuses a connection with a resumed session after its handshake (`is_resumed`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _OFF, _SERVER = 0, 2  # SSL_SESS_CACHE_OFF; SSL_SESS_CACHE_SERVER, in which a ne
 
 
 def keep_none(context: ssl.SSLContext) -> bool:
-    """Have a new server context resume no session; whether OpenSSL could be told so."""
+    """Keep a new server context from resuming sessions; return whether OpenSSL could be configured."""
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     control = _control()
     if control is None:
         return False
-    # An SSLContext of CPython is an object's head and then the pointer, in every version that there is.
+    # An SSLContext of CPython is an object's head and then the pointer, in every version.
     pointer = ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
     if control(pointer, _GET_MODE, 0, None) != _SERVER:
         return False
@@ -45,5 +45,5 @@ def _control() -> ctypes._NamedFuncPointer | None:
 
 
 def is_resumed(tls: ssl.SSLObject) -> bool:
-    """Whether a connection goes on with the session of an earlier one, which must not be."""
+    """Whether a connection resumes the session of an earlier one, which the server must refuse."""
     return bool(tls.session_reused)

@@ -22,7 +22,7 @@ _refused = ConnectionLog()  # of the native door, on its event loop
 
 
 class _Handshake(ssl.SSLObject):
-    """Has the log say why a client does not get in: nobody else learns of a handshake that fails."""
+    """Logs failed handshakes, which no other code sees."""
 
     def do_handshake(self) -> None:
         try:
@@ -36,12 +36,12 @@ class _Handshake(ssl.SSLObject):
 
 
 class CredentialsError(Exception):
-    """The certificates cannot be used; the text names the option and the file, and says why."""
+    """The certificates cannot be used; the text has the option, the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the files held: checked, and belonging together."""
+    """The contents of the files, checked, and fitting each other."""
 
     certificate: bytes  # PEM, the chain
     key: bytes
@@ -50,12 +50,12 @@ class Material:
 
 
 class Credentials:
-    """A server certificate and its key, and for mutual TLS the root that clients' certificates must come from.
+    """A server certificate and its key, and for mutual TLS the root of clients' certificates.
 
     Args:
         certificate: PEM file with the certificate chain.
         key: PEM file with the private key, without a passphrase.
-        root: PEM file with the certificates that clients are checked against; None asks clients for none.
+        root: PEM file with the certificates that sign clients' certificates; None: clients need none.
 
     Raises:
         CredentialsError: a file cannot be read or used, or they do not belong together.
@@ -66,7 +66,7 @@ class Credentials:
         self._key = key
         self._root = root
         self._lock = threading.Lock()
-        self._refused: Signature | None = None  # what could not be used is complained about once
+        self._refused: Signature | None = None  # each unusable change is logged once
         self._signature = self._sign()
         self._material = self._load()
 
@@ -77,13 +77,13 @@ class Credentials:
 
     @property
     def material(self) -> Material:
-        """What was last read and could be used."""
+        """The last usable contents."""
         return self._material
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; whether there is new material. Any thread may call it.
+        """Read the files again if they have changed; return whether there is new material. Any thread may call it.
 
-        Files that cannot be used, as while they are being replaced, leave the old material and one line in the log.
+        Unusable files, as during a replacement, leave the old material in force, and one line in the log.
         """
         with self._lock:
             signature: Signature = ()
@@ -93,7 +93,7 @@ class Credentials:
                     return False
                 material = self._load()
                 if self._sign() != signature:
-                    return False  # written to meanwhile: read again at the next occasion
+                    return False  # written to meanwhile: read them again later
             except CredentialsError as error:
                 self._complain(error, signature)
                 return False
@@ -102,13 +102,13 @@ class Credentials:
         return True
 
     def _complain(self, error: CredentialsError, signature: Signature) -> None:
-        """`signature` is of what was read: the files may have been finished since, and be read the next time."""
+        """`signature` is that of the read files: if they have been completed since, the next look reads them."""
         if signature != self._refused:
             self._refused = signature
             log.error("the TLS certificate stays as it was: %s", error)
 
     def _sign(self) -> Signature:
-        """Changes whenever a file is replaced or written to, also behind a symbolic link."""
+        """A value that changes whenever a file is replaced or written to, also behind a symbolic link."""
         found = []
         for option, path in self._files():
             try:
@@ -140,7 +140,7 @@ class Credentials:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_passphrase)
         except ssl.SSLError as error:
             raise CredentialsError(self._reason(error)) from error
-        except OSError as error:  # a file has gone since its content was read
+        except OSError as error:  # a file was removed since it was read
             either = f"{self._certificate} or {self._key}"
             raise CredentialsError(f"--grpc-server-cert: cannot read {either}: {error.strerror}") from error
         if self._root is not None:

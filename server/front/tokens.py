@@ -6,14 +6,14 @@
     c41d02ee87                  groups=model-repository  models=mine*  overrides
     *                           groups=health
 
-Nothing is allowed that is not written: a token alone may call nothing, `all` stands for every group. Without `models`
-every model may be used. `overrides` lets a load bring a configuration and files, which is to run code in the server.
-The line `*` is of callers that send no token; without it they may do nothing. Several tokens may have the same rights,
-so that one can replace another. A comment begins a line or follows a blank.
+A line allows only what it says: a token alone may call nothing, `all` means every group. Without `models` every model
+may be used. `overrides` allows loads with a configuration and files, which means running code in the server. The line
+`*` is for callers without a token; without it they may do nothing. Several tokens may have the same rights, so one can
+replace another. A comment begins a line or follows a blank.
 
-A line that was cut could allow more than the whole one, and so could one of which a disk has kept zeros. So the last
-line must end, too, a control character makes the file wrong, and a file that has changed is used when two looks have
-found it the same.
+A truncated line could allow more than the whole one, and so could one that a disk filled with zeros. So the last line
+must end, too, a control character makes the file invalid, and a changed file is used once two looks have found it the
+same.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # b64token of RFC 6750
 _OTHERS = {stat.S_IROTH: "read", stat.S_IWOTH: "change", stat.S_IROTH | stat.S_IWOTH: "read and change"}
 
 SETTLING = 0.02
-"""Seconds between two looks at the start, where nobody waits for more."""
+"""Seconds between two looks at the start."""
 PATIENCE = 50
-"""Looks at the start at a file that is being written."""
+"""The most looks, at the start, at a file that is being written."""
 
 _Look = tuple[int, ...]
 
@@ -55,7 +55,7 @@ class TokenFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What one line allows; `models` is None for every model."""
+    """The rights of one line; `models` is None for every model."""
 
     groups: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
@@ -85,7 +85,7 @@ def parse(data: bytes, name: str, key: bytes) -> TokenTable:
     table, known, anybody = TokenTable(key), dict[str, int](), False
     for number, words in _lines(text):
         where = f"{name}:{number}"
-        spelled = " ".join(words[1:])  # most lines of a long file allow what another does
+        spelled = " ".join(words[1:])  # most lines of a long file have the rights of another one
         if words[0] == ANYBODY:
             rights = _rights(words[1:], where)
             is_new, anybody = not anybody, True
@@ -149,8 +149,8 @@ class TokenFile:
     def __init__(self, path: Path, key: bytes) -> None:
         self._path = path
         self._key = key
-        self._used: _Look | None = None  # of the content that was taken, or could not be
-        self._seen: _Look | None = None  # by the look before
+        self._used: _Look | None = None  # of the content used or rejected last
+        self._seen: _Look | None = None  # from the previous look
 
     def first(self) -> TokenTable:
         """The tokens at the start. Blocks, for two looks at least.
@@ -166,7 +166,7 @@ class TokenFile:
         raise TokenFileError(f"{self._path}: the file changes again and again")
 
     def changed(self) -> TokenTable | None:
-        """The tokens, if this look and the one before have found the same file, and other than was used. May block.
+        """The tokens, if this look and the previous one found the same file, other than the one in use. May block.
 
         Raises:
             TokenFileError: it cannot be read, or is wrong; once for each change.
@@ -189,7 +189,7 @@ class TokenFile:
         return parse(data, str(self._path), self._key)
 
     def _look(self) -> _Look:
-        """What tells one content from another."""
+        """A value that differs between contents."""
         try:
             status = self._path.stat()
         except OSError as error:
