@@ -1,6 +1,6 @@
 """Models of other servers for `inferd models init`: archives of TorchServe, settings of MLServer.
 
-Of each a `model.py` is made that a user can read and change, beside the files of the model.
+Each becomes a `model.py` that a user can read and change, beside the files of the model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Imported:
 
     Attributes:
         name: that it has there.
-        config: its configuration here, as far as it is known.
-        hint: what the user should know about it.
+        config: its configuration here, as far as known.
+        hint: for the user.
         put: writes its files into the folder of a version.
     """
 
@@ -43,7 +43,7 @@ def imported(file: Path) -> Imported | None:
     """The model that a file of another server describes; None: the file is none.
 
     Raises:
-        InvalidArgument: the file cannot be read, or asks for something that is not known here.
+        InvalidArgument: the file cannot be read, or needs something unknown.
     """
     if file.is_dir() and (file / SETTINGS).is_file():
         file = file / SETTINGS

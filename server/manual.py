@@ -1,7 +1,7 @@
-"""The pages of `--help`: each option on a line of its own, whole, so that it can be searched for; its meaning below.
+"""The pages of `--help`: each option is on a line of its own, so users can search for it; its meaning is below.
 
-cyclopts knows the commands, their options and their meanings. It makes its own pages by rich, whose import takes longer
-than everything else that a page needs.
+cyclopts knows the commands, their options and their meanings. Its own pages need rich, whose import takes longer than
+all the rest of a page.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from cyclopts.argument import Argument
 
 ASKED = ("--help", "-h")
-WIDTH = 100  # the longest line, also on a wider terminal
+WIDTH = 100  # the longest line, even on a wider terminal
 NOTHING = ("", "false")  # defaults that are not shown
 
 
 def asked(tokens: Sequence[str]) -> str:
-    """The page that a command line asks for; empty if it asks for none, or for an unknown one.
+    """The page that a command line requests; empty if it requests none, or an unknown one.
 
-    The name of a group alone asks for the group's page, too.
+    A group's name alone also requests its page.
     """
     before = list(tokens[: tokens.index("--")] if "--" in tokens else tokens)
     rest = [token for token in before if token not in ASKED]
@@ -104,7 +104,7 @@ def _headings(chain: tuple[str, ...]) -> dict[str, str]:
 
 def _meaning(app: App) -> Iterator[str]:
     """The paragraphs of a command's docstring before its arguments."""
-    import inspect  # only here: it takes its time
+    import inspect  # imported only here, because it is slow
 
     for paragraph in inspect.cleandoc(app.help).split("\n\n"):
         if paragraph.startswith(("Args:", "Raises:", "Returns:")):

@@ -1,4 +1,4 @@
-"""The memory that the server may use, and how much of it is in use."""
+"""The memory that the server may use, and its used part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Files(NamedTuple):
     root: str
     limit: str
     used: str
-    droppable: str  # the key in memory.stat of file cache that nobody has used lately
+    droppable: str  # the key in memory.stat of file cache that was not used lately
 
 
 _FIRST = _Files("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -60,7 +60,7 @@ def _of_groups(root: Path) -> Iterator[Memory]:
             used = int((folder / files.used).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            continue  # the topmost group has no limit, and one that belongs to the host is not seen from a container
+            continue  # the topmost group has no limit, and a container does not see the host's group
         if limit.isdecimal():
             yield Memory(int(limit), max(0, used - int(stat.get(files.droppable, 0))))
 

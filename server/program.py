@@ -1,7 +1,7 @@
 """The program `inferd`: its commands by name, and their modules.
 
-A command is imported when it is used, and so is cyclopts, which parses its options: the program prints its commands
-at once, and a container's `inferd health` does not pay for the server's options.
+Commands, and cyclopts, which parses their options, are imported at their use: the program prints its commands at once,
+and a container's `inferd health` does not pay for the server's options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Command(NamedTuple):
     Attributes:
         place: MODULE:FUNCTION; the function's arguments are the options, its docstring the help.
         summary: the first sentences of the help.
-        usage: the text behind the command's name, if it does not follow from the arguments.
+        usage: the text after the command's name, if the arguments do not determine it.
     """
 
     place: str
@@ -161,6 +161,6 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
         shell: Which one.
     """
     print(program().generate_completion(shell=shell))
-    if shell == "zsh":  # what is printed defines a function, and does no more
+    if shell == "zsh":  # the printed text only defines a function
         print('if [[ $funcstack[1] == _inferd ]]; then _cyclopts_inferd "$@"; else compdef _cyclopts_inferd inferd; fi')
     return 0

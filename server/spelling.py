@@ -75,7 +75,7 @@ def _takes_next(name: str, foreign: Foreign | None, following: Sequence[str]) ->
 
 
 def _judge(name: str, foreign: Foreign, value: str, warn: list[str]) -> list[str]:
-    """The options of this program in place of one of tritonserver's."""
+    """The options of this program that replace one of tritonserver's."""
     said = TRUTH.get(value.lower(), value.lower()) if foreign.is_flag else value.lower()
     if foreign.is_flag and not said:
         said = "true"

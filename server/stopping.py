@@ -14,7 +14,7 @@ log = logging.getLogger("inferd")
 
 
 REPEAT = 1.0
-"""Seconds in which further signals are the same one: GNU timeout signals the process, and then its group."""
+"""Seconds in which further signals count as the first: GNU timeout signals the process, and then its group."""
 
 
 class StopSignal:
@@ -30,11 +30,11 @@ class StopSignal:
             loop.add_signal_handler(number, self._on_signal, number)
 
     async def wait(self) -> None:
-        """Return when the first has come."""
+        """Return after the first signal."""
         await self._asked.wait()
 
     def at_once(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called before the second signal ends the process."""
+        """Register `callback`, called before the second signal ends the process."""
         self._cleaning.append(callback)
 
     def _on_signal(self, number: int) -> None:
@@ -51,9 +51,9 @@ class StopSignal:
         _exit(128 + number)
 
     def end_within(self, seconds: float) -> None:
-        """Have the process end after so many seconds at the latest, whatever its threads wait for.
+        """End the process after `seconds` at the latest, even if threads block.
 
-        A thread of a model, or one that reads a file system that does not answer, can keep the interpreter from ending.
+        A model's thread, or one that reads a file system without an answer, can keep the interpreter from ending.
         """
         guard = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._end_stuck)
         guard.daemon = True
@@ -65,7 +65,7 @@ class StopSignal:
         self.out_of_time()
 
     def out_of_time(self) -> None:
-        """End the process with unfinished work; the status is that of a process that the signal has ended."""
+        """End the process with unfinished work, and the status of a process that the signal has killed."""
         log.error("Exit timeout expired. Exiting immediately.")
         for callback in self._cleaning:
             callback()

@@ -14,7 +14,7 @@ access_log = logging.getLogger("inferd.access")
 slow_log = logging.getLogger("inferd.slow")
 
 _PLAIN = re.compile(r"""[^\s="']*""")
-"""Texts that are written as they are; others, which clients may have chosen, could pass for several fields."""
+"""Texts that are written unquoted; others, which clients may have chosen, could look like several fields."""
 
 
 class AccessLog:
@@ -37,7 +37,7 @@ class AccessLog:
                 slow_log.warning("slow: %s", _text(record), extra={"fields": fields(record)})
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 cpu_utilization           CPU time of this process divided by that of the processors it may use
 application_utilization   the share of time in which the instances of the busiest model version computed:
-                          what limits the server, even if processors are idle because a GPU works
+                          this limits the server, even if processors are idle while a GPU works
 rps_fractional, eps       inferences answered per second, and how many of them failed
 named_metrics             queue_depth (waiting requests), inflight_requests (requests in the server)
 """

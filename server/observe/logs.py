@@ -26,7 +26,7 @@ SWITCHES = {
 
 
 class Logs:
-    """The log settings of the process, which can be changed at any time.
+    """The log settings of the process, which can change at any time.
 
     Raises:
         OSError: the log file cannot be opened.
@@ -49,7 +49,7 @@ class Logs:
         self._apply()
 
     def settings(self) -> Mapping[str, Setting]:
-        """All settings by the names that LogSettings has for them."""
+        """All settings under LogSettings' names."""
         return dict(self._settings)
 
     def update(self, changes: Mapping[str, Setting]) -> None:
@@ -58,12 +58,12 @@ class Logs:
         self._apply()
 
     def reopen(self) -> None:
-        """Go on in a new file of the same name: the open one was moved away."""
+        """Continue in a new file of the same name: the open one was moved."""
         self._writer.reopen()
 
     @property
     def lost(self) -> int:
-        """How many lines were left out since the start."""
+        """The number of dropped lines since the start."""
         return self._writer.lost
 
     def _apply(self) -> None:

@@ -1,7 +1,7 @@
 """Writes log lines: from a queue, on a thread of its own, to a file or to standard error.
 
-A thread that logs never waits for a disk or for the reader of a pipe. The queue is bounded: lines that do not fit are
-dropped and counted, as are lines that cannot be written, and the next line says how many.
+A logging thread never waits for a disk or for the reader of a pipe. The queue is bounded: the writer drops and counts
+lines that do not fit or cannot be written, and the next line has their number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LogWriter(logging.Handler):
         self._most = most
         self._descriptor = -1 if file is None else self._open(file)
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event | _Reopen | None] = queue.SimpleQueue()
-        self._lines: list[str] = []  # to be written together
+        self._lines: list[str] = []  # written together
         self._torn = False  # the last line in the file is incomplete
         self._untold = 0
         self.lost = 0  # records left out since the start
@@ -63,7 +63,7 @@ class LogWriter(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except Exception as error:  # the arguments do not fit the text: log the record all the same
+        except Exception as error:  # the arguments do not fit the text: log the record anyway
             text = f"{record.msg} {record.args!r} ({type(error).__name__}: {error})"
         record.msg, record.args = text, None  # formatted now: the arguments may change later
         self._queue.put(record)
@@ -119,7 +119,7 @@ class LogWriter(logging.Handler):
                 sys.stderr.flush()
             elif text:
                 self._append(text.encode("utf-8", "backslashreplace"))
-        except (OSError, ValueError):  # a full disk, a closed pipe: the server goes on
+        except (OSError, ValueError):  # a full disk, a closed pipe: the server continues
             self.lost += len(lines)
             self._untold += len(lines)
 

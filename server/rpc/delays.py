@@ -1,8 +1,8 @@
 """Delays for test suites of clients, set by environment variables with Triton's names.
 
-They let a suite meet a call at a chosen moment: when it is cancelled before its request is queued, or while its
-response waits. Triton's handlers are threads that sleep at these points; here a call waits without blocking others.
-ModelInfer goes through Python while one of its delays is set, because the native path has no such points.
+They let a suite act on a call at a chosen moment: before its request is queued, or while its response waits. Triton's
+handlers are threads that sleep at these points; here a call waits without blocking others. ModelInfer goes through
+Python while one of its delays is set, because the native path has no such points.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OTHERS = "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC"
 
 
 class DelayError(ValueError):
-    """A variable has no number; the text names it."""
+    """A variable is no number; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Delays:
     Attributes:
         before: an inference call, before its request is given to the scheduler.
         after: the same, with each answer, before that is sent.
-        cancelled: the same, from its cancellation to the moment when that is noticed.
+        cancelled: the same, from its cancellation until the server notices it.
         others: every other call, with its answer.
     """
 
@@ -50,7 +50,7 @@ class Delays:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Delays:
-        """What the variables ask for: the last in seconds, all others in milliseconds, and those of one moment summed.
+        """The delays of the variables: the last in seconds, all others in milliseconds, and those of one moment summed.
 
         Raises:
             DelayError: one of them is not a number from 0 on.

@@ -1,14 +1,15 @@
 """The state of one ModelStreamInfer call on the grpcio front door: requests in, responses out.
 
 Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
-number; they leave as they come, and a parameter says which one is the last.
+number; they leave at once, and a parameter marks the last one.
 
 At most a window of requests is read ahead. A request leaves the window when its last response was passed to the
-transport, which takes it only as fast as the client reads. So a client that sends without reading stops the server from
-reading. A decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when
-the transport has taken it, so a client that does not read stops the model, too. It may keep what has been answered,
-within its limits, but not the instance: when others wait for that and it does not read for some seconds, its stream
-ends, and the model is told that nobody wants its responses. `_native.service.exchange` is the same for the native door.
+transport, which accepts it only as fast as the client reads. So the server stops reading from a client that sends
+without reading. A decoupled model may have a limited number of undelivered responses for one request: each is
+acknowledged when the transport has accepted it, so a client that does not read stops the model, too. It may keep
+responses waiting, within its limits, but not the instance: if other requests wait for the instance and the client does
+not read for some seconds, its stream ends, and the model's requests are cancelled. `_native.service.exchange` is the
+same for the native door.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from server.engine.engine import Engine
 
 REQUEST_MEMORY, RESPONSE_MEMORY = 4096, 256
-"""Bytes of memory that a request of a stream takes beside its message, and a response."""
+"""Bytes of memory of a request of a stream, without its message, and of a response."""
 
 _numbers = count(1)
 
@@ -34,7 +35,7 @@ LOOK_SECONDS = 1.0
 PATIENCE = 3.0
 """Seconds for which a client may keep an instance from others by not reading."""
 RATE = 64 << 10
-"""Bytes that pay for a second of it."""
+"""Bytes read that earn one more second."""
 
 
 class EngineError(ServerError):
@@ -58,7 +59,7 @@ class Open:
         self._call = call
         self._size = len(message) + REQUEST_MEMORY
         call.hold(self._size)
-        self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # that have come and were not taken
+        self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # arrived and not taken
         self.done = False  # the last of them has come
         self._ticket = engine.submit(
             message,
@@ -87,7 +88,7 @@ class Open:
 
     @property
     def reason(self) -> str:
-        """Of an error, for google.rpc.ErrorInfo."""
+        """The reason of an error, for google.rpc.ErrorInfo."""
         return self._ticket.reason
 
     def take(self) -> tuple[Status, str, bytes | None]:
@@ -98,7 +99,7 @@ class Open:
         return taken
 
     def taken(self) -> None:
-        """The transport has taken what `take` gave."""
+        """The transport has accepted the response from `take`."""
         self._ticket.taken()
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class Open:
         self._call.hold(-self._size)
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """The response is no longer wanted."""
         if not self.done:
             self._ticket.cancel()
 
@@ -117,7 +118,7 @@ class Open:
 
     @property
     def lane(self) -> int:
-        """A number for the instances that it needs, or has."""
+        """A number of the instances that it needs, or has."""
         return self._ticket.lane
 
     @property
@@ -127,13 +128,13 @@ class Open:
 
 
 class Exchange:
-    """The requests of one stream that are open.
+    """The open requests of one stream.
 
     Args:
         engine: answers them.
-        call: whose they are.
+        call: their call.
         window: of requests.
-        errors_inside: an error is a response like others; else it ends the stream.
+        errors_inside: an error is a response like others; otherwise it ends the stream.
     """
 
     def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
@@ -143,19 +144,19 @@ class Exchange:
         self._call = call
         self._errors_inside = errors_inside
         self._free = asyncio.Semaphore(window)
-        self._in_order: deque[Open] = deque()  # of models that give one response each, oldest first
-        self._ready: deque[Open] = deque()  # of the others, once for each response, and once for an end without one
+        self._in_order: deque[Open] = deque()  # of models with one response for each request, oldest first
+        self._ready: deque[Open] = deque()  # of other models, once for each response, and once for an end without one
         self._decoupled: set[Open] = set()
         self._more = asyncio.Event()
         self._reading = True
-        self._writing = False  # the transport has a response that it does not let us go on from
+        self._writing = False  # the transport has not finished with a response
         self._written = 0  # bytes since the last look
         self._debt = 0.0  # seconds for which others have waited because the client does not read
         self._next_look: asyncio.TimerHandle | None = None
         self._stalled = ""  # why the stream ends
 
     async def read(self, messages: AsyncIterator[bytes]) -> None:
-        """Submit the requests as they come, until the client says that there are no more."""
+        """Submit the requests on arrival, until the client ends them."""
         try:
             await self._free.acquire()
             async for message in messages:
@@ -178,7 +179,7 @@ class Exchange:
         self._more.set()
 
     async def responses(self) -> AsyncIterator[bytes]:
-        """The encoded responses, until the client has said that there are no more requests and all are answered.
+        """The encoded responses, until the client has ended the requests and all are answered.
 
         Raises:
             EngineError: a request failed, and errors end the stream.
@@ -198,7 +199,7 @@ class Exchange:
                 self._close(request)
 
     async def _next(self) -> Open | None:
-        """Whose response goes out next; None after the last one."""
+        """The request whose response is next; None after the last one."""
         while True:
             if self._stalled:
                 raise EngineError(Status.RESOURCE_EXHAUSTED, self._stalled, "LIMIT_EXCEEDED")
@@ -217,7 +218,7 @@ class Exchange:
         elif request in self._decoupled:
             self._decoupled.discard(request)
         else:
-            return  # has left already: its end came with a response that was not the last to be taken
+            return  # has already left: its end came with an earlier response
         request.close()
         self._free.release()
 
@@ -227,7 +228,7 @@ class Exchange:
         return response
 
     def abandon(self) -> None:
-        """Nobody waits any more for what is open."""
+        """Abandon the open requests."""
         if self._next_look is not None:
             self._next_look.cancel()
         for request in (*self._in_order, *self._decoupled):

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["EngineError", "Inference"]
 
 STREAM_WINDOW = 128
-"""Requests of one stream that may be read and not yet answered: enough to fill a large batch from a single stream."""
+"""The most unanswered requests that are read of one stream: enough to fill a large batch from it."""
 
 CLOSE_ON_ERROR = "triton_grpc_error"
 """Stream metadata: with "true", the first error ends the stream with its own status code."""
 
 
 class Answer:
-    """Where the engine delivers the one answer to a request.
+    """The sink for the one response to a request.
 
     Used on the event loop only. An abandoned answer takes its request out of the engine.
     """
@@ -46,7 +46,7 @@ class Answer:
         )
 
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
-        if not self._arrived.done():  # the awaiting task may have been cancelled in this very turn of the loop
+        if not self._arrived.done():  # the awaiting task may have been cancelled in this turn of the loop
             self._arrived.set_result((Status(status), details, response))
 
     async def response(self) -> bytes:
@@ -61,7 +61,7 @@ class Answer:
         return response
 
     def abandon(self) -> None:
-        """Nobody waits any more; does nothing when the answer is there."""
+        """Abandon the request; no effect once the response is there."""
         if not self._arrived.done() or self._arrived.cancelled():
             self._ticket.cancel()
 

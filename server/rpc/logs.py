@@ -20,7 +20,7 @@ FORMATS = ("default", "ISO8601", "json")
 
 
 class LogControl(Protocol):
-    """What logs have: log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
+    """The settings of logs: log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
 
     def settings(self) -> Mapping[str, Setting]:
         """All of them, as they are."""
@@ -46,7 +46,7 @@ class LogSettings:
 
 
 def _changes(request: pb.LogSettingsRequest, present: Mapping[str, Setting]) -> dict[str, Setting]:
-    """What the request asks to be changed, checked, with Triton's texts."""
+    """The request's changes, checked, with Triton's error texts."""
     found: dict[str, Setting] = {}
     for name, setting in request.settings.items():
         if name not in present:

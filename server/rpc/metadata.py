@@ -37,9 +37,9 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the server says it is."""
+    """The server's name and version."""
 
-    name: str = "triton"  # what clients of the dialect expect when nobody chose a name
+    name: str = "triton"  # the default that clients of the dialect expect
     version: str = ""
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -63,7 +63,7 @@ class Information:
         try:
             loaded = self._engine.model(request.name, request.version)
         except (NotFound, Unavailable):
-            return pb.ModelReadyResponse(ready=False)  # not an error: clients ask until a model is ready
+            return pb.ModelReadyResponse(ready=False)  # not an error: clients poll until a model is ready
         return pb.ModelReadyResponse(ready=await loaded.check())
 
     async def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
@@ -125,7 +125,7 @@ def _tensors(specs: Iterable[TensorSpec], batches: bool) -> Iterator[pb.ModelMet
 
 
 def _shape(spec: TensorSpec, batches: bool) -> tuple[int, ...]:
-    """As clients send it: a shape tensor has the batch size as its first value, where others have a dimension."""
+    """The shape that clients send: a shape tensor has the batch size as first value, others as a dimension."""
     if batches and spec.shape_tensor:
         return (spec.dims[0] + 1,)
     return (-1, *spec.dims) if batches else spec.dims

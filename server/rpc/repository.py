@@ -19,13 +19,13 @@ CONFIG = "config"
 FILE = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
 HIDDEN = "it depends on a model that the token does not allow"
-"""Instead of a reason that names a model of which the caller may not know."""
+"""Replaces a reason that names a model unknown to the caller."""
 
 Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
 class Repository:
-    """Listing of models and their states, loading and unloading; who may name a model was checked before."""
+    """Lists models and their states, loads and unloads; rights to the named models were checked before."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -70,7 +70,7 @@ def _require_all(repository: str) -> None:
 
 
 def _overrides(parameters: Parameters) -> tuple[str, dict[str, bytes]]:
-    """The configuration and the files that a load brings; the texts of errors are Triton's."""
+    """The configuration and the files of a load; the texts of errors are Triton's."""
     config, files = "", {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")

@@ -29,7 +29,7 @@ _DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
 
 RAW = frozenset({"ModelInfer", "ModelStreamInfer"})
-"""Methods whose messages stay bytes: the engine decodes them itself."""
+"""Methods whose messages stay bytes, because the engine decodes them."""
 
 ENCODED = RAW | {"ModelStatistics", "RepositoryIndex"}
 """Methods whose answers come as bytes; those of all models are long."""
@@ -82,7 +82,7 @@ MODEL_FIELD: Mapping[str, str] = MappingProxyType(
         "TraceSetting": "model_name",
     }
 )
-"""Where a request says which model it is about; empty there means none, or all."""
+"""The field of a request with its model; an empty one means none, or all."""
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -123,7 +123,7 @@ def table(
 ) -> tuple[Method, ...]:
     """All methods of the service over `engine`, in the order of the .proto file.
 
-    `logs` is what LogSettings shows and changes, `traces` what TraceSetting does; without it that method is not served.
+    LogSettings shows and changes `logs`, TraceSetting `traces`; without it that method is not served.
 
     `stream_window` bounds the requests of one stream that are read but not yet answered to the client.
     """

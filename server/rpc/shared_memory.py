@@ -25,7 +25,7 @@ class SharedMemoryRegistration:
 
     def __init__(self, engine: Engine) -> None:
         self._memory = engine.shared_memory
-        self._owners: set[int] = set()  # connections with regions that go with them, or went before
+        self._owners: set[int] = set()  # connections that own regions, or owned some
 
     async def system_status(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
@@ -84,7 +84,7 @@ class SharedMemoryRegistration:
         await _aside(self._memory.unregister, user_of(call), kind, name)
 
     def owner(self, call: Call) -> int:
-        """Who a region that `call` registers goes with: its connection, if the client asks for that; 0 for nobody."""
+        """The owner of a region that `call` registers: its connection, if the client wants that; 0 for none."""
         if not _is_limited(call):
             return 0
         connection = call.connection
@@ -104,13 +104,13 @@ class SharedMemoryRegistration:
 
 
 def user_of(call: Call) -> User | None:
-    """The client's user, when it came over a unix socket."""
+    """The client's user, if it uses a unix socket."""
     credentials = call.peer_credentials
     return None if credentials is None else User(credentials.uid, credentials.pid)
 
 
 def _is_limited(call: Call) -> bool:
-    """Whether the region shall go with the connection."""
+    """Whether the region ends with the connection."""
     given = {value for key, value in call.metadata if key == LIFETIME} or {"server"}
     if not given <= {"connection", "server"} or len(given) > 1:
         raise InvalidArgument(f"{LIFETIME}: expected 'connection' or 'server', got {sorted(map(str, given))}")
@@ -118,5 +118,5 @@ def _is_limited(call: Call) -> bool:
 
 
 async def _aside(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call where it may take its time: taking a large mapping away does, and so does the driver of a GPU."""
+    """Call on a thread: unmapping a large region is slow, and so is a GPU's driver."""
     return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

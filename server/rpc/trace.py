@@ -42,7 +42,7 @@ class TraceControl(Protocol):
         """Raise an InvalidArgument if traces cannot be written anywhere."""
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change some, by the names of Sampling's fields; None goes back to what holds without it."""
+        """Change some, by the names of Sampling's fields; None restores the default or inherited value."""
 
 
 class TraceSetting:
@@ -58,7 +58,7 @@ class TraceSetting:
             self._require(model)
         changes = dict(map(_change, request.settings.keys(), (each.value for each in request.settings.values())))
         if changes:
-            if not model:  # they hold for every model, whose tensors a trace can contain
+            if not model:  # they apply to every model, and a trace can contain tensors
                 call.require_every_model()
             if changes.get("levels"):
                 await self._control.require_place()
@@ -92,7 +92,7 @@ class TraceSetting:
 
 
 def _change(name: str, values: Sequence[str]) -> tuple[str, object]:
-    """What one setting of a request asks for, with Triton's texts."""
+    """The value of one setting in a request, with Triton's error texts."""
     if name == "trace_file":
         raise Unimplemented("trace file location can not be updated through network protocol")
     if name not in FIELDS:

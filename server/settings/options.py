@@ -45,7 +45,7 @@ SECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one server as written; `server.settings.Settings` are options with checked values."""
+    """The options of one server as written; `server.settings.Settings` has checked values."""
 
     # -- Models --
 

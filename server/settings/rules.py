@@ -18,7 +18,7 @@ from server.settings.values import (
     parse_restricted_protocols,
 )
 
-MOST_REGIONS = 4096  # the server can guard so many regions against clients that shorten them
+MOST_REGIONS = 4096  # the server can guard this many regions against clients that shorten them
 
 LEAST_HELD = 1 << 20
 """The least --max-held-bytes: with fewer bytes, hardly any request could be served."""
@@ -203,7 +203,7 @@ def _check_tls(options: Options) -> None:
 
 
 def _check_grpcio(options: Options) -> None:
-    """Check that options of the native door are not set for grpcio."""
+    """Check that no option of the native door is set for grpcio."""
     if options.transport != "grpcio":
         return
     for bind in options.binds:

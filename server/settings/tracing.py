@@ -27,7 +27,7 @@ class TraceConfig:
 
     Attributes:
         levels: TIMESTAMPS, TENSORS; without any, nothing is traced.
-        rate: trace one request in so many; 0: only requests whose clients have sampled their traces.
+        rate: trace one request in this number; 0: only requests whose clients have sampled their traces.
         count: how many requests are traced; -1: any number.
         slow_ms: also trace all requests that fail or take longer; 0: do not.
         mode: the kind of output, one of MODES.

@@ -9,7 +9,7 @@ from server.errors import Misused
 
 
 def check_writable(option: str, path: Path, *endings: str) -> None:
-    """See before the work whether its results can be written.
+    """Check, before the work, that its results can be written.
 
     Raises:
         Misused: the name ends otherwise, or such a file cannot be written.

@@ -1,4 +1,4 @@
-"""`inferd health`: asks a server whether it serves. It imports little, because containers and scripts run it often."""
+"""`inferd health` checks a server's health. It imports little, because containers and scripts run it often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
 class Unhealthy(ServerError):
-    """The server does not serve, or does not answer; the text says why."""
+    """The server does not serve, or does not answer; the text has the reason."""
 
 
 def ask(reach: Reach, service: str) -> None:

@@ -173,7 +173,7 @@ def _kind(run: Run) -> str:
 
 
 def _page(runs: Sequence[Run], drawings: Sequence[Callable[[Any], None]]) -> str:
-    """One file with everything in it; no scripts."""
+    """One self-contained file without scripts."""
     pictures = []
     for drawing in drawings:
         figure, (axes,) = _figure(1, 1)

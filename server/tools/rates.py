@@ -70,17 +70,17 @@ class ModelRates:
 
     @property
     def busy_at_all(self) -> bool:
-        """Whether there were requests, or some wait."""
+        """Whether requests were made, or wait."""
         return bool(self.requests or self.failures or self.pending or self.busy)
 
 
 SORTS = ("name", "requests", "failures", "p99", "queue", "compute", "batch", "pending", "busy")
-"""What models may be sorted by: the name ascending, others descending."""
+"""The keys for sorting models: the name ascending, others descending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which models are shown, and in which order.
+    """The shown models, and their order.
 
     Attributes:
         sort: one of SORTS.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CallFailed(ServerError):
-    """A server did not execute a command's call; the text says why."""
+    """A server did not execute a command's call; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Reach:
 
 def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
     """The error of a call, with advice."""
-    text = f"{reach.url}: {visible(str(error))}"  # a server may say what a terminal would obey
+    text = f"{reach.url}: {visible(str(error))}"  # a server's text may contain control sequences of terminals
     if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
         text += "; is a server running there? --url HOST:PORT says where else"
     if "explicit model load / unload is not allowed" in str(error):

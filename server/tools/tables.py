@@ -8,7 +8,7 @@ from server.observe.escaping import visible
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
-    """Columns beside each other, as wide as they need. What a terminal would obey is escaped.
+    """Columns beside each other, as wide as they need. Control characters are escaped.
 
     Args:
         head: names of the columns.

@@ -22,7 +22,7 @@ TEXT_SHOWN = 200
 
 @contextmanager
 def read_for(option: str) -> Iterator[None]:
-    """What is read within was given by this option.
+    """Errors within the block name this option.
 
     Raises:
         Misused: it cannot be read, or has another form.

@@ -81,7 +81,7 @@ def _replaced(record: bytes, responses: list[int], errors: Mapping[int, bytes]) 
 
 
 def _moved(response: bytes, by: int) -> bytes:
-    """A response moved by `shift` bytes."""
+    """A response moved by `by` bytes."""
     if by == 0:
         return response
     moved = bytearray(response)

@@ -30,7 +30,7 @@ CODES = (
     "DataLoss",
     "Unauthenticated",
 )
-"""The spelling of gRPC for Go, which dashboards know."""
+"""The names of gRPC for Go, which dashboards use."""
 
 Counts = tuple[int, list[int]]
 """How many calls began, and how many ended, by status."""

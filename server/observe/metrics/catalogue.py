@@ -1,4 +1,4 @@
-"""The families that every model version has, and which of them are shown.
+"""The families of every model version, and the choice of shown ones.
 
 The first ones have Triton's names and meanings. The histograms have the names that Triton's own proposal has.
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 MOST_VERSIONS: Final = 4096
-"""How many model versions have exemplars; those traced last."""
+"""The number of model versions with exemplars: those traced last."""
 
 Key = tuple[str, int]
 """Name and version."""
@@ -17,7 +17,7 @@ Key = tuple[str, int]
 class Exemplars:
     """Keeps the last traced request of each magnitude; a `server.observe.tracing.pump.Sink`.
 
-    Only of requests that succeeded, as the histograms have no others. The pump's thread writes them, and the thread
+    It keeps successful requests only, as the histograms have no others. The pump's thread writes them, and the thread
     that renders metrics reads them.
     """
 

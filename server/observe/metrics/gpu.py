@@ -55,7 +55,7 @@ class GpuMetrics:
             self._nvml.init_v2()
             handles = [self._nvml.device_get_handle_by_index_v2(i) for i in range(self._nvml.device_get_count_v2())]
             return [(written({"gpu_uuid": _text(self._nvml.device_get_uuid(each))}), each) for each in handles]
-        except Exception as error:  # the library's exceptions have no common base class in every version
+        except Exception as error:  # some versions of the library have no common base class of exceptions
             log.debug("no metrics of GPUs: %s: %s", type(error).__name__, error)
             return []
 

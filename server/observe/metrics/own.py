@@ -12,7 +12,7 @@ log = logging.getLogger("inferd.metrics")
 
 
 class OwnMetrics:
-    """Writes metrics of models; leaves out, and logs, families with invalid names or names of the server's."""
+    """Writes metrics of models; omits and logs families with invalid names or names of the server's."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

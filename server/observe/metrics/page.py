@@ -25,7 +25,7 @@ GZIP = 16 + zlib.MAX_WBITS
 
 
 class Page:
-    """Renders metrics, on a thread of its own; scrapers that come meanwhile share a rendering.
+    """Renders metrics on a thread of its own; scrapers that come meanwhile share a rendering.
 
     Args:
         service: the source of the server's own families.

@@ -35,7 +35,7 @@ class TraceControl:
         config: of the server's start.
         recorder: records the course of requests.
         engine: serves the requests.
-        place: makes the place where traces go, or raises an InvalidArgument; called on another thread.
+        place: makes the destination of traces, or raises InvalidArgument; called on another thread.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TraceControl:
         return bool(self._server.levels) or any(self.sampling(model).levels for model in self._models)
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """Have `changed` called after each change."""
+        """Register `changed`, called after each change."""
         self._watchers.append(changed)
 
     def sampling(self, model: str = "") -> Sampling:

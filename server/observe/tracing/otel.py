@@ -14,7 +14,7 @@ If identical requests are executed once, or answers are cached, the execution is
 below that of the request which caused it; the spans of requests with the same answer are linked to it.
 
 The pump's thread makes the spans from the record of an ended request, so they delay no request. Ids are those of the
-record, because models know them.
+record, which models already know.
 """
 
 from __future__ import annotations

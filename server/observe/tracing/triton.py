@@ -21,7 +21,7 @@ from server.observe.tracing.pump import Record
 
 log = logging.getLogger("inferd.trace")
 
-MODE = 0o600  # of the files: traces can contain the tensors of requests
+MODE = 0o600  # of the files, since traces can contain the tensors of requests
 
 TIMES: Final = (
     ("REQUEST_START", "arrived"),
@@ -98,7 +98,7 @@ class TraceFiles:
         self._descriptor, self._count, self._size = -1, 0, 0
 
     def _add(self, trace: bytes) -> None:
-        """Write a trace, or leave the file as it was before and count the trace as lost."""
+        """Write a trace, or restore the file and count the trace as lost."""
         try:
             if self._descriptor < 0:
                 self._open()

@@ -22,7 +22,7 @@ from server.tools.perf.requests import Model
 from server.tools.reach import Reach
 
 BUSY = 0.9
-"""From this share of a core on, the driver itself may have been too slow."""
+"""Above this share of a core, the driver itself may have been too slow."""
 AGREEING = 3  # windows
 PERCENTILES = (50, 90, 95, 99, 99.9)
 
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     Attributes:
         turn: the number of its tensors among those of the load.
         due: when it was, or should have been, sent.
-        answers: when each answer with tensors came; of unary calls the only one.
+        answers: arrival of each answer with tensors; of unary calls the only one.
         ended: when the last answer, which may be empty, came.
         sequence: its id; 0: none.
         outputs: the tensors of each answer by name, if they are kept.
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
     outputs: tuple[Mapping[str, Any], ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """Those of GOODPUT that it has, in microseconds."""
+        """Its figures of GOODPUT, in microseconds."""
         found = {"request_latency": (self.ended - self.due) / 1e3}
         if self.answers:
             found["time_to_first_token"] = (self.answers[0] - self.due) / 1e3
@@ -241,7 +241,7 @@ class Window:
 
 
 class Interrupted(KeyboardInterrupt):
-    """^C, with what was measured before.
+    """^C, with the results so far.
 
     Attributes:
         found: a Window, or the levels.
@@ -256,7 +256,7 @@ class Load(Protocol):
     """Makes requests."""
 
     def window(self, seconds: float, requests: int) -> Window:
-        """Make requests for so many seconds, and at least so many; for 0 seconds: exactly so many.
+        """Make requests for `seconds`, at least `requests`; for 0 seconds: exactly `requests`.
 
         Raises:
             Interrupted: by ^C.
@@ -383,7 +383,7 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
     try:
         _measured(subjects, windows, trials, ends, tell)
     except KeyboardInterrupt as interrupt:
-        if isinstance(interrupt, Interrupted):  # only a single model's load knows its part of a window
+        if isinstance(interrupt, Interrupted):  # only a single model's load has a partial window
             windows[0].append(interrupt.found)
         measured = [
             summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True) if all(windows)
@@ -508,7 +508,7 @@ def _good(asked: Iterable[Asked] | None, histogram: Sequence[tuple[float, int]],
 
 
 def percentiles(histogram: Sequence[tuple[float, int]], shares: Sequence[float]) -> list[float]:
-    """For each share in per cent, the bound that so many calls did not exceed; 0 without calls."""
+    """For each share in per cent, the bound that this share of calls did not exceed; 0 without calls."""
     total = sum(calls for _, calls in histogram)
     found = []
     for share in shares:

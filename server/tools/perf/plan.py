@@ -61,7 +61,7 @@ class LoadPlan:
         periods: requests that begin together, requests of a level, and how many more begin after each period.
         period: answers of each request after which a period ends.
         scattered: requests come independently of each other, not at a fixed pace.
-        connections: that carry the requests.
+        connections: their number.
         most_in_flight: with a rate: further requests wait in the client, and their wait counts.
         window: seconds of a measurement.
         window_requests: the least requests of a window, which may become longer; 0: any number.
@@ -72,7 +72,7 @@ class LoadPlan:
         limit_ms: of latency; 0: none.
         search: find the highest level within the limit, by halves.
         warm_up: seconds before each level.
-        warm_up_requests: exactly so many before each level, in place of `warm_up`; 0: `warm_up` decides.
+        warm_up_requests: exactly this number before each level, instead of `warm_up`; 0: `warm_up` decides.
         longest: seconds for all levels; 0: any number.
         shapes, data, letters, text: of the sent tensors; see `requests`.
         parameters: of each request.
@@ -155,7 +155,7 @@ class LoadPlan:
 
     @property
     def kind(self) -> str:
-        """What a level is a number of."""
+        """The unit of a level."""
         if self.periods is not None:
             return "periodic_concurrency"
         return "rate" if self.rate is not None else "concurrency"

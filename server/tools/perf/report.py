@@ -15,7 +15,7 @@ from server.tools.tables import table
 BAR = 50
 ROWS = 16
 UNITS = {"concurrency": "in flight", "rate": "requests/s due", "periodic_concurrency": "requests in periods"}
-"""By kind, what a level is a number of."""
+"""The unit of a level, by kind."""
 SERVER = {
     "queue": "Server Queue",
     "input": "Server Compute Input",

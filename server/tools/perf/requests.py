@@ -22,7 +22,7 @@ from server.tools.reach import CallFailed, Reach
 from server.tools.tensors import Wanted, array_of, made_up, read_for, shape_of, shapes_of
 
 MADE_UP = 16
-"""How many different requests of random content are made."""
+"""The number of different requests with random content."""
 MOST_MADE_UP = 64 << 20  # bytes of all of them
 
 
@@ -77,7 +77,7 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is sent.
+    """The sent data.
 
     Attributes:
         tensors: the inputs of each request; the requests are sent in turn.
@@ -281,7 +281,7 @@ def difference(result: grpcclient.InferResult, expected: Tensors) -> str:
 def confirmed(
     client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadPlan, requests: Sequence[Request], data: Data
 ) -> list[bytes] | None:
-    """The answers to the requests, which the server is asked for once; None: any answers are right.
+    """The answers to the requests, from one call each before the run; None: any answers are right.
 
     Raises:
         CallFailed: an answer is not as expected.

@@ -87,7 +87,7 @@ def levels_of(reach: Reach, plan: LoadPlan) -> list[Level]:
 
 @dataclass(slots=True)
 class Measured:
-    """All of a run.
+    """A whole run.
 
     Attributes:
         server: its metadata.
@@ -167,7 +167,7 @@ def _maker(
     process: int | None,
     stack: contextlib.ExitStack,
 ) -> Callable[[float], Load]:
-    """What makes the load of a level; the stack keeps its requests."""
+    """The maker of a level's load; the stack keeps its requests."""
     accounts = Accounts(client, plan, reach.metadata, process)
     if made.data.expected and (plan.shared or (model.sequences and not plan.streaming)):
         raise Misused("--input-data: validation_data is for answers outside of shared memory, of sequences in streams")

@@ -51,7 +51,7 @@ class Streams:
         self._periods = plan.periods
         self._period = plan.period
         self._left = 0.0  # requests of the window that have not begun
-        self._unready = 0  # requests of the period that have not had enough answers
+        self._unready = 0  # requests of the period that lack answers
         self._scattered = plan.scattered
         self._most = plan.sequences if model.sequences else plan.most_in_flight
         self._chance = random.Random(2)
@@ -107,7 +107,7 @@ class Streams:
         return window()
 
     def _add(self, count: int) -> None:
-        """Begin so many more requests together, if so many are left."""
+        """Begin `count` more requests together, if so many are left."""
         with self._quiet:
             count = min(count, int(self._left))
             self._left -= count
@@ -118,7 +118,7 @@ class Streams:
             (each or self._another()).send(time.perf_counter())
 
     def _heard(self, answers: int, over: bool) -> None:
-        """A request has had so many answers, and ended or not: after a period, more requests begin."""
+        """A request has had `answers` answers, and may have ended: after a period, more requests begin."""
         if self._periods is None or not (answers < self._period if over else answers == self._period):
             return
         with self._quiet:
@@ -188,13 +188,13 @@ class Streams:
 
 
 class Stream:
-    """A stream: sends a request when told to, and calls back when the last answer has come.
+    """A stream: sends a request on demand, and calls back after the last answer.
 
     Args:
         turn: the index of the first request.
         ids, lengths: of sequences, shared by all streams.
         over: called with the stream when its request has ended.
-        heard: called with how many answers the request has had, at each, and once more with True at its end.
+        heard: called at each answer with the number of the request's answers, and once more with True at its end.
 
     Attributes:
         asked: the ended requests.

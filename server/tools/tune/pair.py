@@ -1,4 +1,4 @@
-"""Two servers, so that a setting is measured beside the best one so far."""
+"""Two servers, to measure a setting beside the best one so far."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from server.tools.tune.search import Setting, Tried, Wanted
 from server.tools.tune.trial import Trial
 
 TURNS, FIRST_TURNS = 16, 4
-"""So often at most are two settings measured in turns, and so often at least."""
+"""The most and the fewest turns of two settings."""
 PLAIN = 1.6
-"""The first turns are enough where one of the two settings has so many times the throughput of the other."""
+"""The first turns are enough if one setting has this many times the throughput of the other."""
 SHARE = 0.35
-"""Of a window: so long is a turn."""
+"""A turn's share of a window."""
 
 
 class Pair:
     """Measures settings of a model.
 
-    What else a machine does changes its speed by more than most settings differ. So one server goes on serving the best
+    Other work on the machine changes its speed by more than most settings differ. So one server keeps serving the best
     setting so far, while another serves the next one, and the two take turns under load: the ratio of their throughputs
     counts. Where there is no room to serve the model twice, settings are measured one after the other.
 
@@ -103,7 +103,7 @@ class Pair:
         changed = applied(self.config, setting)
         problem = trial.serve(changed)
         if problem:
-            for each in self._served:  # alone it may have the memory that it lacks
+            for each in self._served:  # alone it may have enough memory
                 each.unload()
                 self._served[each] = None
             problem = trial.serve(changed)
@@ -154,9 +154,9 @@ class Pair:
         )
 
     def _ratio(self, first: tuple[Trial, Level], second: tuple[Trial, Level]) -> tuple[float, str]:
-        """How many times the throughput of the first the second has, 0 if that is not known; and why the second fails.
+        """The ratio of the second throughput to the first, 0 if unknown; and why the second fails.
 
-        Of the turns of each the quicker half counts: what else the machine does makes a turn slower, never quicker.
+        The faster half of each one's turns counts: other work makes a turn slower, never faster.
         """
         with contextlib.ExitStack() as stack:
             loads = [

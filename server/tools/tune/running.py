@@ -62,7 +62,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[None]:
-    """End as Ctrl-C does on other signals too: servers and folders shall not be left behind."""
+    """End on other signals as on Ctrl-C, so no servers or folders are left behind."""
     former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     changed = [each for each, handler in former.items() if handler is signal.SIG_DFL]
     for each in changed:

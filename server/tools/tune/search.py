@@ -12,9 +12,9 @@ from server.tools.perf.measuring import Level
 BETTER = 1.03
 """The factor of throughput that a change must bring to be kept: less may be chance."""
 NOISE = 1.1
-"""A throughput that exceeds the requests in flight divided by their latency by this factor is not believed."""
+"""A throughput that exceeds the requests in flight divided by their latency by this factor is rejected."""
 RIVAL, RIVALS, AGAIN = 0.8, 3, 2
-"""Settings with so much of the best throughput, so many at most, are measured so often again in the end."""
+"""At the end, settings with this share of the best throughput, at most this number, are measured again this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Setting:
     preferred: tuple[int, ...] = ()
 
     def changed(self, name: str, value: Any) -> Setting:
-        """With another value of a field, and without what has no effect then."""
+        """With another value of a field, and without fields that then have no effect."""
         made = replace(self, **{name: value})
         if made.delay_us is None:
             return replace(made, adaptive=False, preferred=())
@@ -99,8 +99,8 @@ class Tried:
         best: its level with the most throughput within the limits; None without one.
         memory_mb: of the server's processes, after the measurement.
         problem: why the setting does not qualify; empty if it does.
-        pace: factor of its throughput that makes it comparable with that of the others: how much slower the machine
-            was than at the first measurement.
+        pace: the factor that makes its throughput comparable with the others': how much slower the machine was than at
+            the first measurement.
     """
 
     setting: Setting
@@ -119,7 +119,7 @@ class Tried:
 
     @property
     def noise(self) -> bool:
-        """Whether the pace says more than Little's law allows: the machine's speed has changed too much to tell."""
+        """Whether the pace gives more than Little's law allows: the machine's speed has changed too much to compare."""
         return self.best is not None and self.best.inferences * self.pace > NOISE * self._most(self.best)
 
     @staticmethod
@@ -193,7 +193,7 @@ class Search:
     def settle(self, best: Tried) -> Tried:
         """The best of those that are nearly as good as the best one, after further measurements of each.
 
-        A single measurement is partly chance, and the best of many is so most of all. The median of each counts.
+        A single measurement is partly chance, above all the best of many. The median of each counts.
         """
         measured = {each.setting: [each] for each in self.rivals(best)}
         if len(measured) < 2:
@@ -208,7 +208,7 @@ class Search:
         return max((self.tried[setting] for setting in measured), key=lambda each: each.rate)
 
     def front(self) -> list[Tried]:
-        """The results that no other beats in throughput, latency and memory, the quickest first."""
+        """The results that no other beats in throughput, latency and memory, the fastest first."""
 
         def beats(a: Tried, b: Tried) -> bool:
             if a.best is None or b.best is None:

@@ -53,7 +53,7 @@ class Trial:
         return self._process.poll() is None
 
     def ends(self) -> bool:
-        """Whether the server's process has ended or is about to: its connections close a little before that."""
+        """Whether the server's process has ended or soon will: its connections close shortly before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         return not self.is_up()
@@ -69,7 +69,7 @@ class Trial:
             self._process = subprocess.Popen([*command, *self._wanted.options], stdout=log, stderr=subprocess.STDOUT)
         try:
             self._await_start()
-        except BaseException:  # of ^C, too: nobody else knows the process yet
+        except BaseException:  # also for ^C: no other code knows the process yet
             self._stop()
             raise
 
@@ -122,7 +122,7 @@ class Trial:
         return ""
 
     def unload(self) -> None:
-        """Serve nothing, and let go of the memory."""
+        """Stop serving, and free the memory."""
         with self.reach.client() as client, contextlib.suppress(InferenceServerException):
             client.unload_model(self._wanted.model)
 
