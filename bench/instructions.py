@@ -37,7 +37,7 @@ HERE = Path(__file__).parent.parent
 RECORD = HERE / "bench" / "results" / "instructions.json"
 TOLERANCE = 0.01
 GUARDED_LOADS = ("single", "batch")  # what happens in these does not depend on time
-GUARDED_LANES = ("plain", "one shape", "no batching", "levels, limits and timeouts")
+GUARDED_LANES = (("plain", 64), ("levels, limits and timeouts", 1))  # and sizes of batches
 LANES: dict[str, ModelSpec] = {
     "plain": SPEC,
     "one shape": replace(
@@ -233,10 +233,9 @@ def guarded() -> dict[str, float]:
 
     with ThreadPoolExecutor() as pool:
         rows = {f"a call, {LOADS[load]}": pool.submit(of_call, load) for load in GUARDED_LOADS}
-        for lane in GUARDED_LANES:
-            for size in SIZES if LANES[lane].batching else (1,):
-                name = f"a request in a lane, {lane}, batches of {size}"
-                rows[name] = pool.submit(lane_instructions, HERE, lane, size)
+        for lane, size in GUARDED_LANES:
+            name = f"a request in a lane, {lane}, batches of {size}"
+            rows[name] = pool.submit(lane_instructions, HERE, lane, size)
         return {name: round(row.result(), 1) for name, row in rows.items()}
 
 
