@@ -1,4 +1,4 @@
-"""Calls spread over the addresses of a name: which connection takes the next call, and what is to be connected when.
+"""Spreads calls over the addresses of a name: it decides which connection takes the next call, and when to connect.
 
 Nothing here waits or connects; `_channel` and `_loops` do that for threads and for event loops.
 """
@@ -17,15 +17,15 @@ from inferd_client._native.messages import framed
 
 PICK_FIRST, ROUND_ROBIN = POLICIES = ("pick_first", "round_robin")
 LOOK_SECONDS = 0.1
-"""So often at most the addresses are looked at while there are calls."""
+"""The least seconds between two checks of the addresses, while there are calls."""
 RESOLVE_SECONDS, RESOLVE_AGAIN_SECONDS = 30.0, 1.0
-"""The name is resolved again after so long, and after a connection was lost or not made."""
+"""Seconds after which the name is resolved again; also after a connection was lost or not made."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 20.0
-"""Seconds until an address that could not be reached is tried again, at first and at last."""
+"""Seconds until an unreachable address is tried again: the first pause and the longest."""
 OTHERS_SECONDS = 0.1
-"""So long the first call waits at most, when one address is connected, for the others."""
+"""Seconds for which the first call waits at most for the other addresses, once one is connected."""
 HEALTH_SECONDS = 1.0
-"""So long a new connection waits at most for the server's health before it takes calls."""
+"""Seconds for which a new connection waits at most for the server's health before it takes calls."""
 WATCH = "/grpc.health.v1.Health/Watch"
 SERVING = 1
 
@@ -39,11 +39,11 @@ class Place:
     Attributes:
         holder: the connection, a Link or Polled; None: there is none.
         link: its Link.
-        watch: the call that tells of the server's health.
-        serving: whether the server says that it serves; also where it says nothing about that.
+        watch: the call that reports the server's health.
+        serving: whether the server serves; True if it does not report that.
         busy: whether a connection is being made.
         due: when the next one may be made, in time.monotonic().
-        gone: the name has this address no more.
+        gone: the name no longer has this address.
     """
 
     __slots__ = ("_failures", "busy", "due", "gone", "heard", "holder", "link", "serving", "target", "watch")
@@ -71,7 +71,7 @@ class Place:
                 self.serving = dict(fields_of(bytes(memoryview(message)))).get(1, 0) == SERVING
         if done and call is self.watch:
             self.watch = None
-            self.serving = True  # without a health service, or with the connection, nothing is known any more
+            self.serving = True  # without a health service, or without the connection, the health is unknown
         if self.heard is not None:
             self.heard()
 
@@ -86,7 +86,7 @@ class Place:
         self._failures = min(self._failures + 1, 10)
 
     def left(self) -> None:
-        """Its connection takes no further calls: it closes when those in flight have ended."""
+        """Its connection takes no further calls, and closes when those in flight have ended."""
         if self.watch is not None and self.link is not None:
             self.link.give_up(self.watch)
         self.holder = self.link = self.watch = None
@@ -106,7 +106,7 @@ class Places:
         self._connections = connections
         self._turn = 0
         self._resolved = float("-inf")  # when the name was resolved, in time.monotonic()
-        self._look = 0.0  # when the places are to be looked at
+        self._look = 0.0  # when to check the places
         self.all: list[Place] = []
         self.resolving = False
 
@@ -123,7 +123,7 @@ class Places:
         return other
 
     def due(self) -> bool:
-        """Whether it is time to look at the places."""
+        """Whether it is time to check the places."""
         now = time.monotonic()
         if now < self._look:
             return False
@@ -143,7 +143,7 @@ class Places:
         return found
 
     def to_resolve(self) -> bool:
-        """Whether the name is to be resolved now; `resolving` is set then."""
+        """Whether to resolve the name now; `resolving` is then set."""
         whole = all(place.link is not None for place in self.all)
         wait = RESOLVE_SECONDS if whole and self.all else RESOLVE_AGAIN_SECONDS
         if self.resolving or time.monotonic() < self._resolved + wait:
@@ -152,7 +152,7 @@ class Places:
         return True
 
     def resolved(self, addresses: Iterable[tuple[str, int]]) -> list[Place]:
-        """Take the addresses of the name. Returns the places that are no longer among them."""
+        """Set the addresses of the name. Returns the places that are no longer among them."""
         self._resolved = time.monotonic()
         wanted = list(dict.fromkeys(addresses))
         kept: dict[tuple[str, int], list[Place]] = {}
@@ -188,5 +188,5 @@ def addresses_of(target: Target) -> list[tuple[str, int]]:
 
 
 def numeric(places: Sequence[Any]) -> list[tuple[str, int]]:
-    """Hosts and ports of what getaddrinfo has found."""
+    """Hosts and ports of getaddrinfo's results."""
     return [address[:2] for *_, address in places]

@@ -22,16 +22,16 @@ DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
     STATUSES.index(name) for name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
 )
 Pieces = list[bytes | Content]
-"""Of a framed message, in the order in which they are sent."""
+"""The pieces of a framed message, in the order of sending."""
 SERVICE = "/inference.GRPCInferenceService/"
 ENCODINGS = {"gzip": 31, "deflate": 15}
 """Compression algorithms of messages, and zlib's `wbits` for each."""
 LEVELS = {"low": 1, "medium": 6, "high": 9}
-"""How much time compression takes, and zlib's level for each. The server's names."""
+"""Compression efforts, under the server's names, and zlib's level for each."""
 TRANSPARENT = 3
-"""How often the client repeats a call that the server has not touched."""
+"""The number of times that the client repeats a call that the server has not touched."""
 LONGEST_DELAY = 3600
-"""Seconds: the client ignores a server that asks it to wait longer."""
+"""Seconds: the client ignores longer waits that a server requests."""
 NOT_REPEATED = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 """RPCs that the client does not repeat if the server may have executed them."""
 
@@ -55,7 +55,7 @@ class Failed:
     """The last attempt to connect to a server, if it failed.
 
     Calls that wait for a connection while an attempt to make one fails share that failure. If each of many calls tried
-    again, the last one would learn after hours that a host swallows packets.
+    again, the last one would learn only after hours that a host drops packets.
     """
 
     __slots__ = ("_began", "_error", "_target")
@@ -66,13 +66,13 @@ class Failed:
         self._error: OSError | None = None
 
     def note(self, began: float, error: OSError, timeout: float | None) -> InferenceServerException:
-        """Note a failed attempt that began then, in time.monotonic(), for a call with `timeout` seconds left.
+        """Record a failed attempt by its begin, in time.monotonic(), for a call with `timeout` seconds left.
 
         Returns:
             The exception for this call.
         """
         if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
-            return too_late()  # that says nothing about the server
+            return too_late()  # such an error says nothing about the server
         self._began, self._error = began, error
         return self._unreachable(error)
 
@@ -81,7 +81,7 @@ class Failed:
         self._error = None
 
     def check(self, since: float) -> None:
-        """For a call that has waited since then, in time.monotonic().
+        """Check for a call that has waited since then, in time.monotonic().
 
         Raises:
             InferenceServerException: an attempt has begun and failed meanwhile.
@@ -241,15 +241,15 @@ def answer_of(call: Call, limit: int) -> Any | None:
 
 
 class RetryOptions(NamedTuple):
-    """When the client repeats a call that has failed, or for which it could make no connection.
+    """The rules by which the client repeats a call that has failed, or that got no connection.
 
-    The client waits as long as the server asks for (google.rpc.RetryInfo, at most an hour); otherwise the pause grows
-    from try to try, with some chance in it. It never repeats a call after the call's deadline, nor when the pause would
-    pass the deadline. Without these options, too, it repeats calls that the server has not touched, because the
-    connection ended before or the server said so. It does not restart streams.
+    The client waits as long as the server requests (google.rpc.RetryInfo, at most an hour); otherwise the pause grows
+    from try to try, with a random part. It never repeats a call after the call's deadline, nor if the pause would pass
+    the deadline. Even without these options, it repeats calls that the server has not touched, because the connection
+    ended before or the server said so. It does not restart streams.
 
-    If the connection is lost before the server sends a status, the server may have executed the call, and a repeated
-    call is executed twice. The client does not repeat requests of sequences, and loads and unloads of models, then.
+    If the connection is lost before the server sends a status, the server may have executed the call, and would execute
+    a repeated call twice. The client then does not repeat requests of sequences, nor loads and unloads of models.
 
     Attributes:
         attempts: how many at most, the first included.

@@ -38,10 +38,10 @@ LONGEST_WAIT = 3600.0
 
 
 class Forking(Protocol):
-    """Has connections of this process."""
+    """Owns connections of this process."""
 
     def forked(self) -> None:
-        """This process is a copy: the connections are its parent's, and must not be touched."""
+        """This process is a fork: the connections are its parent's, and must not be touched."""
 
 
 forking: weakref.WeakSet[Forking] = weakref.WeakSet()
@@ -93,7 +93,7 @@ class Later:
         times, count = self._times, self._count
         kept = [each for each in times if each[1] in self._functions]
         heapify(kept)
-        if times is self._times and count == self._count:  # else a signal handler has changed them meanwhile
+        if times is self._times and count == self._count:  # otherwise a signal handler has changed them meanwhile
             self._times = kept
             self._changed.notify()
 
@@ -117,7 +117,7 @@ class Later:
                     what = self._functions.pop(heappop(self._times)[1], None)
             try:
                 what()
-            except BaseException:  # other calls need this thread, whatever a callback raises
+            except BaseException:  # other calls need this thread, even if a callback raises
                 sys.excepthook(*sys.exc_info())
 
 
@@ -140,10 +140,10 @@ class Channel:
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
-        self._waiting: list[None] = []  # an entry for each call whose first attempt another thread makes
+        self._waiting: list[None] = []  # one entry for each call whose first attempt another thread makes
         self._failed = Failed(target)
         self._closed = False
-        self.forks = 0  # how many forks lie between the making of this and this process
+        self.forks = 0  # the number of forks between the process that made this and the present one
         forking.add(self)
 
     def usable(self) -> Link | None:
@@ -193,14 +193,14 @@ class Channel:
             raise self._failed.note(began, error, timeout) from None
         self._links[place] = link
         self._failed.forget()
-        if self._closed:  # `close` came meanwhile, and may not have seen this link
+        if self._closed:  # `close` was called meanwhile, and may not have seen this link
             link.close()
             raise error_of(1, CLOSED)
         if self.options.keepalive is not None and self.options.keepalive[2]:
             self._attend(link)
         return link
 
-    # ---- calls that are waited for
+    # ---- calls that a thread waits for
 
     def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None, once: bool = False) -> Any:
         """Make a call and wait. Returns the bytes of the answer, a buffer.
@@ -234,7 +234,7 @@ class Channel:
                 try:
                     raise error
                 finally:
-                    del error  # it refers to this frame, and so to the call and its tensors
+                    del error  # it keeps this frame, and so the call and its tensors
             time.sleep(pause)
 
     # ---- calls that end in a callback
@@ -242,10 +242,10 @@ class Channel:
     def start(
         self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
     ) -> Pending:
-        """Begin a call; the arguments are those of `unary`. Another thread calls `told.ended` at its end.
+        """Begin a call; the arguments are those of `unary`.
 
-        Where a connection is to be made for it, another thread does that: nobody waits for it here. Calls begin in the
-        order in which they were started.
+        Another thread calls `told.ended` at its end. If it needs a new connection, another thread makes that, so this
+        method never waits. Calls begin in the order in which they were started.
         """
         pending = Pending(self, headers, pieces, end_of(timeout), told, once)
         if self._waiting or not pending.begin(connect=False):
@@ -262,7 +262,7 @@ class Channel:
                 return link
 
     def announced_if_connected(self, call: Call) -> Link | None:
-        """The same, on a link that there is; None: there is none that takes calls."""
+        """The same, on an existing link; None if none takes calls."""
         while (link := self.usable()) is not None:
             self._attend(link)
             if link.start(call):
@@ -283,7 +283,7 @@ class Channel:
         """End all calls and links, without waiting for a connection being made: it is closed once made."""
         self._closed = True
         if sys.is_finalizing():
-            return  # the threads to wait for run no more, and may hold locks; the system closes the connections
+            return  # the threads to wait for have stopped, and may hold locks; the system closes the connections
         for link in self._taken():
             link.close()
             with self._attending:  # the link's thread may be about to start
@@ -293,12 +293,12 @@ class Channel:
         self.later.hurry()
 
     def _taken(self) -> list[Link]:
-        """Its links, which are its own no more."""
+        """Give away its links."""
         links, self._links = self._links, [None] * len(self._links)
         return [each for each in links if each is not None]
 
     def forked(self) -> None:
-        """This process is a copy: the links and the calls on them are its parent's."""
+        """This process is a fork: the links and their calls are its parent's."""
         self.forks += 1
         self._links = [None] * len(self._links)
         self._connecting = threading.Lock()
@@ -370,12 +370,12 @@ class BalancedChannel(Channel):
         raise self._failed.note(began, error, left_of(ends)) from None
 
     def _tend(self) -> list[threading.Thread]:
-        """Begin what is due, without waiting for it. Returns who does it."""
+        """Begin due connections, without waiting for them. Returns the threads."""
         for each in [each for each in self._leaving if not each.count]:
             self._leaving.remove(each)
             each.close()
         if not any(place.link is not None for place in self._places.all):
-            return []  # a call connects, and has the error if it cannot
+            return []  # a call connects, and gets the error on failure
         begun = [
             threading.Thread(target=self._try, args=(place,), name="inferd-client", daemon=True)
             for place in self._places.to_connect()
@@ -467,10 +467,10 @@ class Pending:
         self._alarm: int | None = None  # ends the call if its deadline passes between attempts
         self._next: int | None = None
         self._since = 0.0  # when the attempt of another thread was due, in time.monotonic()
-        self._begun: list[Callable[[], None]] = []  # what is told when the first attempt was made by another thread
+        self._begun: list[Callable[[], None]] = []  # called when another thread has made the first attempt
 
     def begin(self, *, connect: bool = True) -> bool:
-        """Make the call, or make it again. False: it was not made, since there is no connection and none is to be made.
+        """Make the call, or repeat it. False: it was not made, since there is no connection and none may be made.
 
         Raises:
             InferenceServerException: no connection can be made.
@@ -486,7 +486,7 @@ class Pending:
             return False
         with self._changing:
             if self._call is not call:
-                return True  # it has ended meanwhile, and was made again
+                return True  # it has ended meanwhile, and was repeated
             self._link = link
             unwanted = self._cancelled or self._over
         if unwanted:
@@ -494,12 +494,12 @@ class Pending:
         return True
 
     def begin_later(self, pause: float, begun: Callable[[], None] | None = None) -> None:
-        """Make the call on a thread that may wait for a connection, after so many seconds.
+        """Make the call on a thread that may wait for a connection, after a delay in seconds.
 
-        `begun` is called when that has been tried, or will not be.
+        `begun` is called after the attempt, or if there will be none.
         """
-        # An attempt may wait for a connection. So it gets another thread than this one, which may read the answers of
-        # other calls, and than the one that watches deadlines.
+        # An attempt may wait for a connection. So it gets a thread of its own: this one may read the answers of other
+        # calls, and one more watches deadlines.
         if self._alarm is None:
             self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
         if begun is not None:
@@ -581,7 +581,7 @@ class Pending:
         self._told.ended(message, error)
 
     def cancel(self) -> None:
-        """Give the call up: the callback gets CANCELLED, unless there is an answer already."""
+        """Cancel the call: the callback gets CANCELLED, unless there is an answer already."""
         if self._forks != self._channel.forks:
             return  # the call is the parent process's
         with self._changing:

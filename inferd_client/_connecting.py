@@ -76,11 +76,11 @@ def target_of(url: str) -> Target:
 
 
 class Options:
-    """How links are made.
+    """The options of links.
 
     Args:
         context: of TLS; None: plain text.
-        server_name: that the certificate is to have; empty: the host's.
+        server_name: that the certificate must have; empty: the host's.
         keepalive: seconds until a PING, seconds to wait for its answer, and whether idle links send PINGs; None: no
             PINGs.
         limit: bytes of an answer at most.

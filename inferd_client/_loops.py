@@ -75,8 +75,7 @@ class Polled:
                 self._loop.remove_writer(self._fd)
 
     def flush_soon(self) -> None:
-        """Write what calls have to send: at once for a single call and for TOGETHER calls, else at the end of this loop
-        turn."""
+        """Write the calls' output: at once for one call and for TOGETHER calls, else at the end of this loop turn."""
         self._unwritten += 1
         if self.link.count <= 1 or self._unwritten >= TOGETHER:
             self._flush()
@@ -97,8 +96,7 @@ class Polled:
         self._polls()
 
     async def room(self, call: Call) -> None:
-        """Wait until the server has taken the call's messages, but for the last MOST_UNSENT bytes, or the call has
-        ended."""
+        """Wait until at most MOST_UNSENT bytes of the call's messages are unsent, or the call has ended."""
         while call.unsent > MOST_UNSENT and not call.done and not self.link.dead:
             waiting = self._loop.create_future()
             self._senders.append((call, waiting))
@@ -157,21 +155,21 @@ class LoopChannel:
             self._leave()
 
     def _leave(self) -> None:
-        """Have the loop, which polls the links and so would keep them, close them; any thread may say so."""
+        """Have the loop close the links, which it polls and so would keep; any thread may call this."""
         if self._loop is not None and any(held := self._held()):
-            with suppress(RuntimeError):  # it is closed, and so polls no more
+            with suppress(RuntimeError):  # it is closed, and so no longer polls
                 self._loop.call_soon_threadsafe(_close, held)
 
     def _held(self) -> list[Polled | None]:
-        """All its links, which it uses no more."""
+        """Give away all its links."""
         links, self._links = self._links, [None] * len(self._links)
         return links
 
     def _moved(self) -> None:
-        """Its loop is another one."""
+        """Its loop is a different one."""
 
     def forked(self) -> None:
-        """See Forking. The event loop is the parent's, too: its selector is one with the parent's."""
+        """See Forking. The event loop is the parent's, too: both processes share its selector."""
         self.forks += 1
         self._loop = self._connecting = None
         self._links = [None] * len(self._links)
@@ -290,14 +288,14 @@ class LoopChannel:
 
 
 class BalancedLoopChannel(LoopChannel):
-    """As BalancedChannel, in an event loop; its tasks end with what they do."""
+    """As BalancedChannel, in an event loop; each task ends with its work."""
 
     def __init__(self, target: Target, options: Options, headers: Headers, connections: int, retries: Any) -> None:
         super().__init__(target, known_as(options, target), 0, retries)
         self._headers = headers
         self._connections = connections
         self._places = Places(target, connections)
-        self._tasks: set[asyncio.Task[None]] = set()  # so that nobody collects them
+        self._tasks: set[asyncio.Task[None]] = set()  # so that they are not collected
 
     def usable(self, loop: asyncio.AbstractEventLoop) -> Polled | None:
         if loop is not self._loop:
@@ -337,7 +335,7 @@ class BalancedLoopChannel(LoopChannel):
         raise self._failed.note(began, error, left_of(ends)) from None
 
     def _tend(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
-        """Begin what is due, without waiting for it. Returns what does it."""
+        """Begin due connections, without waiting for them. Returns the tasks."""
         for idle in [each for each in self._links if each is not None and not each.link.count]:
             self._links.remove(idle)
             idle.close()
@@ -411,7 +409,7 @@ def _close(links: list[Polled | None]) -> None:
 
 
 def give_up(polled: Polled, call: Call, expired: bool) -> None:
-    """End a call that nobody waits for, or whose deadline has passed."""
+    """End a call whose caller stopped waiting, or whose deadline has passed."""
     polled.link.give_up(call, expired=expired)
     polled.link.news()
 
@@ -467,7 +465,7 @@ async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.so
 
 
 async def _resolved(host: str, port: int, loop: asyncio.AbstractEventLoop) -> list[Any]:
-    """What getaddrinfo finds; for an address without a thread."""
+    """getaddrinfo's results; for an address without a thread."""
     if _is_address(host):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

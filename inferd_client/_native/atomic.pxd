@@ -19,11 +19,11 @@ cdef extern from *:
     }
     static inline void inferd_client_wake(uint32_t *p) { syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0); }
     """
-    # what it is then
+    # returns the new value
     int32_t atomic_add "inferd_client_add"(int32_t *, int32_t) noexcept nogil
     uint32_t atomic_load "inferd_client_load"(uint32_t *) noexcept nogil
     void atomic_store "inferd_client_store"(uint32_t *, uint32_t) noexcept nogil
-    # Wait while it is `n`, at most until then, of the monotonic clock; it may return earlier.
+    # Wait while it is `n`, at most until this time of the monotonic clock; it may return earlier.
     void futex_wait "inferd_client_wait"(uint32_t *, uint32_t n, uint64_t until_ns) noexcept nogil
     # Wake the thread that waits; the memory may be gone already.
     void futex_wake "inferd_client_wake"(uint32_t *) noexcept nogil

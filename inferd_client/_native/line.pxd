@@ -1,4 +1,4 @@
-# One connection of the client, without Python: its session, its calls in flight, and which thread reads.
+# One connection of the client, without Python: its session, its calls in flight, and its reading thread.
 #
 # Any thread may start calls and wait for them. One of the waiting threads reads for all, and releases the lock while it
 # is in poll(); so a call of a single thread needs no switch between threads. Calls for which no thread waits announce
@@ -25,12 +25,12 @@ cdef enum GivenUp:
     NOT_GIVEN_UP
     EXPIRED                  # its deadline has passed
     CANCELLED                # the caller wants no answer
-    TOO_LARGE                # its answer is longer than is allowed
+    TOO_LARGE                # its answer exceeds the limit
     NO_MEMORY                # for its answer
 
 cdef enum:
-    LOOK = 1                 # something has come of a call
-    ENDED = 2                # its end: other threads touch it no more, or the thread is to take the lock first
+    LOOK = 1                 # news of a call
+    ENDED = 2                # its end: other threads do not touch it any more, or the thread must take the lock first
 
 # One call, the first member of a Call.
 cdef struct Wire:
@@ -43,10 +43,10 @@ cdef struct Wire:
     bint has_news
     bint announces           # no thread waits for it: its end and its messages are news
     bint done
-    bint orphaned            # it has ended here, and the session still knows it
+    bint orphaned            # it has ended here, but the session still has it
     bint waiting             # a thread waits for `word`
     uint32_t word            # to that thread: 0, LOOK or ENDED
-    bint locks               # that thread takes the lock also after ENDED
+    bint locks               # that thread must take the lock even after ENDED
     bint many                # the answer is a stream of messages
     uint64_t deadline_ns     # 0: none
     Ending ending
@@ -73,12 +73,12 @@ cdef struct Line:
     int fd
     int wake                 # eventfd: makes the reading thread look again
     bint dead
-    bint closing             # its owner does not use it any more: the attendant ends
+    bint closing             # its owner no longer uses it: the attendant ends
     bint reading             # a thread is the reader
-    bint polling             # the reader is in poll(), and nobody has woken it
+    bint polling             # the reader is in poll(), and has not been woken
     bint blocked             # the socket accepts no more for now
     int32_t coming           # threads that are about to take the lock and flush
-    uint64_t emptied         # how often all serialised output has been written
+    uint64_t emptied         # the number of times that all serialised output was written
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
     Wire *flight             # those in flight
@@ -106,7 +106,7 @@ cdef void wire_free(Wire *wire) noexcept nogil
 # All of these are called with the lock.
 cdef bint line_submit(Line *line, Wire *wire, const nghttp2_nv *headers, size_t count) noexcept nogil
 cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil
-# Read what there is, and process it.
+# Read the available bytes, and process them.
 cdef void line_receive(Line *line) noexcept nogil
 cdef void line_flush(Line *line) noexcept nogil
 # End calls whose deadline has passed, and send pings that are due. Returns when to call again; 0: never.

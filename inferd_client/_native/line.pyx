@@ -1,4 +1,4 @@
-"""One connection of the client, without Python, except where TLS is: that is Python's `ssl`, on memory."""
+"""One connection of the client, without Python, except for TLS: that is Python's `ssl`, on memory."""
 
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -25,8 +25,8 @@ from inferd_client._native.session cimport (
 from inferd_client._native.tls cimport tls_receive, tls_write
 
 cdef enum:
-    DIRECT_FROM = 32 << 10   # bytes of a message and of a frame that are worth a read of their own
-    BEGINNING = 16 << 10     # bytes that are read where a large message may begin
+    DIRECT_FROM = 32 << 10   # bytes of a message and of a frame from which a read of its own pays
+    BEGINNING = 16 << 10     # bytes to read where a large message may begin
 
 cdef uint64_t NEVER_NS = <uint64_t> 1 << 60
 
@@ -129,7 +129,7 @@ cdef void tell(Wire *wire, uint32_t word) noexcept nogil:
 
 
 cdef void finish(Line *line, Wire *wire, Ending ending, uint32_t error) noexcept nogil:
-    """It has its end, whether or not the session has. If its thread waits for that, the call may be gone then."""
+    """It has ended, even if the session still has it. If its thread waits for that, the call may then be gone."""
     take_off(line, wire)
     wire.ending = ending
     wire.error = error
@@ -152,11 +152,11 @@ cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil:
     if not wire.in_flight:
         return
     wire.given_up = why
-    wire.locks = True  # so that it is still here after its end
+    wire.locks = True  # so that it outlives its end
     session_reset(&line.session, &wire.exchange)
     line_flush(line)
     if wire.in_flight:
-        # the peer takes nothing: the session forgets it when it does
+        # the peer takes no data: the session drops it when the peer does
         wire.orphaned = True
         finish(line, wire, STREAM_RESET, NGHTTP2_NO_ERROR)
 
@@ -173,7 +173,7 @@ cdef void line_kill(Line *line) noexcept nogil:
     pthread_cond_signal(&line.attendant)
 
 
-# --- what the session calls; its Line begins with it
+# --- callbacks of the session, with which its Line begins
 
 cdef char *copied(const uint8_t *value, size_t size) noexcept nogil:
     cdef char *text = <char *> malloc(size + 1)
@@ -251,7 +251,7 @@ cdef bint keep_data(Session *session, Exchange *exchange, const uint8_t *data, s
                 return True
         taken = min(size, wire.message_size - wire.filled)
         if data != wire.message + wire.filled:
-            memmove(wire.message + wire.filled, data, taken)  # it may lie further behind in the same memory
+            memmove(wire.message + wire.filled, data, taken)  # it may lie further back in the same memory
         wire.filled += taken
         data += taken
         size -= taken
@@ -263,7 +263,7 @@ cdef bint keep_data(Session *session, Exchange *exchange, const uint8_t *data, s
 # --- reading and writing
 
 cdef Wire *arriving(const Line *line) noexcept nogil:
-    """The call that the next bytes belong to, if they are many."""
+    """The call to which the next bytes belong, if they are many."""
     cdef Wire *wire
     if line.session.frame_left < DIRECT_FROM or line.tls != NULL:
         return NULL
@@ -284,7 +284,7 @@ cdef void line_receive(Line *line) noexcept nogil:
         wire = arriving(line)
         parts[0] = iovec(NULL, 0)
         if wire != NULL:
-            wire.locks = True  # its memory stays while this is processed, whatever the peer says within it
+            wire.locks = True  # its memory stays during the processing, whatever frames are in it
             parts[0] = iovec(wire.message + wire.filled,
                              min(line.session.frame_left, wire.message_size - wire.filled))
         parts[1] = iovec(line.buffer, BEGINNING if line.session.frame_size >= DIRECT_FROM and line.tls == NULL
@@ -319,7 +319,7 @@ cdef void line_flush(Line *line) noexcept nogil:
         if output_empty(&line.session.output) and not (line.blocked and line.tls != NULL):
             line.blocked = False
             if not session_wants_read(&line.session):
-                line_kill(line)  # the peer has broken the protocol, and was told so; or has ended the connection itself
+                line_kill(line)  # the peer has broken the protocol, and got a GOAWAY; or has ended the connection
             return
         if line.tls != NULL:
             written = tls_write(line.tls, &line.session.output, line.fd)
@@ -332,7 +332,7 @@ cdef void line_flush(Line *line) noexcept nogil:
             line.emptied += 1
         line.blocked = written != WROTE_ALL
         if line.blocked:
-            line_wake_reader(line)  # it is to poll for writing, too
+            line_wake_reader(line)  # it must poll for writing, too
             return
 
 
@@ -348,7 +348,7 @@ cdef void expire(Line *line, uint64_t now) noexcept nogil:
             count = line.count
             line_give_up(line, wire, EXPIRED)
             if line.count != count - 1:
-                following = line.flight  # others have ended by it, too
+                following = line.flight  # other calls have ended with it, too
         wire = following
 
 
@@ -398,7 +398,7 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil:
     cdef int found
     due = line_tick(line)
     if line.dead or line.count != count:
-        return True  # what has ended by it is seen to first
+        return True  # first handle the calls that have ended with it
     if due == 0 or (until_ns != 0 and until_ns < due):
         due = until_ns
     now = now_ns()
@@ -435,7 +435,7 @@ cdef void line_hand_over(Line *line) noexcept nogil:
         pthread_cond_signal(&line.attendant)
     while wire != NULL:
         if wire.waiting:
-            wire.locks = True  # it is to read, or, if it has its end by then, to have another thread read
+            wire.locks = True  # it must read, or, if it has ended by then, have another thread read
             tell(wire, LOOK)
             return
         wire = wire.next

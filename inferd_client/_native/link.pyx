@@ -1,9 +1,9 @@
 """Calls and connections for Python.
 
-A call of the synchronous client is waited for in `Link.run`, without the GIL, and nobody else touches its Python side.
-Calls that announce themselves are told to their owners by `Link.attend`, in a thread, or by `Link.serve`, in a loop.
+The thread of a synchronous call waits in `Link.run`, without the GIL, and no other thread touches the call's Python
+side. For calls that announce themselves, `Link.attend`, in a thread, or `Link.serve`, in a loop, calls their owners.
 
-The lock of a line is waited for without the GIL only, because whoever holds it may need the GIL for TLS.
+Threads wait for the lock of a line only without the GIL, because its holder may need the GIL for TLS.
 """
 
 import sys
@@ -32,9 +32,9 @@ from inferd_client._native.session cimport (
 )
 
 cdef enum:
-    SLICE_NS = 200000000     # how long a thread waits without looking for signals
-    TURNS = 64               # how often it reads for others without looking for them
-    BATCH = 64               # calls of which one takes the news at once
+    SLICE_NS = 200000000     # how long a thread waits without checking for signals
+    TURNS = 64               # how often it reads for other threads without checking for them
+    BATCH = 64               # calls whose news one round takes
     CONNECTION_WINDOW = (1 << 30) - 1  # of flow control: no stream holds up another
 
 STATUS_CANCELLED, STATUS_UNKNOWN, STATUS_DEADLINE_EXCEEDED, STATUS_PERMISSION_DENIED = 1, 2, 4, 7
@@ -66,8 +66,8 @@ cdef class Call:
         timeout: seconds, or None.
         many: its answer is a stream.
         goes_on: further messages follow.
-        owner: `told(call, done)` of it is called when there is news; None: somebody waits for it.
-        future: of asyncio, in place of an owner; its result is set when the call has ended.
+        owner: its `told(call, done)` is called for news; None: a thread waits.
+        future: of asyncio, instead of an owner; its result is set when the call has ended.
     """
 
     def __cinit__(self, list headers, list pieces, timeout=None, *, bint many=False, bint goes_on=False, owner=None,
@@ -123,7 +123,7 @@ cdef class Call:
 
     @property
     def unsent(self):
-        """Bytes of its messages that the server does not take yet."""
+        """Bytes of its messages that the server has not taken yet."""
         return self.wire.exchange.unsent
 
     @property
@@ -132,10 +132,10 @@ cdef class Call:
         return self.wire.done
 
     def messages(self):
-        """Those that have arrived and were not taken yet: pairs (Message, the encoding it is compressed with).
+        """Take the arrived messages: pairs (Message, its compression's encoding).
 
-        While some are not taken, the server may send no more than the window of a stream. On a link of an event loop
-        this is to be followed by `flush`, which tells the server that it may go on.
+        While some are untaken, the server may send no more than the window of a stream. On a link of an event loop call
+        `flush` afterwards, which lets the server continue.
         """
         cdef Arrived *arrived
         with nogil:
@@ -149,7 +149,7 @@ cdef class Call:
         return self.taken(arrived)
 
     def message(self):
-        """The only one of a call that has ended, as in `messages`; None: there is none, or more than one."""
+        """The only message of an ended call, as in `messages`; None: there is none, or more than one."""
         cdef Arrived *arrived = self.wire.first
         if arrived == NULL or arrived.next != NULL:
             return None
@@ -183,7 +183,7 @@ cdef class Call:
 
     @property
     def safe_to_repeat(self):
-        """Whether the server has done nothing about it, although it has ended."""
+        """Whether it has ended untouched by the server."""
         if self.wire.given_up != NOT_GIVEN_UP or self.wire.exchange.grpc_status >= 0:
             return False
         if self.wire.ending == STREAM_RESET and self.wire.error == NGHTTP2_REFUSED_STREAM:
@@ -192,7 +192,7 @@ cdef class Call:
 
     @property
     def answered(self):
-        """Whether it has ended with a status of the server's own."""
+        """Whether it has ended with a status from the server."""
         return self.wire.given_up == NOT_GIVEN_UP and self.wire.exchange.grpc_status >= 0
 
     def status(self):
@@ -228,12 +228,12 @@ cdef class Call:
 
     @property
     def details(self):
-        """What the server says beside the text: a google.rpc.Status, in Base64; empty where it says nothing."""
+        """The details of the server's error: a google.rpc.Status, in Base64; empty without one."""
         return <bytes> self.wire.details if self.wire.details != NULL else b""
 
 
 cdef bint wait_for(Link link, Call call, bint message) noexcept nogil:
-    """Wait for its end, or a message; the lock is held, and given back. False: signals are to be looked for."""
+    """Wait for its end, or a message; called with the lock, which it releases. False: check for signals."""
     cdef bint heard
     cdef int turns = 0
     while not call.wire.done and not (message and call.wire.first != NULL):
@@ -291,7 +291,7 @@ cdef class Link:
     def __dealloc__(self):
         line_free(&self.line)
 
-    # --- what is known of it, for choices that may be wrong a moment later: it is looked at without the lock
+    # --- hints, read without the lock, so they may be out of date
 
     @property
     def usable(self):
@@ -310,28 +310,28 @@ cdef class Link:
 
     @property
     def blocked(self):
-        """Whether there is something to write that the socket does not take."""
+        """Whether output waits because the socket is full."""
         return self.line.blocked and not self.line.dead
 
     @property
     def fd(self):
         return self.line.fd
 
-    # --- calls that have ended, and what is still known of them
+    # --- ended calls to which something still refers
 
     cdef keep(self, Call call):
         """The call has ended for its caller."""
-        # Without the lock: while some of the call is not written yet, the output is not empty, whatever others add.
+        # Without the lock: while a part of the call is unwritten, the output is not empty, whatever other threads add.
         if call.wire.orphaned or not output_empty(&self.line.session.output):
             self.lingering.add(call)
 
     cdef forget(self):
-        """Let go of calls of which nothing is known any more."""
+        """Drop calls to which nothing refers any more."""
         cdef bint empty
         cdef Call call
         if not self.lingering:
             return
-        known, self.lingering = self.lingering, set()  # those that others add meanwhile may not be looked at
+        known, self.lingering = self.lingering, set()  # do not check those that other threads add meanwhile
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             empty = output_empty(&self.line.session.output) or self.line.dead
@@ -344,7 +344,7 @@ cdef class Link:
     # --- calls
 
     def run(self, Call call not None):
-        """Make the call and wait for its end. False: the link takes no calls any more, nothing was done.
+        """Make the call and wait for its end. False: the link takes no calls any more, and the call was not made.
 
         Raises:
             KeyboardInterrupt, or what else a signal's handler raises: the call is given up.
@@ -357,7 +357,7 @@ cdef class Link:
             pthread_mutex_lock(&self.line.lock)
             taken = line_submit(&self.line, &call.wire, call.headers, call.header_count)
             if atomic_add(&self.line.coming, -1) == 0:
-                line_flush(&self.line)  # else the thread that comes next does: one write for the calls of both
+                line_flush(&self.line)  # otherwise the next thread writes, once for both calls
             if taken:
                 if call.wire.deadline_ns != 0 and call.wire.deadline_ns < self.line.wakes_ns:
                     line_wake_reader(&self.line)
@@ -372,7 +372,7 @@ cdef class Link:
         return True
 
     def wait(self, Call call not None, *, bint message=False):
-        """Wait until a call that was started has ended, or, if told so, has a message.
+        """Wait until a started call has ended, or, if requested, has a message.
 
         Raises:
             KeyboardInterrupt, or what else a signal's handler raises: the call is given up.
@@ -394,7 +394,7 @@ cdef class Link:
         self.forget()
         call.link = self
         if call.wire.announces:
-            Py_INCREF(call)  # until its end was told
+            Py_INCREF(call)  # until its owner knows its end
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             taken = line_submit(&self.line, &call.wire, call.headers, call.header_count)
@@ -451,14 +451,14 @@ cdef class Link:
             free(old)
         if no_memory:
             raise MemoryError
-        # let go of those that are written
+        # drop the written ones
         sent = len(call.pieces) - left
         written = sent if drained else call.sealed if emptied != call.emptied else 0
         call.pieces = call.pieces[<Py_ssize_t> written:] + pieces
         call.sealed, call.emptied = sent - written, emptied
 
     def give_up(self, Call call not None, *, bint expired=False):
-        """The caller wants no answer: it ends with CANCELLED, or DEADLINE_EXCEEDED."""
+        """The caller wants no answer: the call ends with CANCELLED, or DEADLINE_EXCEEDED."""
         cdef GivenUp why = EXPIRED if expired else CANCELLED
         with nogil:
             pthread_mutex_lock(&self.line.lock)
@@ -501,7 +501,8 @@ cdef class Link:
                     sys.excepthook(*sys.exc_info())
 
     def attend(self):
-        """Read while calls that announce themselves are in flight, and tell of them; until it is closed or gone."""
+        """Read while calls that announce themselves are in flight, and tell their owners; until it is closed or
+        gone."""
         cdef bint ended = False
         self.attended = True
         while not ended:
@@ -524,7 +525,7 @@ cdef class Link:
         self.attended = False
 
     def serve(self):
-        """For an event loop, when there is something to read or write: do it, and tell of what has come of it."""
+        """For an event loop, when the socket is readable or writable: read or write, and tell the owners of calls."""
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             line_receive(&self.line)
@@ -534,14 +535,14 @@ cdef class Link:
             self.news()
 
     def flush(self):
-        """Write what there is."""
+        """Write the output."""
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             line_flush(&self.line)
             pthread_mutex_unlock(&self.line.lock)
 
     def tick(self):
-        """For an event loop: see to PINGs. Seconds until it is to be called again; None: not by itself."""
+        """For an event loop: send due PINGs. Returns seconds until the next call; None: no call is needed."""
         cdef uint64_t due
         with nogil:
             pthread_mutex_lock(&self.line.lock)
@@ -552,7 +553,7 @@ cdef class Link:
         return None if due == 0 else max(<double> due - <double> now_ns(), 0.0) / 1e9
 
     def close(self):
-        """Say GOAWAY and end; calls in flight end with CANCELLED."""
+        """Send GOAWAY and end; calls in flight end with CANCELLED."""
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             if not self.line.dead:

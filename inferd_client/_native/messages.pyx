@@ -1,7 +1,7 @@
-"""Messages of ModelInfer: what a request is made of, and what an answer says.
+"""Messages of ModelInfer: it builds requests and reads answers.
 
-Requests are written field by field as `proto/grpc_service.proto` has them; tensors lie outside of what is written and
-are sent from where they are. Answers are read where they lie, and so are their tensors.
+Requests are written field by field as `proto/grpc_service.proto` has them; tensors are not copied into them, but sent
+from their own memory. Answers and their tensors are read in place.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef class Content:
-    """The bytes of one tensor, held where they are.
+    """The bytes of one tensor, held in place.
 
     Args:
         data: any contiguous buffer.
@@ -43,7 +43,7 @@ cdef class Content:
 
 
 cdef class Message:
-    """The bytes of one received message; a buffer that can be written to, as nobody else has it."""
+    """The bytes of one received message; a writable buffer, since it has a single owner."""
 
     def __dealloc__(self):
         pool_give(self.data, self.size, self.capacity)
@@ -125,7 +125,7 @@ cdef dict _names = {}
 
 
 cdef bytes name_field(uint32_t number, value):
-    """Models' names and versions come again and again."""
+    """Cached: models' names and versions recur."""
     found = _names.get((number, value))
     if found is None:
         if len(_names) > 1000:
@@ -175,7 +175,7 @@ def infer_request(bytes head, inputs, outputs):
 
     Args:
         head: see `request_head`.
-        inputs: each with `_written()`, a field; `_encoded`, what that returned last, or None; and `_content`, None or
+        inputs: each with `_written()`, a field; `_encoded`, its last result, or None; and `_content`, None or
             the Content that is in the request.
         outputs: likewise, but for `_content`; or None.
 
@@ -243,7 +243,7 @@ def framed(message):
 # --- strings
 
 def packed_strings(elements):
-    """The content of a BYTES tensor: each element behind its length, in 4 bytes.
+    """The content of a BYTES tensor: each element after its length, in 4 bytes.
 
     Args:
         elements: of an array, in C order: bytes, or anything else by its str().
@@ -264,7 +264,7 @@ def unpacked_strings(data):
     """The elements of the content of a BYTES tensor.
 
     Raises:
-        ValueError: an element is longer than what is there.
+        ValueError: an element is longer than the rest of the content.
     """
     cdef Py_buffer view
     cdef size_t at = 0, end
@@ -309,7 +309,7 @@ cdef int read_varint(Reader *reader, uint64_t *value) except -1:
 
 
 cdef int read_field(Reader *reader, uint32_t *number, uint32_t *wire, Reader *content) except -1:
-    """The next field; `content` is set for fields of bytes, others are passed over. Returns 1, 0 at the end."""
+    """The next field; `content` is set for fields of bytes, others are skipped. Returns 1, 0 at the end."""
     cdef uint64_t value
     if reader.at >= reader.end:
         return 0
@@ -361,7 +361,7 @@ cdef tuple read_output(Reader reader):
 
 
 def read_response(message, size_t start=0, size_t end=0):
-    """What a ModelInferResponse has: (model name, version, id, outputs).
+    """Read a ModelInferResponse: (model name, version, id, outputs).
 
     Args:
         message: a buffer.
@@ -407,7 +407,7 @@ def read_response(message, size_t start=0, size_t end=0):
 
 
 cdef enum:
-    MOST_DIMS = 16           # of an array that `array_of` makes
+    MOST_DIMS = 16           # of an array from `array_of`
 
 # An output whose bytes are raw.
 cdef struct RawOutput:
@@ -470,7 +470,7 @@ cdef bint find_raw_output(Reader reader, str name, RawOutput *output, Reader *ra
 
 
 cdef bint dims_say(const RawOutput *output, size_t element, size_t size):
-    """Whether datatype and shape say so many bytes, and at least one."""
+    """Whether datatype and shape make this number of bytes, and at least one."""
     cdef size_t said = element
     cdef int i
     for i in range(output.rank):
@@ -492,8 +492,8 @@ def array_of(message, size_t start, size_t end, name, make, dict types):
         types: by datatypes, pairs (numpy.dtype, bytes of an element).
 
     Returns:
-        None where a look at the whole message must tell what is the matter: there is no such output, its bytes are not
-        raw or not as its shape says, its datatype is none of `types`, or its memory is not aligned for that.
+        None if the whole message must be read to find the reason: there is no such output, its bytes are not raw or do
+        not fit its shape, its datatype is none of `types`, or its memory is not aligned for that.
 
     Raises:
         ValueError: it is no such message.

@@ -20,7 +20,7 @@ cdef enum Written:
     WOULD_BLOCK              # the socket accepts no more for now
     WRITE_FAILED             # the connection is gone
 
-# Whether so many further pieces and copied bytes fit.
+# Whether this number of further pieces and copied bytes fits.
 cdef inline bint output_has_room(const Output *output, uint32_t pieces, size_t copied) noexcept nogil:
     return output.count + pieces <= PIECES and output.used + copied <= ARENA
 

@@ -1,4 +1,4 @@
-"""What a connection has to write, gathered so that one writev takes it."""
+"""The output of a connection, gathered for one writev."""
 
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t

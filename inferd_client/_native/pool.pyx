@@ -1,4 +1,4 @@
-"""Memory of large messages, used again, by all connections of the process."""
+"""Reused memory of large messages, for all connections of the process."""
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
@@ -36,11 +36,11 @@ cdef void let_go() noexcept nogil:
 
 
 pthread_mutex_init(&pool.lock, NULL)
-pthread_atfork(hold, let_go, let_go)  # a child has no thread that would unlock what another thread has locked
+pthread_atfork(hold, let_go, let_go)  # in a child no thread would release a lock that another thread held
 
 
 cdef inline size_t before(size_t size) noexcept nogil:
-    """How many bytes of its memory lie before a message."""
+    """The number of bytes before a message in its memory."""
     return -size % ALIGNMENT
 
 

@@ -26,7 +26,7 @@ cdef struct Exchange:
     # the response
     int32_t http_status      # 0: not received
     int32_t grpc_status      # -1: not received
-    bint held                # the owner wants no more for now: the peer may send at most its window
+    bint held                # the owner is holding the response: the peer may send at most its window
     size_t unacknowledged    # bytes that have come since then
 
 # A header or trailer of a response, except :status and grpc-status.
@@ -64,11 +64,11 @@ cdef void session_terminate(Session *session) noexcept nogil
 
 # Start an exchange whose parts are set. False: the session takes no more.
 cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv *headers, size_t count) noexcept nogil
-# Nothing more of the exchange is wanted; it ends when this is serialised.
+# Reset the exchange; it ends when the reset is serialised.
 cdef void session_reset(Session *session, Exchange *exchange) noexcept nogil
 # The exchange has further parts, or will have no more.
 cdef void session_resume(Session *session, Exchange *exchange) noexcept nogil
-# The response is not held any more: the peer may continue.
+# The response is no longer held: the peer may continue.
 cdef void session_release(Session *session, Exchange *exchange) noexcept nogil
 cdef void session_ping(Session *session) noexcept nogil
 
@@ -77,5 +77,5 @@ cdef bint session_receive(Session *session, const uint8_t *data, size_t size) no
 # Let nghttp2 serialise as much as one write takes into `output`. False: as above.
 cdef bint session_collect(Session *session) noexcept nogil
 cdef bint session_wants_write(Session *session) noexcept nogil
-# False: nothing that the peer may still send is of use.
+# False: no further input can be of use.
 cdef bint session_wants_read(Session *session) noexcept nogil

@@ -1,4 +1,4 @@
-"""An nghttp2 session of a client, and what it calls."""
+"""An nghttp2 session of a client, and its callbacks."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
@@ -11,12 +11,12 @@ from inferd_client._native.output cimport ARENA, output_copy, output_empty, outp
 NGHTTP2 = NGHTTP2_VERSION.decode()
 
 cdef enum:
-    REFERENCE_FROM = 4096     # a slice of this size is written from where it lies
+    REFERENCE_FROM = 4096     # a slice of this size is written in place
     COPIED_SLICE = 1 << 14    # the largest DATA frames of the two kinds
     REFERENCED_SLICE = 1 << 20
     SPAN = 16                 # parts in one slice, at most
     LARGE = 1 << 16           # bytes of a body
-    SMALL_PART = 256          # shorter ones are copied into a slice that is written from where it lies
+    SMALL_PART = 256          # shorter ones are copied into a slice that is written in place
 
 
 cdef bint session_open(Session *session, int32_t stream_window, int32_t window, uint32_t max_frame_size) noexcept nogil:
@@ -68,7 +68,7 @@ cdef void session_terminate(Session *session) noexcept nogil:
     nghttp2_session_terminate_session(session.http2, NGHTTP2_NO_ERROR)
 
 
-# --- what the owner asks for
+# --- calls of the owner
 
 cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv *headers, size_t count) noexcept nogil:
     cdef nghttp2_data_provider provider
@@ -87,7 +87,7 @@ cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv 
     provider.source.ptr = exchange
     provider.read_callback = read_body
     if session.in_order and exchange.unsent >= LARGE:
-        # it waits while the one before can be sent: the first answer comes when its request has come, not when all have
+        # it waits while the previous one can be sent: the first answer then comes after its own request, not after all
         if session.last_large != 0 and nghttp2_session_get_stream_user_data(session.http2, session.last_large) != NULL:
             nghttp2_priority_spec_init(&after, session.last_large, NGHTTP2_DEFAULT_WEIGHT, 0)
             priority = &after
@@ -146,7 +146,7 @@ cdef bint session_wants_read(Session *session) noexcept nogil:
 # --- the body
 
 cdef size_t span(const Exchange *exchange, size_t space) noexcept nogil:
-    """How much of what is unsent lies in few enough parts."""
+    """The unsent bytes that lie in few enough parts."""
     cdef size_t size = 0
     cdef uint32_t i, last
     if exchange.part_count - exchange.part <= SPAN:
@@ -158,7 +158,7 @@ cdef size_t span(const Exchange *exchange, size_t space) noexcept nogil:
 
 
 cdef inline const uint8_t *next_piece(Exchange *exchange, size_t wanted, size_t *size) noexcept nogil:
-    """What comes next of the body, in one piece; it counts as sent."""
+    """The next piece of the body, which then counts as sent."""
     cdef const iovec *part = &exchange.parts[exchange.part]
     cdef const uint8_t *data = <const uint8_t *> part.iov_base + exchange.part_sent
     size[0] = min(wanted, part.iov_len - exchange.part_sent)
@@ -199,7 +199,7 @@ cdef int send_slice(nghttp2_session *http2, nghttp2_frame *frame, const uint8_t 
     cdef const uint8_t *data
     cdef size_t taken
     cdef uint32_t parts = min(exchange.part_count - exchange.part, <uint32_t> SPAN)
-    # nghttp2_session_mem_send goes on after this until a frame comes that is copied: leave room for that one
+    # nghttp2_session_mem_send then continues up to a copied frame: leave room for that one
     if not output_has_room(&session.output, 2 * parts + 1, 9 + SPAN * SMALL_PART + 2 * COPIED_SLICE):
         return NGHTTP2_ERR_WOULDBLOCK
     output_copy(&session.output, head, 9)
@@ -270,7 +270,7 @@ cdef int on_data(nghttp2_session *http2, uint8_t flags, int32_t stream, const ui
     if exchange != NULL and session.data != NULL and not session.data(session, exchange, data, size):
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if exchange != NULL and exchange.held:
-        # others' answers on the connection go on
+        # other answers on the connection continue
         exchange.unacknowledged += size
         nghttp2_session_consume_connection(http2, size)
     else:

@@ -24,7 +24,7 @@ cdef class Tls:
         self.incoming = incoming
         self.outgoing = outgoing
         self.pending = b""
-        import ssl  # only those who need it pay for it
+        import ssl  # imported only when needed
         self.wants_read = ssl.SSLWantReadError
 
     cdef int take(self, const uint8_t *data, size_t size) except -1:
