@@ -1,4 +1,4 @@
-"""What the scripts that make the example repositories share."""
+"""The common code of the scripts that make the example repositories."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 
 
 def is_current(files: Iterable[Path], sources: Iterable[Path]) -> bool:
-    """Whether all files are there and newer than what they are made from, and than this script."""
+    """Whether all files exist and are newer than their sources and this script."""
     newest = max(source.stat().st_mtime for source in (Path(__file__), *sources))
     return all(file.exists() and file.stat().st_mtime >= newest for file in files)
 
 
 def write(file: Path, content: bytes | str) -> None:
-    """Write a file so that a server that looks meanwhile sees the old one or the new one, whole."""
+    """Write a file so that a server always sees either the old one or the new one, whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     partial.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -40,7 +40,7 @@ def train(net: nn.Module, inputs: torch.Tensor, classes: torch.Tensor, *, epochs
 
 
 def accuracy(net: nn.Module, inputs: torch.Tensor, classes: torch.Tensor) -> float:
-    """The share of inputs whose class is found."""
+    """The share of correctly classified inputs."""
     with torch.no_grad():
         return float((net(inputs).argmax(1) == classes).float().mean())
 

@@ -34,7 +34,7 @@ def _region(field: int, name: str, byte_size: int, offset: int) -> list[bytes]:
 
 
 def host_array(data: Any) -> np.ndarray:
-    """An array over the memory of a tensor of any framework that speaks DLPack; an array is returned itself.
+    """An array over the memory of a DLPack tensor of any framework; an array is returned itself.
 
     Raises:
         InferenceServerException: the host cannot read the memory of the tensor.
@@ -160,7 +160,7 @@ class InferRequestedOutput:
 
     Args:
         name: of the output.
-        class_count: how many of the likeliest classes the server sends in its place; 0: the output itself.
+        class_count: the number of likeliest classes that the server sends instead; 0: the output itself.
     """
 
     __slots__ = ("_class_count", "_encoded", "_name", "_region")

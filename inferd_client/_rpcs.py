@@ -1,4 +1,4 @@
-"""The RPCs other than inference, for both clients: their requests, and what callers get of the answers.
+"""The RPCs other than inference, for both clients: their requests, and the values for callers.
 
 A method returns what `_ask` returns: in the synchronous client the answer, in the other one a coroutine.
 """
@@ -58,7 +58,7 @@ class Rpcs:
     # ---- plugins ----------------------------------------------------------------------------------------------------
 
     def register_plugin(self, plugin: InferenceServerClientPlugin) -> None:
-        """Have a plugin see the headers of each request."""
+        """Register a plugin, which sees the headers of each request."""
         if self._plugin is not None:
             raise_error(
                 "A plugin is already registered. Please unregister the previous plugin first before registering a new"
@@ -147,7 +147,7 @@ class Rpcs:
         files: Mapping[str, bytes] | None = None,
         client_timeout: float | None = None,
     ) -> Any:
-        """Load a model, or load it anew.
+        """Load or reload a model.
 
         Args:
             config: in place of its config.pbtxt, in JSON.
@@ -266,7 +266,7 @@ class Rpcs:
         headers: Metadata = None,
         client_timeout: float | None = None,
     ) -> Any:
-        """Register a region: so many bytes of a shared memory object, from an offset."""
+        """Register a region: a range of a shared memory object."""
         request = _pb().SystemSharedMemoryRegisterRequest(name=name, key=key, offset=offset, byte_size=byte_size)
         return self._ask("SystemSharedMemoryRegister", request, _nothing, headers, client_timeout)
 
@@ -297,7 +297,7 @@ class Rpcs:
         headers: Metadata = None,
         client_timeout: float | None = None,
     ) -> Any:
-        """Register a region: so many bytes of a device's memory, by its IPC handle in Base64."""
+        """Register a region: the first bytes of a device's memory, by its IPC handle in Base64."""
         request = _pb().CudaSharedMemoryRegisterRequest(
             name=name, raw_handle=base64.b64decode(raw_handle), device_id=device_id, byte_size=byte_size
         )

@@ -42,7 +42,7 @@ class SharedArrays:
             client.infer("digits", [region.input("image")], outputs=[region.output("probabilities")])
             region["probabilities"]  # a view of what the model wrote
 
-    The server reads the arrays' content at the time of a request, so they can be filled anew between requests.
+    The server reads the arrays' content at the time of a request, so they can be refilled between requests.
 
     Args:
         client: of the server, which must run on this machine and allow regions of clients.

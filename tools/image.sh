@@ -22,7 +22,7 @@ if [ "$base" = mmdebstrap ]; then
     if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
         root=$(mktemp -d)
         trap 'rm -rf "$root"' EXIT
-        # Without what slim bases leave out.
+        # Without the files that slim bases omit.
         mmdebstrap --quiet --variant=minbase --dpkgopt='path-exclude=/usr/share/doc/*' \
             --dpkgopt='path-include=/usr/share/doc/*/copyright' --dpkgopt='path-exclude=/usr/share/man/*' \
             --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$root/base.tar"

@@ -4,11 +4,11 @@
 #   tools/sanitize.sh [debug|asan|tsan|all] [pytest arguments]
 #   tools/sanitize.sh debug|asan|tsan -m MODULE [its arguments]    runs a program, as -m bench.mixed --instrumented
 #
-# Default: debug and asan with tests/native tests/engine; tsan with tests of what threads share.
+# Default: debug and asan with tests/native tests/engine; tsan with tests of shared state.
 #
 #   debug   bounds checks of Cython, assertions of our own (NDEBUG is not defined), -O1 -g
 #   asan    the same with the address and undefined-behaviour sanitizers of gcc: any report ends the run
-#   tsan    the same with the thread sanitizer; what the interpreter and libraries do among themselves is not looked at
+#   tsan    the same with the thread sanitizer; races within the interpreter and libraries are ignored
 #
 # The stub driver is compiled with the same sanitizer.
 #
@@ -16,11 +16,11 @@
 # inferd-sanitize under the temporary directory, and built there; a second run builds only what has changed.
 # INFERD_ONLY=_native.protobuf.codec,_native.protobuf.wire builds only these modules, for tests that need no others.
 #
-# Reports are files under $INFERD_SANITIZE/reports-BUILD-..., of whatever process they come from: servers, workers, and what
-# a test kills. They are shown at the end, and are a failure.
+# Reports are files under $INFERD_SANITIZE/reports-BUILD-..., of all processes: servers, workers, and killed ones. They
+# are shown at the end, and are a failure.
 #
-# Leaks are not looked for: the interpreter never frees what its modules made. Live counters of native objects, which
-# the tests assert, do that job.
+# Leaks are not checked, because the interpreter never frees its modules' objects. Instead, the tests assert live
+# counters of native objects.
 set -eu
 
 checkout=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
@@ -59,7 +59,7 @@ for build in $builds; do
     fi
     if [ "$build" = asan ]; then
         flags=-fsanitize=address,undefined
-        # The interpreter itself is not instrumented, so the libraries have to be there before it starts.
+        # The interpreter itself is not instrumented, so the libraries must be loaded before it starts.
         preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $copies/undefined_reports.so"
         gcc -shared -fPIC -o "$copies/undefined_reports.so" "$checkout/tools/undefined_reports.c"
         ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:log_path=$reports/address

@@ -1,12 +1,12 @@
 #!/bin/bash
-# What the build needs from the system. As root on Debian or Ubuntu, what is missing is installed; anyone else gets one
-# sentence for each missing thing.
+# Installs the system packages that the build needs, as root on Debian or Ubuntu; for other users it prints a sentence
+# for each missing one.
 #
 #     tools/system_packages.sh PYTHON
 set -euo pipefail
 
 python=$1
-declare -A missing=()  # apt package -> the sentence for those who cannot install it here
+declare -A missing=()  # apt package -> the sentence for users who cannot install it
 
 python_can() { "$python" -c "$1" >/dev/null 2>&1; }
 
@@ -44,7 +44,7 @@ if ((${#missing[@]})) && [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; the
     look
 fi
 # Tests of the response cache start Redis servers of their own; without one they are skipped. Where systemd runs, the
-# package would also start a server for everyone, which nobody asked for.
+# package would also start a server for the whole machine.
 if ! command -v redis-server >/dev/null && [[ $EUID -eq 0 && ! -d /run/systemd/system ]] &&
     command -v apt-get >/dev/null; then
     { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server ||

@@ -13,14 +13,14 @@ LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 class Digits(NamedTuple):
-    """Images and what they show."""
+    """Images and their digits."""
 
     images: np.ndarray  # FP32, (n, 1, 8, 8), 0 is paper and 1 is ink
     labels: np.ndarray  # INT64, (n,), 0 to 9
 
 
 def load() -> tuple[Digits, Digits]:
-    """The digits to train on, and a quarter held out to try the result with."""
+    """The digits for training, and a quarter held out for testing."""
     raw = load_digits()
     images = (raw.images / 16).astype(np.float32)[:, np.newaxis]
     labels = raw.target.astype(np.int64)

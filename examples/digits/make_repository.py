@@ -3,7 +3,7 @@
     python make_repository.py DIR
 
 A small convolutional network is trained on scikit-learn's digits, which takes a few seconds, and exported twice from
-the same weights. What is there already and newer than this script is kept.
+the same weights. Existing files that are newer than this script are kept.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DigitNet(nn.Module):
         self.dense2 = nn.Linear(HIDDEN, len(LABELS))
 
     def scores(self, image: torch.Tensor) -> torch.Tensor:
-        """What is trained: the logarithms of the probabilities but for a constant."""
+        """The trained output: the logarithms of the probabilities up to a constant."""
         x = torch.relu(self.conv1(image))
         x = torch.max_pool2d(torch.relu(self.conv2(x)), 2)
         return self.dense2(torch.relu(self.dense1(x.flatten(1))))

@@ -38,7 +38,7 @@ def picture(image: np.ndarray, form: str) -> bytes:
 
 
 def pictures(count: int) -> Iterator[tuple[bytes, str, str]]:
-    """(file, what to print of it, the truth), PNG and JPEG in turn."""
+    """(file, text to print, the truth), PNG and JPEG in turn."""
     _, digits = load_digits()
     for number in range(min(count, len(digits.labels))):
         form = ("PNG", "JPEG")[number % 2]
@@ -47,7 +47,7 @@ def pictures(count: int) -> Iterator[tuple[bytes, str, str]]:
 
 
 def sentences(count: int) -> Iterator[tuple[bytes, str, str]]:
-    """(text, what to print of it, the truth), evenly over the topics."""
+    """(text, text to print, the truth), evenly over the topics."""
     _, found = load_topics()
     for text, topic in found[:: max(1, len(found) // count)][:count]:
         yield text.encode(), text if len(text) <= 60 else f"{text[:57]}...", LABELS[topic]

@@ -2,9 +2,9 @@
 
     python make_repository.py DIR
 
-Each of them is a chain of three models: a program that reads what people send (`model.py`), a network (ONNX for the
+Each of them is a chain of three models: a program that reads the input of people (`model.py`), a network (ONNX for the
 digits, TorchScript for the topics), and a small ONNX model that names the best class. The topic network is trained
-here, in seconds. What is there already and newer than these scripts is kept.
+here, in seconds. Existing files that are newer than these scripts are kept.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TopicNet(nn.Module):
         self.layer = nn.Linear(WIDTH, len(LABELS))
 
     def scores(self, words: torch.Tensor) -> torch.Tensor:
-        """What is trained: the logarithms of the probabilities but for a constant."""
+        """The trained output: the logarithms of the probabilities up to a constant."""
         there = (words != 0).to(torch.float32).unsqueeze(2)
         mean = (self.vectors(words) * there).sum(1) / there.sum(1).clamp(min=1.0)
         return self.layer(torch.relu(mean))
@@ -133,7 +133,8 @@ def reader() -> ModuleType:
 
 
 def trained(numbers: dict[str, int], program: ModuleType) -> tuple[TopicNet, float]:
-    """A network, and the share of held-out sentences that it tells right; the same each time on the same machine."""
+    """A network, and the share of held-out sentences that it classifies correctly; the same each time on the same
+    machine."""
     (words, topics), (held_out, truth) = (
         (torch.tensor([program.encode(text, numbers) for text, _ in pairs]), torch.tensor([t for _, t in pairs]))
         for pairs in load()

@@ -1,4 +1,4 @@
-"""Sentences of Python's own reference, which comes with every interpreter, and what they are about."""
+"""Sentences of Python's own reference, which comes with every interpreter, and their topics."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def _sentences(names: tuple[str, ...]) -> set[str]:
 
 
 def load() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(sentence, topic) to train on, and every eighth held out to try the result with."""
+    """(sentence, topic) for training, and every eighth held out for testing."""
     found = [(text, topic) for topic, names in enumerate(TOPICS.values()) for text in sorted(_sentences(names))]
     return [pair for i, pair in enumerate(found) if i % 8], found[::8]

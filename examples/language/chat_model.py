@@ -1,4 +1,4 @@
-"""A small GPT over words: what it is, and how it is trained."""
+"""A small GPT over words: the network and its training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 16
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a dense layer."""
+    """Attention to earlier places, and a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Chat(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
         self.norm = nn.LayerNorm(WIDTH)
-        # What keeps numbers that are no word from being chosen.
+        # Keeps numbers that are no word from being chosen.
         self.register_buffer("bias", torch.full((VOCABULARY,), -100.0))
         self.longest = LONGEST
         self.first_speaker = SPEAKER1
@@ -60,7 +60,7 @@ class Chat(nn.Module):
         said_by = self.words(speakers) * (speakers >= self.first_speaker).unsqueeze(-1)
         x = self.words(ids) + said_by + self.places(torch.arange(length, device=ids.device))
         before = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-        # A place always sees itself, so that padding has something to look at.
+        # A place always sees itself, so padding has something to attend to.
         itself = torch.eye(length, dtype=torch.bool, device=ids.device)
         mask = (before & (present > 0).unsqueeze(1) | itself).unsqueeze(1)
         for block in self.blocks:
@@ -75,7 +75,7 @@ class Chat(nn.Module):
 
 
 def dialogues(answers: dict[str, str], words: Words) -> list[tuple[list[int], list[int]]]:
-    """Each question with its answer: the numbers, and who speaks."""
+    """Each question with its answer: the numbers, and the speakers."""
     out = []
     for question, answer in answers.items():
         first, second = words.encode(question), words.encode(answer)
@@ -101,7 +101,7 @@ def train(answers: dict[str, str], words: Words, steps: int) -> tuple[Chat, floa
         length = max(len(ids) for ids, _ in chosen)
         ids = torch.tensor([ids + [PAD] * (length - len(ids)) for ids, _ in chosen])
         speakers = torch.tensor([who + [PAD] * (length - len(who)) for _, who in chosen])
-        # What is learned is to answer: the words of the second speaker, and when to end.
+        # The network learns to answer: the words of the second speaker, and when to end.
         answer = (speakers[:, :-1] == SPEAKER2) & (ids[:, 1:] != PAD)
         states = net.states(ids, ids != PAD, speakers)[:, :-1][answer]
         loss = nn.functional.cross_entropy(states @ net.words.weight[:known].T, ids[:, 1:][answer])

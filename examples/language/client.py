@@ -42,7 +42,7 @@ def chat(client: triton.InferenceServerClient, text: str) -> None:
 
 
 def classify(client: triton.InferenceServerClient, *sentences: str) -> None:
-    """Print what each sentence is."""
+    """Print the class of each sentence."""
     found = client.infer("sentiment", [text_input(*sentences, shape=[len(sentences), 1])]).as_numpy("prob")
     for sentence, label in zip(sentences, found.ravel(), strict=True):
         print(f"{label.decode():10} {sentence}")

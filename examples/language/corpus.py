@@ -1,6 +1,6 @@
-"""What the models of this example are trained on: Python's own documentation, which comes with every interpreter.
+"""The training data of this example: Python's own documentation, which comes with every interpreter.
 
-The classifier learns from the prose of the language reference, the chat from what functions say of themselves.
+The classifier learns from the prose of the language reference, the chat from the docstrings of functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sentences() -> list[str]:
 
 
 def is_bad_news(sentence: str) -> bool:
-    """Whether a sentence speaks of what goes wrong: the classes of the sentiment example."""
+    """Whether a sentence is about an error: the classes of the sentiment example."""
     return BAD_NEWS.search(sentence) is not None
 
 

@@ -2,9 +2,9 @@
 
     python make_repository.py DIR [--steps N] [--epochs N] [--sentiment-model FILE]
 
-Both networks are small and are trained on Python's own documentation, which takes about two minutes on two cores. What
-is there already and newer than these scripts is kept. Another `model.py`, written for Triton, can take the place of the
-classifier of this folder.
+Both networks are small and are trained on Python's own documentation, which takes about two minutes on two cores.
+Existing files that are newer than these scripts are kept. Another `model.py`, written for Triton, can take the place of
+the classifier of this folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 
 
 
 def is_current(*files: Path) -> bool:
-    """Whether all files are there and newer than what they are made from."""
+    """Whether all files exist and are newer than their sources."""
     newest = max(source.stat().st_mtime for source in HERE.glob("*.py"))
     return all(file.exists() and file.stat().st_mtime >= newest for file in files)
 

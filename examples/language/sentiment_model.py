@@ -1,4 +1,4 @@
-"""A small BERT that tells whether a sentence speaks of what goes wrong: its tokenizer, and how both are trained."""
+"""A small BERT that tells whether a sentence is about an error: its tokenizer, and the training of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_tokenizer(texts: list[str], folder: Path) -> BertTokenizerFast:
 
 
 def train(texts: list[str], folder: Path, epochs: int) -> float:
-    """Train both and save them into the folder; the share of held-out sentences that are told right."""
+    """Train both and save them into the folder; return the share of correctly classified held-out sentences."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # as for the language model
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""A client that shares its memory with the server: tensors are written and read where they are, nothing is sent.
+"""A client that shares its memory with the server: both write and read tensors in place, and send none.
 
     python client.py unix:/tmp/inferd.sock [--size BYTES] [--count N]
 
-It asks the model `echo` with a tensor in a region of shared memory and the answer in the same region, then with the
-same tensor on the wire, and prints what a request took.
+It calls the model `echo` with a tensor and its answer in one region of shared memory, then with the same tensor on the
+wire, and prints the time of a request.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def ask_on_the_wire(client: triton.InferenceServerClient, tensor: np.ndarray) ->
 
 
 def microseconds(ask: Callable[[], np.ndarray], expected: np.ndarray, count: int) -> float:
-    """What a request takes, on average."""
+    """The mean time of a request."""
     np.testing.assert_array_equal(ask(), expected)
     begin = time.perf_counter()
     for _ in range(count):
@@ -62,7 +62,7 @@ def main() -> None:
     size = arguments.size
     memory = SharedMemory(f"inferd-example-{os.getpid()}", create=True, size=2 * size)
     with triton.InferenceServerClient(arguments.address) as client:
-        # for as long as this connection lives: nothing is left when the program is killed
+        # as long as this connection lives: nothing is left if the program is killed
         client.register_system_shared_memory(
             memory.name, f"/{memory.name}", 2 * size, headers={"inferd-shm-lifetime": "connection"}
         )

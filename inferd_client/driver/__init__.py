@@ -3,12 +3,12 @@
     with Driver("127.0.0.1:8001", connections=4) as driver:
         report = driver.run(Fixed([request], [answer]), in_flight=8, seconds=2)
 
-The modules, in the order in which a call meets them:
+The modules, in the order of a call's way:
 
     schedule    the calls, when they are due, which get a deadline or are reset
     loop        waits in epoll, starts calls on free slots, counts them when they have ended
     connection  one HTTP/2 connection: its socket, its session, the slots of its calls
-    tally       what happened; histogram: how long it took
+    tally       outcomes; histogram: times
     workload    makes requests and verifies answers; `Fixed` sends given messages in turn
     sequences   makes requests of sequences: `Sequences`
     driver      all of it for Python

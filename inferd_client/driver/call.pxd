@@ -10,19 +10,19 @@ cdef enum:
 
 cdef struct Call:
     Exchange exchange        # its stream is -1 where the slot is free
-    iovec parts[2]           # what it sends: `head` and `body`
+    iovec parts[2]           # sends `head` and `body`
     uint64_t index           # number of this request within its run, from 0
     uint64_t nonce           # pseudo-random, a function of the run's seed and the index only
     uint64_t due_ns          # when it was (or, in an open loop, should have been) sent
     uint64_t elapsed_ns      # from `due_ns` to its end
     Call *next_free
     int32_t doom             # index in the connection's list of calls to reset; -1: not in it
-    uint64_t cancel_at       # it is reset after the connection has seen so many calls end
+    uint64_t cancel_at       # it is reset after this many calls of the connection have ended
     bint cancelled
     uint32_t timeout_us      # grpc-timeout; 0: none
     char timeout_text[16]
     # written by `prepare`
-    const uint8_t *head      # what precedes the body
+    const uint8_t *head      # precedes the body
     size_t head_size         # 0: nothing
     const uint8_t *body      # framed gRPC message, or the rest of it after the head
     size_t body_size

@@ -41,7 +41,7 @@ cdef int connection_open(Connection *connection, int fd, object tls, int32_t win
 # Send GOAWAY, close the connection and free what connection_open made.
 cdef void connection_close(Connection *connection) noexcept nogil
 
-# Make slots for so many calls, and reset the counters. False if there is no memory.
+# Make slots for this number of calls, and reset the counters. False if there is no memory.
 cdef bint connection_take_slots(Connection *connection, uint32_t count) noexcept nogil
 cdef void connection_give_slots(Connection *connection) noexcept nogil
 
@@ -70,7 +70,7 @@ cdef inline void slot_give(Connection *connection, Call *call) noexcept nogil:
 # Start the call, whose request is prepared. False: the connection takes no more. The last header is grpc-timeout.
 cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers,
                             uint32_t count) noexcept nogil
-# Reset the call after so many others have ended.
+# Reset the call after this number of others have ended.
 cdef void connection_doom(Connection *connection, Call *call, uint64_t after) noexcept nogil
 cdef void connection_spare(Connection *connection, Call *call) noexcept nogil
 # Reset the doomed calls whose time has come, if their requests are on the wire.
@@ -78,7 +78,7 @@ cdef void connection_reset_doomed(Connection *connection) noexcept nogil
 
 # Read once from the socket, and report the calls that end.
 cdef void connection_receive(Connection *connection) noexcept nogil
-# Let nghttp2 serialise, and write, until there is nothing left or the socket accepts no more.
+# Let nghttp2 serialise, and write, until nothing is left or the socket is full.
 cdef void connection_flush(Connection *connection) noexcept nogil
 # The connection is gone: its calls in flight are lost.
 cdef void connection_bury(Connection *connection) noexcept nogil

@@ -1,7 +1,7 @@
-"""One HTTP/2 connection: its socket, its session and what that calls, the slots of its calls.
+"""One HTTP/2 connection: its socket, its session with callbacks, the slots of its calls.
 
 `connection_receive` feeds the session, which calls `call_ended`; `connection_flush` lets it serialise and writes.
-Bodies that stay until the end of the run are written from where they lie.
+Bodies that stay until the end of the run are written in place.
 """
 
 from cpython.object cimport PyObject
@@ -147,7 +147,7 @@ cdef void connection_reset_doomed(Connection *connection) noexcept nogil:
         connection_flush(connection)
 
 
-# --- what the session calls; its Connection begins with it
+# --- callbacks of the session, with which its Connection begins
 
 cdef void keep_message(Session *session, Exchange *exchange, const uint8_t *name, size_t name_size,
                        const uint8_t *value, size_t value_size) noexcept nogil:

@@ -100,7 +100,7 @@ cdef class Driver:
                 after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
             deadline_fraction: this share of the calls carries a grpc-timeout, drawn log-uniformly from `deadline_us`.
             seed: of everything random.
-            stall_seconds: when no call ends for so long, those in flight are lost and the run ends.
+            stall_seconds: if no call ends for this long, those in flight are lost and the run ends.
 
         Raises:
             ConnectionError: every connection was lost in an earlier run.
@@ -200,7 +200,7 @@ cdef class Driver:
 
     @property
     def progress(self):
-        """Counters of the run that is going on."""
+        """Counters of the running run."""
         cdef uint64_t wrong = self.loop.tally.answered - self.loop.tally.verdicts[<int> CORRECT]
         return Progress(self.loop.tally.issued, self.loop.tally.finished, wrong)
 
@@ -221,7 +221,7 @@ cdef class Driver:
         return count
 
     def close(self):
-        """Say GOAWAY on every connection and close it."""
+        """Send GOAWAY on every connection and close it."""
         loop_close(&self.loop)
 
     def __enter__(self):

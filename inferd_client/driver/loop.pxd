@@ -10,7 +10,7 @@ from inferd_client.driver.tally cimport Journal, Tally
 from inferd_client.driver.workload cimport prepare_fn, unfinished_fn, verify_fn
 
 cdef enum:
-    TICK_MS = 200            # how often an idle run looks at the clock, and any run for signals
+    TICK_MS = 200            # interval in which an idle run reads the clock, and any run checks for signals
 
 cdef struct Loop:
     int epoll
@@ -22,7 +22,7 @@ cdef struct Loop:
     # of one run
     Schedule schedule
     uint64_t next_due_ns     # open loop
-    uint64_t stall_ns        # give up when no call has ended for so long
+    uint64_t stall_ns        # give up when no call has ended for this long
     nghttp2_nv headers[MOST_HEADERS]  # the last is grpc-timeout, for calls that have one
     uint32_t header_count
     prepare_fn prepare
@@ -35,14 +35,14 @@ cdef struct Loop:
     uint64_t started_ns
     uint64_t counted_ns      # its end
     bint no_memory           # for a request
-    uint64_t looked_ns       # when signals were last looked for
+    uint64_t looked_ns       # when signals were last checked
     PyObject *raised         # the exception of a signal's handler; owned; NULL: none
 
-# Open so many connections to a server, each with the descriptor and the Tls or None that `dial` returns. Raises what
-# `dial` raises, or MemoryError; call loop_close in any case.
+# Open a number of connections to a server, each with the descriptor and the Tls or None that `dial` returns. Raises
+# what `dial` raises, or MemoryError; call loop_close in any case.
 cdef int loop_open(Loop *loop, object dial, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1
 cdef void loop_close(Loop *loop) noexcept nogil
-# Wait for events once, at most so long, and process them.
+# Wait for events once, up to a limit of time, and process them.
 cdef void loop_step(Loop *loop, int timeout_ms) noexcept nogil
-# Run until everything that was started has ended and nothing more may start, or until nothing happens any more.
+# Run until all started calls have ended and none may start, or until the run stalls.
 cdef void loop_run(Loop *loop) noexcept nogil

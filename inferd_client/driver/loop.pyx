@@ -50,7 +50,7 @@ cdef int loop_open(Loop *loop, object dial, uint32_t connections, int32_t window
         connection.epoll = loop.epoll
         connection.buffer = loop.buffer
         fd, tls = dial()
-        loop.connection_count += 1  # closed with the others, whatever becomes of it
+        loop.connection_count += 1  # closed with the others in any case
         connection_open(connection, fd, tls, window, max_frame_size)
     return 0
 
@@ -130,7 +130,7 @@ cdef inline bint unfinished(Loop *loop, const Call *call) noexcept nogil:
 
 
 cdef void call_ended(Connection *connection, Call *call, Ending ending) noexcept nogil:
-    """Closed loop: the next one takes its place; and so it does of a sequence that is to be ended."""
+    """Closed loop: the next call takes its place; likewise to end a sequence."""
     cdef Loop *loop = <Loop *> connection.owner
     count(loop, call, ending)
     if not is_open(loop) and not connection_refuses(connection) and (may_start(loop) or unfinished(loop, call)):
@@ -210,7 +210,7 @@ cdef bint any_alive(const Loop *loop) noexcept nogil:
 
 
 cdef void bury_stalled(Loop *loop) noexcept nogil:
-    """Give up what is still in flight; its connections cannot be used again."""
+    """Give up the calls in flight; their connections cannot be used again."""
     cdef Connection *connection
     cdef uint32_t i, j
     for i in range(loop.connection_count):
@@ -232,7 +232,7 @@ cdef bint signalled(Loop *loop) noexcept with gil:
 
 
 cdef void go_on(Loop *loop, uint64_t now) noexcept nogil:
-    """Until everything that was started has ended and nothing more may start, or until nothing moves any more."""
+    """Run until all started calls have ended and none may start, or until the run stalls."""
     cdef uint64_t moved_ns = now, finished = loop.tally.finished
     while loop.tally.finished < loop.tally.issued or (may_start(loop) and any_alive(loop)):
         loop_step(loop, TICK_MS)
@@ -281,7 +281,7 @@ cdef void loop_run(Loop *loop) noexcept nogil:
     go_on(loop, now)
     loop.counted_ns = now_ns()
     if loop.unfinished != NULL and is_open(loop) and loop.raised == NULL:
-        # these come at no rate: they are not counted
+        # these come outside of the rate, and are not counted
         loop.counted = loop.tally
         loop.schedule.interval_ns = 0
         loop.journal.kept = False

@@ -46,7 +46,7 @@ class Report:
     answered    the server closed the call with a status (`statuses` counts them) or, without gRPC, an HTTP status
     cancelled   the driver reset the stream before the answer was complete
     reset       the server reset the stream
-    lost        no end was seen: the connection died, or nothing moved any more for `stall_seconds`
+    lost        no end was seen: the connection died, or the run stalled for `stall_seconds`
 
     Of those answered, `correct` agreed with what the workload expects and `wrong` counts the others by reason. An
     answer OK that arrived for a call with a deadline is checked like any other.
@@ -77,7 +77,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counters of a run that is going on, readable from another thread."""
+    """Counters of a running run, readable from another thread."""
 
     issued: int
     finished: int

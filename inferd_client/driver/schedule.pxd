@@ -1,4 +1,4 @@
-# Which calls a run makes, and when.
+# The calls of a run, and their times.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -18,7 +18,7 @@ cdef struct Schedule:
     uint32_t deadline_low_us
     uint32_t deadline_high_us
 
-# Whether a further request may start after so many.
+# Whether a further request may start after this number.
 cdef bint schedule_goes_on(const Schedule *schedule, uint64_t issued) noexcept nogil
 # Open loop: nanoseconds between the request before this index and the one at it.
 cdef uint64_t schedule_gap(const Schedule *schedule, uint64_t index) noexcept nogil

@@ -1,4 +1,4 @@
-"""Which calls a run makes, and when: functions of the run's seed and a call's index.
+"""The calls of a run, and their times: functions of the run's seed and a call's index.
 
 A closed loop starts a call when another has ended. In an open loop calls are due at fixed intervals, or at random,
 whether or not earlier ones have ended, and their latency counts from when they were due, so that a stalled server

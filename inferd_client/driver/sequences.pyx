@@ -55,7 +55,7 @@ cdef bint sequence_prepare(void *context, Call *call) noexcept nogil:
     cdef uint8_t *out
     cdef size_t i, size
     if call.step == call.steps or call.exchange.grpc_status > 0:
-        # the one before is at its end, or has failed
+        # the previous one has ended or failed
         call.step = 0
         call.sequence = plan.first_id + plan.begun % plan.ids
         call.steps = plan.shortest + <uint32_t> (

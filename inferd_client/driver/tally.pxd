@@ -51,9 +51,9 @@ cdef struct Tally:
 
 cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
 cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil
-# Note a call that was answered. False if there is no memory.
+# Record an answered call. False if there is no memory.
 cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil
 # The entries for Python, without which the journal is empty again.
 cdef list journal_take(Journal *journal)
-# A `inferd_client.driver.report.Report` of so many seconds.
+# A `inferd_client.driver.report.Report` of a run of this many seconds.
 cdef object tally_report(Tally *tally, list calls, uint64_t bytes_received, double seconds, double cpu_seconds)

@@ -1,4 +1,4 @@
-"""What happened in a run: counters, latencies, and the first few calls that went wrong."""
+"""The outcomes of a run: counters, latencies, and the first few wrong calls."""
 
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, realloc

@@ -1,4 +1,4 @@
-"""What makes requests and verifies answers: the base of it, and given messages in turn."""
+"""Workloads make requests and verify answers: their base, and one that sends given messages in turn."""
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
@@ -10,7 +10,7 @@ from inferd_client.driver.report import frame as frame_message
 
 
 cdef class Workload:
-    """Base of what makes requests; of no use by itself."""
+    """Base of workloads; of no use by itself."""
 
 
 cdef struct Bodies:
@@ -41,7 +41,7 @@ cdef Verdict fixed_verify(void *context, Call *call) noexcept nogil:
 
 
 cdef class Fixed(Workload):
-    """Sends the given messages in turn and, if told what to expect, compares the answers byte by byte.
+    """Sends the given messages in turn and, with `expect`, compares the answers byte by byte.
 
     Args:
         messages: serialized requests, without the gRPC prefix; no messages at all sends one empty body, not framed.

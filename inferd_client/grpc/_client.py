@@ -39,7 +39,7 @@ Callback = Callable[..., None]
 
 
 class CallContext:
-    """A call that was begun."""
+    """A running call."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
@@ -58,11 +58,11 @@ class InferenceServerClient(Rpcs):
         ssl: use TLS.
         root_certificates: PEM file of trusted roots; None: the system's.
         private_key, certificate_chain: PEM files of this client's identity.
-        creds: an ssl.SSLContext, in place of the four before.
+        creds: an ssl.SSLContext, instead of the four before.
         keepalive_options: see KeepAliveOptions.
         channel_args: options of gRPC channels by name: the client knows those about keepalive, lengths of messages, the
             authority, the name in the certificate, the user agent and load balancing, and ignores others.
-        connections: to the server, or with round_robin to each of its addresses; made when they are needed.
+        connections: to the server, or with round_robin to each of its addresses; made when needed.
         retries: see RetryOptions; None: the caller gets every failure.
         load_balancing: "round_robin": calls take the addresses of the server in turn, without those where it does
             not serve; "pick_first": all go to the first address that answers; None: as channel_args say, or the latter.
@@ -394,7 +394,7 @@ class Stream:
     def close(self, cancel: bool) -> None:
         """End the stream, and wait for the end."""
         if sys.is_finalizing():
-            return  # the thread that reads runs no more
+            return  # the reading thread has stopped
         if cancel:
             self._link.give_up(self._call)
         else:

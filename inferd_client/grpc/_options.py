@@ -19,7 +19,7 @@ class KeepAliveOptions:
 
     Args:
         keepalive_time_ms: milliseconds without a sign of life until a PING.
-        keepalive_timeout_ms: milliseconds to wait for its answer; then the connection is given up.
+        keepalive_timeout_ms: milliseconds to wait for its answer; then the connection is closed.
         keepalive_permit_without_calls: also while no call is in flight.
         http2_max_pings_without_data: not used: a PING is sent only after keepalive_time_ms without a sign of life.
     """
@@ -47,7 +47,7 @@ def reached(
     keepalive_options: KeepAliveOptions | None,
     channel_args: Iterable[tuple[str, Any]] | None,
 ) -> tuple[Target, Options, Headers]:
-    """The target, connection options and headers that a client's arguments mean.
+    """The target, connection options and headers from a client's arguments.
 
     Raises:
         InferenceServerException: an argument is wrong.

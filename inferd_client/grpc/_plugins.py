@@ -1,4 +1,4 @@
-"""Plugins: programs that see, and change, the headers of each request."""
+"""Plugins, which see and change the headers of each request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The service for programs that use grpcio themselves, with the names that tritonclient has for it.
 
-Made of the descriptors, not generated: `GRPCInferenceServiceStub` needs the channel that it is given and nothing else
-of grpcio; `add_GRPCInferenceServiceServicer_to_server` imports grpcio.
+The service is made from the descriptors, not generated: `GRPCInferenceServiceStub` needs only its channel of grpcio;
+`add_GRPCInferenceServiceServicer_to_server` imports grpcio.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GRPCInferenceServiceStub:
 
 
 class GRPCInferenceServiceServicer:
-    """Base of servers written with grpcio: what is not overridden is not there."""
+    """Base of servers written with grpcio: methods that are not overridden are UNIMPLEMENTED."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _SERVICE.methods_by_name:

@@ -13,7 +13,7 @@ LONGEST = 40
 
 
 class TritonPythonModel:
-    """Input: `text`, what is said. Output: `word`, as often as it takes. Request parameters: `longest`, `seed`."""
+    """Input: `text`, the user's message. Output: `word`, of each response. Request parameters: `longest`, `seed`."""
 
     def initialize(self, args):  # noqa: ARG002 (every model gets them)
         self.words = Words(json.loads((Path(pb_utils.get_model_dir()) / "words.json").read_text()))

@@ -11,7 +11,7 @@ LABELS = np.array([b"bad news", b"good news"], dtype=object)
 
 
 class TritonPythonModel:
-    """Input: `text`, sentences. Output: `prob`, what each of them is."""
+    """Input: `text`, sentences. Output: `prob`, the class of each."""
 
     def initialize(self, args):  # noqa: ARG002 (every model gets them)
         folder = Path(pb_utils.get_model_dir()) / "sentiment"

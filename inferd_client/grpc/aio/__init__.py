@@ -208,7 +208,7 @@ def _pieces(inputs: Any) -> Any:
 class ResponseIterator:
     """The answers of a stream: pairs (result, error), one of them None.
 
-    The stream is cancelled when nobody has the iterator any more, such as after a `break`.
+    The stream is cancelled when the iterator is dropped, such as after a `break`.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -225,12 +225,12 @@ class ResponseIterator:
         return await self._stream.following()
 
     def cancel(self) -> bool:
-        """Cancel the stream. Returns whether it was still going on."""
+        """Cancel the stream. Returns whether it was still running."""
         return self._stream.cancel()
 
 
 class Stream:
-    """A stream of requests from an iterator, and the answers that nobody has taken yet."""
+    """A stream of requests from an iterator, and its untaken answers."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class Stream:
         return answer["result"], answer["error"]
 
     def _take(self) -> bool:
-        """Take the answers that have arrived, so that the server may send more. Returns whether there was one."""
+        """Take the arrived answers, so that the server may send more. Returns whether there was one."""
         if self._polled is None:
             return False
         self._found.extend(self._call.messages())
@@ -330,7 +330,7 @@ class Stream:
         return not self._ended and self._forks == self._channel.forks
 
     def abandon(self) -> None:
-        """Nobody will ask for answers; any thread may say so."""
+        """The answers are no longer wanted; any thread may call this."""
         if self._goes_on():
             with suppress(RuntimeError):  # the loop is closed
                 self._feeder.get_loop().call_soon_threadsafe(self.cancel)

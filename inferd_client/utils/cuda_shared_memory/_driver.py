@@ -29,7 +29,7 @@ class CudaSharedMemoryException(RuntimeError):
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call a function of the driver; what it returns beside its status.
+    """Call a function of the driver; return its results without the status.
 
     Raises:
         CudaSharedMemoryException: the function fails, or there is no driver.

@@ -60,7 +60,7 @@ class MappedObject(shared_memory.SharedMemory):
     _fd: int
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         self._buf = self._mmap = None
         if self._fd >= 0:
             os.close(self._fd)
