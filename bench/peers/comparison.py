@@ -52,6 +52,10 @@ INFERD_C = Way("inferd, backend in C", InferdShared, "echo")
 INFERD_PYTHON = Way("inferd, model.py", InferdShared, "python")
 TRITON_C = Way("Triton, backend in C", TritonShared, "echo")
 TRITON_PYTHON = Way("Triton, model.py", TritonShared, "python")
+INFERD_ONNX = Way("inferd, ONNX", InferdShared, "digits_onnx")
+INFERD_TORCHSCRIPT = Way("inferd, TorchScript", InferdShared, "digits_torchscript")
+INFERD_DIGITS = Way("inferd, ONNX in a model.py", InferdShared, "digits_python")
+TRITON_DIGITS = Way("Triton, ONNX in a model.py", TritonShared, "digits_python")
 ORIENTATION = (Way("mosec", Mosec), Way("LitServe", LitServe), Way("BentoML", BentoML))
 WAYS = (
     Way("nghttpd", Nghttpd),
@@ -101,6 +105,10 @@ def closed_loops() -> list[Load]:
              (INFERD_C, TRITON_C), 4, 8, model="busy"),
         Load("waiting", "a model.py that waits 5 ms for each batch, as for a GPU; 128 in flight",
              (INFERD_PYTHON, TRITON_PYTHON), 4, 32, model="waiting"),
+        Load("chain", "an ensemble of three steps, each a backend in C; 64 bytes, 32 in flight",
+             (INFERD_C, TRITON_C), 4, 8, model="chain"),
+        Load("cnn", "the demo's CNN, one image a request; 32 in flight",
+             (INFERD_ONNX, INFERD_TORCHSCRIPT, INFERD_DIGITS, TRITON_DIGITS), 4, 8),
         Load("stream", f"streams of {models.RESPONSES:,} responses of 64 bytes from a backend in C, 4 at a time",
              (INFERD_C, TRITON_C), 4, 1, path=STREAM_PATH, model="stream", answers=models.RESPONSES),
     ]  # fmt: skip
@@ -132,6 +140,8 @@ class Round:
 
 
 def exchange_of(load: Load, way: Way) -> messages.Exchange:
+    if load.key == "cnn":
+        return messages.Exchange(models.image(way.model), b"")
     return messages.identity(load.size, load.model or way.model)
 
 
@@ -143,7 +153,11 @@ def check(peer: Peer, way: Way, load: Load) -> None:
     """
     if peer.speaks_grpc and load.answers == 1:
         exchange = exchange_of(load, way)
-        messages.check_answer(ask(peer.address, exchange.request), exchange.response)
+        answer = ask(peer.address, exchange.request)
+        if exchange.response:
+            messages.check_answer(answer, exchange.response)
+        else:
+            models.check_digit(answer)
 
 
 def measure(peer: Peer, way: Way, load: Load, seconds: float) -> Round:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-from bench import python_models
+import numpy as np
+
+from bench import messages, python_models
 from bench.peers.base import CACHE
 from bench.repository import Identity, write
+from server.pb import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("echo.c")
@@ -42,6 +47,47 @@ COMPILED = {
     .replace(BATCHING, "model_transaction_policy { decoupled: true }\n")
     + _parameter("responses", RESPONSES),
 }
+CHAIN = """name: "chain"
+platform: "ensemble"
+max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling { step [ FIRST, SECOND, THIRD ] }
+"""
+"""An ensemble of three steps, each of which is `echo`."""
+for _step, (_given, _made) in {
+    "FIRST": ("INPUT0", "one"), "SECOND": ("one", "two"), "THIRD": ("two", "OUTPUT0"),
+}.items():  # fmt: skip
+    CHAIN = CHAIN.replace(
+        _step,
+        f'{{ model_name: "echo" model_version: -1 input_map {{ key: "INPUT0" value: "{_given}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{_made}" }} }}',
+    )
+
+DIGITS = """import os
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        path = os.path.join(args["model_repository"], args["model_version"], "model.onnx")
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def execute(self, requests):
+        images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
+        (found,) = self.session.run(None, {"image": np.concatenate(images)})
+        responses, at = [], 0
+        for image in images:
+            rows = np.ascontiguousarray(found[at : at + len(image)])
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("probabilities", rows)]))
+            at += len(image)
+        return responses
+"""
+"""The demo's CNN in ONNX Runtime, for servers that have no backend for it."""
+
 PYTHON = {"python": python_models.IDENTITY, "waiting": WAITING}
 
 
@@ -64,14 +110,45 @@ def backends(among: Path | None = None) -> Path:
     return folder
 
 
+def _demo() -> Path:
+    """The demo's repository of digits, made once."""
+    folder = CACHE / "digits"
+    program = ROOT / "examples" / "digits" / "make_repository.py"
+    subprocess.run([sys.executable, str(program), str(folder)], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
 def write_shared(folder: Path) -> Path:
     """The models in C and in Python; returns the repository."""
-    for name, config in COMPILED.items():
+    for name, config in {**COMPILED, "chain": CHAIN}.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config.replace("NAME", name))
+    digits = shutil.copytree(_demo() / "digits_onnx", folder / "digits_python")
+    config = (digits / "config.pbtxt").read_text().replace("digits_onnx", "digits_python")
+    (digits / "config.pbtxt").write_text(config.replace('"onnxruntime"', '"python"'))
+    (digits / "1" / "model.py").write_text(DIGITS)
     return python_models.write(folder, PYTHON)
 
 
 def write_own(folder: Path) -> Path:
-    """Besides, an identity of the backend that comes with inferd; returns the repository."""
+    """Besides, models for backends that come with inferd: an identity, and the demo's CNN; returns the repository."""
+    for name in ("digits_onnx", "digits_torchscript"):
+        shutil.copytree(_demo() / name, folder / name)
     return write(write_shared(folder), [Identity("identity", (("FP32", 1),))])
+
+
+def image(model: str) -> bytes:
+    """A request for one image of 8 x 8 pixels."""
+    return messages.request(model, {"image": ("FP32", [1, 1, 8, 8], messages.floats(64))})
+
+
+def check_digit(answer: bytes) -> None:
+    """Check the response to it.
+
+    Raises:
+        ValueError: it is not the probabilities of ten digits.
+    """
+    response = pb.ModelInferResponse.FromString(answer)
+    found = np.frombuffer(response.raw_output_contents[0], np.float32)
+    if len(found) != 10 or not np.isclose(found.sum(), 1, atol=1e-3):
+        raise ValueError(f"wrong answer: expected probabilities of ten digits, got {found}")

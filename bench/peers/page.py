@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.comparison import INFERD_C, INFERD_PYTHON, TRITON_C, TRITON_PYTHON
+from bench.peers.comparison import INFERD_C, INFERD_DIGITS, INFERD_PYTHON, TRITON_C, TRITON_DIGITS, TRITON_PYTHON
 from bench.table import rule
 from server.tools.plot import COLOURS
 
@@ -15,7 +15,10 @@ RESULTS = BENCH / "results" / "peers.json"
 DOCS = BENCH.parent / "docs"
 PAGE = DOCS / "performance.md"
 BEGIN, END = "<!-- figures: python -m bench.peers -->", "<!-- end of the figures -->"
-LIKE_FOR_LIKE = ((INFERD_C.name, TRITON_C.name), (INFERD_PYTHON.name, TRITON_PYTHON.name))
+LIKE_FOR_LIKE = [
+    (ours.name, theirs.name)
+    for ours, theirs in ((INFERD_C, TRITON_C), (INFERD_PYTHON, TRITON_PYTHON), (INFERD_DIGITS, TRITON_DIGITS))
+]
 MARGIN = 1.05
 """Differences below this are noise."""
 FIGURES = {"cpu_us": "CPU of the server", "p50_us": "p50", "p99_us": "p99"}

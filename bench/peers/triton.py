@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
+import onnxruntime
+
 from bench import messages, python_models
 from bench.peers import models
 from bench.peers.base import AbsentError, Peer
@@ -21,6 +23,7 @@ NUMPY_WHEEL = "numpy==1.26.4"
 STUB = "triton_python_backend_stub"
 STUB_PYTHON = "3.11"  # the stub is linked to the libpython of this version
 START_SECONDS = 60
+ONNX_RUNTIME = [Path(onnxruntime.__file__).parent]
 
 
 class Triton(Peer):
@@ -51,9 +54,11 @@ class Triton(Peer):
 
     def serve(self, home: Path, repository: Path, backends: Path, *options: str) -> ServerProcess:
         # The stub ignores PYTHONPATH but looks beside model.py. With numpy 2 it would hand over empty tensors.
-        for part in unpacked_wheel(NUMPY_WHEEL, python=STUB_PYTHON).glob("numpy*"):
-            for program in repository.glob("*/1/model.py"):
-                program.with_name(part.name).symlink_to(part)
+        packages = list(unpacked_wheel(NUMPY_WHEEL, python=STUB_PYTHON).glob("numpy*"))
+        for program in repository.glob("*/1/model.py"):
+            needs_onnx = "import onnxruntime" in program.read_text()
+            for package in (*packages, *(ONNX_RUNTIME if needs_onnx else ())):
+                program.with_name(package.name).symlink_to(package)
         port = free_port()
         command: list[str | Path] = [
             home / "bin" / "tritonserver",
