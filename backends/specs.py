@@ -39,7 +39,7 @@ class BatchingSpec:
 
     preferred_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
-    adaptive: bool = False  # wait only while that pays, and for the delay at most, if that is not 0
+    adaptive: bool = False  # wait only while that pays, and at most for the delay, if that is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class QueuePolicySpec:
     max_size: int = 0  # requests; 0 for any number
     timeout_us: int = 0  # 0 for as long as it takes
     overridable: bool = False  # a request may name a shorter time
-    yields: bool = False  # a late request waits on behind the others of its level; else it is refused
+    yields: bool = False  # a late request keeps waiting after the others of its level; else it is refused
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """How requests wait for a model."""
+    """The queue policies of a model."""
 
     levels: tuple[QueuePolicySpec, ...] = (QueuePolicySpec(),)  # the highest priority, which is 1, first
     default_level: int = 1  # of requests that name none, or one that does not exist
@@ -87,7 +87,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """How a state begins and is kept; one for each STATE among the supplied inputs, in their order."""
+    """The initial value and the storage of a state; one for each STATE among the supplied inputs, in their order."""
 
     initial: bytes  # of one row
     dims: tuple[int, ...]  # of `initial`, without the batch dimension and without -1
@@ -110,7 +110,7 @@ class SequenceSpec:
     max_backlog: int = 0  # sequences that may wait for a slot; 0 for any number
     notices_end: bool = False  # the model executes once more when a sequence ends without a request with the END flag
     ends_with_stream: bool = False  # a sequence ends with the stream that it started on
-    drain_seconds: int = 300  # how long live sequences go on when the version is replaced or unloaded
+    drain_seconds: int = 300  # how long live sequences continue when the version is replaced or unloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class GraphSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """How instances on GPUs work: `optimization` of a model."""
+    """The options of instances on GPUs: `optimization` of a model."""
 
     graphs: tuple[GraphSpec, ...] = ()
     busy_wait: bool = False  # spin for the device instead of sleeping

@@ -1,7 +1,7 @@
 """Folders of files that the server needs while it runs.
 
 A server removes its own when it stops. Those of a server that was killed are removed by the next one that starts. Each
-has a file with a lock on it, which the system lets go of however the process ends: so nobody removes what is in use.
+has a file with a lock, which the system releases at any end of the process: so no server removes a folder in use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TemporaryFolder:
 
 
 def remove_left_folders(parent: str = "") -> None:
-    """Remove what servers that were killed have left in this folder, or in the system's temporary one. Blocks."""
+    """Remove leftovers of killed servers from this folder, or from the system's temporary one. Blocks."""
     place = Path(parent or tempfile.gettempdir())
     try:
         found = [folder for folder in place.iterdir() if folder.name.startswith(PREFIX)]
@@ -92,7 +92,7 @@ def _hold(folder: Path) -> int | None:
 
 
 def _take_over(folder: Path) -> int | None:
-    """The lock of a folder of this user that nobody holds."""
+    """The unheld lock of a folder of this user."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -7,7 +7,7 @@
 Four models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
 prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
 workers get the same signals; `mad`, whose workers send packets of all kinds at random instead of keeping to the
-protocol; and `calm`, which nobody touches. The signals are for workers and for their supervisors. Every request must
+protocol; and `calm`, which is left in peace. The signals are for workers and for their supervisors. Every request must
 get exactly one answer, the right one or an error; `calm` must never fail; no shared memory may have a name, since it
 could outlive the server. Then the server itself is killed with SIGKILL, which must end its workers, too, and is started
 again.

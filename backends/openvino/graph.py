@@ -1,7 +1,7 @@
 """The compiled model of an instance, and its repair after a failed run.
 
-OpenVINO's CPU plugin keeps the shapes of the last run of each stream, and computes no shape anew whose inputs look the
-same. A run that fails while it computes a shape leaves some of them half changed: then the same wrong request is
+OpenVINO's CPU plugin keeps the shapes of the last run of each stream, and does not recompute a shape whose inputs look
+the same. A run that fails while it computes a shape leaves some of them half changed: then the same wrong request is
 answered with tensors of an earlier shape, and a correct request of the same shape fails, until other shapes come
 (2026.4). So after each failure the stream is *mended*: it executes empty tensors and tensors of one element, which
 change all shapes twice. If the model refuses these, it is compiled again. Runs begun before that are void.

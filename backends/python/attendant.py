@@ -30,7 +30,7 @@ STEP = 0.05  # seconds between checks for open requests while an instance is clo
 
 
 def pause_after(failures: int) -> float:
-    """Seconds before the next worker is started, after so many ends in a row."""
+    """Seconds before the next worker is started, after `failures` ends in a row."""
     if failures < 2:
         return 0.0
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 2, MOST_DOUBLINGS))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from _native.gpu.batch import GpuBatch
 
 WARMUP_RUNS = 3
-"""Calls before the server records a graph: TorchScript profiles the first ones, and then compiles the module anew."""
+"""Calls before the server records a graph: TorchScript profiles the first ones, and then recompiles the module."""
 
 
 class PyTorchBackend(Backend):
@@ -83,7 +83,7 @@ class PyTorchBackend(Backend):
 
 
 def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptModule:
-    """Read the model file; `device` is PyTorch's name of where the module shall be.
+    """Read the model file; `device` is PyTorch's name of the module's device.
 
     Raises:
         BackendError: the file is missing, or is no TorchScript archive.
@@ -179,17 +179,17 @@ class Caller:
         self.kept = KeptTensors(module)
 
     def call(self, values: list[Any]) -> Sequence[Any]:
-        """What forward() returns for the inputs, in configured order, as a sequence."""
+        """forward()'s result for the inputs, which are in configured order, as a sequence."""
         arguments, keywords = self.forward.bind([self.kept.apart_from(value) for value in values])
         with self.no_gradients(), self.optimized():
             try:
                 result = self.module.forward(*arguments, **keywords)
-            except Exception as error:  # torch raises RuntimeError, and whatever the script itself raises
+            except Exception as error:  # torch raises RuntimeError, and the script any exception
                 raise BackendError(f"PyTorch execute failure: {summary(error)}") from error
         return self.forward.elements(result)
 
     def checked(self, tensor: TensorSpec, value: Any) -> torch.Tensor:
-        """An output that is not BYTES, contiguous and nobody else's.
+        """An output that is not BYTES: contiguous, and without other owners.
 
         Raises:
             BackendError: its type or datatype is not the configured one.
@@ -286,15 +286,15 @@ CONTAINER = re.compile(r"^ *%\S+ : (?!Tensor = )[^=\n]*\bTensor\b[^=\n]*= prim::
 class KeptTensors:
     """The tensors that a module keeps from one call to the next.
 
-    The instance copies an output that the module keeps: the next call may change it while the answer is sent. It also
-    copies an input that the module may keep: the next batch uses the memory of inputs.
+    The instance copies an output that the module keeps, since the next call may change it while the response is sent.
+    It also copies an input that the module may keep, since the next batch uses the memory of inputs.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         tensors = [*module.parameters(), *module.buffers()]
         self._storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
         graph = str(module.inlined_graph)
-        # A method that assigns attributes may keep any tensor, and so may one that reads a container of tensors.
+        # A method that assigns attributes, or reads a container of tensors, may keep any tensor.
         self.anything = "prim::SetAttr" in graph or CONTAINER.search(graph) is not None
 
     def apart_from(self, value: Any) -> Any:
@@ -328,6 +328,6 @@ def is_strings(value: Any) -> bool:
 
 
 def summary(error: Exception) -> str:
-    """The last line of a TorchScript error; the lines before quote the model's source and where it was written."""
+    """The last line of a TorchScript error; the lines before quote the model's source and its place."""
     lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -69,7 +69,7 @@ class CallOrder:
         return output_positions(spec.name, names)
 
     def check_counts(self, inputs: int, outputs: int) -> None:
-        """Check that a library takes and gives as many tensors as the configuration has.
+        """Check that a library has as many inputs and outputs as the configuration.
 
         Raises:
             BackendError: it takes or gives another number.
@@ -85,7 +85,7 @@ class CallOrder:
         return [self.inputs.index(position) for position in range(len(self.inputs))]
 
     def results(self, count: int) -> list[int]:
-        """For each of so many outputs of the model, its index in the configuration; -1 for none."""
+        """For each of `count` outputs of the model, its index in the configuration; -1 for none."""
         places = {position: index for index, position in enumerate(self.outputs)}
         return [places.get(position, -1) for position in range(count)]
 

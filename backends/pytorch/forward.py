@@ -1,4 +1,4 @@
-"""How forward() of one module is called for one configuration: its arguments and the elements of its result."""
+"""The calls of a module's forward() for a configuration: its arguments and the elements of its result."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Forward:
         return arguments, {}
 
     def elements(self, result: Any) -> tuple[Any, ...] | list[Any]:
-        """The result as the sequence that output positions count in.
+        """The result as the sequence in which output positions count.
 
         Raises:
             BackendError: it has fewer elements than there are outputs.

@@ -78,12 +78,12 @@ class TorchStream:
         self._pool: torch.cuda.MemPool | None = None
 
     def current(self, capturing: bool) -> contextlib.AbstractContextManager[object]:
-        """Have PyTorch's work of this thread go to the stream.
+        """Direct PyTorch's work of this thread to the stream.
 
         Args:
             capturing: the work becomes a graph, or is a warm-up run before that. Each launch of a graph writes to the
-                graph's memory, so nothing else may ever get that memory: it comes from a pool that only graphs use, one
-                after the other on this stream.
+                graph's memory, which therefore must never have another user: it comes from a pool that only graphs use,
+                one after the other on this stream.
         """
         import torch
 
@@ -99,7 +99,7 @@ class TorchStream:
 
     @staticmethod
     def is_recording() -> bool:
-        """Whether work is recorded at the moment, instead of done."""
+        """Whether work is being recorded, instead of executed."""
         import torch
 
         recording: bool = torch.cuda.is_current_stream_capturing()

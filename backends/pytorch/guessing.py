@@ -1,9 +1,9 @@
-"""Finds out what a TorchScript archive takes and gives, which it does not record: by its operators, and by running it.
+"""Guesses the unrecorded inputs and outputs of a TorchScript archive: by its operators, and by running it.
 
 The first operator that uses an argument often has weights whose shape tells the argument's: the channels of a
-convolution, the features of a layer; and an embedding looks up integers. Whatever stays open is tried with zeros, in
-batches of two sizes. The first shapes on which the module runs are only a guess: it may run on more than it was made
-for.
+convolution, the features of a layer; and an embedding looks up integers. Open shapes are tried with zeros, in batches
+of two sizes. The first shapes on which the module runs are only a guess: it may run on shapes for which it was not
+made.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SIZES = (8, 32, 224, 28, 299, 512, 1)
 MOST_TRIED = 12
 """How many combinations of kinds of inputs are tried."""
 MOST_OPERATORS = 12
-"""How many operators may lie between an argument and the one that tells its shape."""
+"""The most operators between an argument and the one that determines its shape."""
 KEEPS_SHAPE = {
     f"aten::{name}"
     for name in ("add", "clone", "contiguous", "detach", "div", "dropout", "float", "flatten", "mul", "relu", "relu_",
                  "sigmoid", "sub", "tanh", "to")
 }  # fmt: skip
-"""Operators behind which the shape can still be told; before a layer of features, flatten is one of them."""
+"""Operators after which the shape can still be determined; before a layer of features, flatten is one of them."""
 FLOATS, NUMBERS, PICTURE = ("FP32", (-1,)), ("INT64", (-1,)), ("FP32", (3, -1, -1))
 INSTEAD = "say what it takes with --input NAME:DATATYPE:SIZE,SIZE, once for each, without the batch"
 
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 def guess(model: str, module: torch.jit.ScriptModule, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
-    """Guess what a module takes and gives.
+    """Guess the inputs and outputs of a module.
 
     Args:
         model: its name, for messages.
@@ -112,7 +112,7 @@ def _choices(
 
 
 def _told_by_operators(module: torch.jit.ScriptModule) -> dict[str, Kind]:
-    """The kinds of arguments, as far as the first operators that use them tell, by argument."""
+    """The kinds of arguments, by argument, as far as the first operators that use them determine them."""
     import torch
 
     try:
@@ -120,7 +120,7 @@ def _told_by_operators(module: torch.jit.ScriptModule) -> dict[str, Kind]:
             warnings.simplefilter("ignore")  # deprecated upstream, as the format is
             graph = torch.jit.freeze(module).graph
     except RuntimeError:
-        return {}  # its weights cannot be told from its other attributes
+        return {}  # its weights look like its other attributes
     names = [argument.name for argument in list(module.forward.schema.arguments)[1:]]
     found = {}
     for name, value in zip(names, list(graph.inputs())[1:], strict=False):
@@ -193,7 +193,7 @@ def _tried(
         for size in SIZES if is_open else SIZES[:1]:
             if (first := run(rows, size)) is None:
                 continue
-            other = run(rows, size * 2) if is_open else None  # one size more may be lost in a division
+            other = run(rows, size * 2) if is_open else None  # a division may absorb one more element
             dims = [tuple(size if each < 0 and other is None else each for each in dims) for _, dims in kinds]
             more = run(rows + 1, size) if rows else None
             return _signature(names, kinds, dims, rows, first, other, more), ""
@@ -241,8 +241,8 @@ def _signature(
     other: Run | None,
     more: Run | None,
 ) -> Signature:
-    """The signature that three runs show: the first, with so many rows (0: no batch), one with other open sizes, one
-    with a row more."""
+    """The signature from three runs: the first, with `rows` rows (0: no batch), one with other open sizes, one with
+    another row."""
     batches = more is not None and all(
         before[:1] == (rows,) and after == (rows + 1, *before[1:])
         for before, after in zip(first.shapes, more.shapes, strict=True)

@@ -2,7 +2,7 @@
 
 The library in the package is called through its C ABI (`_aoti`), on the CPU from a thread that never takes the GIL.
 PyTorch's own loader holds the GIL for as long as the model computes; it is used for packages that need more than the
-ABI gives.
+ABI.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODEL_FILE = "model.pt2"
 BATCHES_ON_GPU = 3  # batches submitted and not done at a time, see _native.gpu.instance
 
 Call: TypeAlias = Callable[[list[Any], bool], Sequence[Any]]
-"""Runs a model on a GPU: takes its inputs in order and whether work is recorded, returns its outputs; all with
+"""Runs a model on a GPU: takes its inputs in order, and whether work is recorded; returns its outputs; all with
 `__dlpack__`."""
 
 
@@ -72,7 +72,7 @@ class InductorModel(Model):
         self.options = options
         self.package = package
         self.order = CallOrder(source.spec, package)
-        self._folder = TemporaryFolder("aoti")  # outlives what was loaded from it
+        self._folder = TemporaryFolder("aoti")  # outlives the libraries loaded from it
         self._path: Path | None = None
         self._shared: dict[str, Library] = {}  # by device
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
@@ -149,7 +149,7 @@ class InductorInstance(NativeInstance):
     def __init__(self, order: CallOrder, library: Library) -> None:
         results = order.results(library.output_count)
         made = library.executor(order.arguments(), results, order.package.inputs)
-        self._executor = made  # what the capsule points to
+        self._executor = made  # the capsule points to it
         self.executor = made.capsule
 
 

@@ -30,7 +30,7 @@ ISA_FLAGS = {
     "AMX_TILE": "amx_tile",
     "AMX_FP16": "amx_fp16",
 }
-"""The names in /proc/cpuinfo of instruction sets that a package may have been compiled for."""
+"""The names in /proc/cpuinfo of instruction sets for which a package may have been compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Package:
         folder: within the archive, where the model's files lie.
         library: the name of the shared object in there.
         device: "cpu" or "cuda".
-        capability: of the GPU that it was compiled for, such as "90"; empty for the CPU.
-        inputs: in the order of the library; None if the package does not say.
+        capability: of the target GPU, such as "90"; empty for the CPU.
+        inputs: in the order of the library; None if the package lacks them.
         arguments: a name for each input, by its place in the call: "ARGS[0]", "KWARGS[mask]".
         results: for each output, likewise: "RESULT[0]".
         obstacle: why only PyTorch's own loader can call the library; empty if the library can be called directly.

@@ -1,8 +1,8 @@
-"""Reads from the C++ source in a package of AOTInductor which inputs its library takes.
+"""Reads the inputs of an AOTInductor package's library from the C++ source in the package.
 
-The library itself tells the number of its inputs, and checks nothing: it computes addresses from the sizes that it was
-compiled for. PyTorch generates the source beside it, with the checks of a debug mode: from them this module reads
-datatypes, ranks, sizes, and which sizes must be equal.
+The library itself tells the number of its inputs, and checks nothing: it computes addresses from the sizes for which it
+was compiled. PyTorch's generated source contains the checks of a debug mode: from them this module reads datatypes,
+ranks, sizes, and equalities of sizes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ExpectedInput:
 
 
 def expected_inputs(source: str) -> tuple[ExpectedInput, ...] | None:
-    """The inputs in the order of the library; None for a source that does not say it in a way known here.
+    """The inputs in the order of the library; None for a source of an unknown form.
 
     Raises:
         BackendError: the server cannot give or check an input of the library; the text says why.

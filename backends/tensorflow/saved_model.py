@@ -38,8 +38,8 @@ DATATYPES: Mapping[int, str] = MappingProxyType(
 """v2 datatype names of tensorflow.DataType."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
-# The parts of tensorflow/core/protobuf/{saved_model,meta_graph}.proto and tensor_shape.proto that signatures are made
-# of: message -> (field, number, type, repeated). The rest is unknown to the parser, which passes over it.
+# The parts of tensorflow/core/protobuf/{saved_model,meta_graph}.proto and tensor_shape.proto of which signatures are
+# made: message -> (field, number, type, repeated). The parser skips the rest as unknown.
 _MESSAGES: Mapping[str, tuple[tuple[str, int, str, bool], ...]] = MappingProxyType(
     {
         "SavedModel": (("meta_graphs", 2, "MetaGraphDef", True),),

@@ -1,4 +1,4 @@
-"""Memory for outputs whose shape only the model's execution tells."""
+"""Memory for outputs whose shape only the execution determines."""
 
 from __future__ import annotations
 

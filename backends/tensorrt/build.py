@@ -71,7 +71,7 @@ def check(library: Library, spec: EngineSpec) -> None:
 
 
 def _gpu(library: Library, spec: EngineSpec) -> Device | None:
-    # Only TensorRT-RTX can build without a GPU, for a named one; the others would crash.
+    # Only TensorRT-RTX can build without a GPU, for a named one; the other frameworks would crash.
     if library.name == RTX and spec.compute_capability:
         return None
     return gpu_for_plans(spec.device, f"model '{spec.model}'")

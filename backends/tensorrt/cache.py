@@ -26,7 +26,7 @@ def usual_folder() -> Path:
 
 
 class PlanCache:
-    """A folder that only its user may write to: a writer could run code in the server.
+    """A folder to which only its user may write: a writer could run code in the server.
 
     Plans are never removed: the folder may be deleted at any time.
     """

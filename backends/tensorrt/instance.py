@@ -93,7 +93,7 @@ class TensorRTInstance(GpuInstance):
             if made is None or not made.set_optimization_profile_async(index, self.stream.handle):
                 why = reason(complaints, "it gives no reason")
                 raise BackendError(f"instance '{self.name}': TensorRT makes no context for profile {index}: {why}")
-        self.stream.synchronize()  # the profile's copies to the device are done
+        self.stream.synchronize()  # the profile's copies to the device have ended
         return Context(made, plan.profiles[index], make_allocator(module))
 
     def submit(self, batch: GpuBatch) -> None:

@@ -102,5 +102,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `client.py | head`: when nobody reads the rest, this ends
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `client.py | head`: end when the reader is gone
     sys.exit(main())

@@ -200,7 +200,7 @@ def make_pictures(repository: Path) -> None:
 
 
 def make_topics(repository: Path) -> None:
-    """topics: a sentence in, what it is about out."""
+    """topics: a sentence in, its topic out."""
     program = reader()
     counts = Counter(word for text, _ in load()[0] for word in program.split(text))
     words = [word for word, count in counts.most_common() if count > 1]

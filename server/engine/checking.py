@@ -78,7 +78,7 @@ def _look_at(
         return prepared, f"{folder.path}: {error}"
     except OSError as error:
         return prepared, f"{error.filename or folder.path}: {(error.strerror or str(error)).lower()}"
-    except Exception as error:  # frameworks raise anything; the check goes on with other models
+    except Exception as error:  # frameworks raise anything; the check continues with other models
         return prepared, f"{folder.path}: {type(error).__name__}: {error}"
     problems = (_placed(folder, version, text) for version, text in prepared.problems.items())
     return prepared, "\n".join(dict.fromkeys(problems))

@@ -22,8 +22,8 @@ from server.front.tls import ALPN
 
 DIRECT_FROM, DIRECT_AT_MOST = 4 << 10, 4 << 20
 """Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
-it, and would keep the blocks of all pieces; and at most so many at a time, so that a client who reads quickly does not
-keep the loop from the others."""
+it, and would keep the blocks of all pieces; and at most this many at a time, so that a client that reads quickly does
+not keep the loop from other connections."""
 PREPARED = 1 << 20
 """Bytes of output prepared at a time."""
 PART = 64 << 10

@@ -84,7 +84,7 @@ class Inference:
     async def stream(self, messages: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer encoded ModelInferRequests with encoded ModelStreamInferResponses.
 
-        Errors travel inside the responses and the stream goes on, unless the client asked for `triton_grpc_error`.
+        Errors travel inside the responses and the stream continues, unless the client asked for `triton_grpc_error`.
         The client's half-close ends the stream after the last answer. However the stream ends, no request of it
         stays in the engine.
         """

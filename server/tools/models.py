@@ -33,7 +33,7 @@ def show_index(reach: Reach, as_json: bool) -> None:
 
 
 def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
-    """Load models, or load them anew.
+    """Load or reload models.
 
     Args:
         config: a file in place of the config.pbtxt, in JSON or in protobuf's text format.

@@ -128,7 +128,7 @@ def _rounded(value: Any) -> Any:
 
 
 def between(before: Look, after: Look, choice: Choice = EVERYTHING) -> Rates:
-    """The work between two looks, of the chosen models. A counter that has gone back has begun anew."""
+    """The work between two looks, of the chosen models. A counter that has decreased has restarted."""
     seconds = max(after.at - before.at, 1e-3)
     models = sorted(
         {(dict(having)["model"], dict(having)["version"]) for having in after.samples.get("nv_inference_count", {})}

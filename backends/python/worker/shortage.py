@@ -15,7 +15,7 @@ SHORT = "no shared memory"
 
 
 def error_response(code: int, text: str) -> bytes:
-    """A response that is an error, as it stands in a record."""
+    """An error response, in the form of a record."""
     encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # the server reads the text up to a zero byte
     total = p.align(p.RESPONSE_HEAD.size + len(encoded))
     head = p.RESPONSE_HEAD.pack(p.STATUS_ERROR, code, 0, len(encoded), 0, total)

@@ -82,7 +82,7 @@ class OutputMemory:
         self._end = offset + size
 
     def take(self, size: int) -> int:
-        """The offset of so many bytes.
+        """The offset of `size` bytes.
 
         Raises:
             TritonModelException: the server has no memory for them.
@@ -142,7 +142,7 @@ class Worker:
         return 0
 
     def close(self) -> None:
-        """Forget the model after `run`, if the process goes on."""
+        """Forget the model after `run`, if the process continues."""
         if self._host is not None:
             self._host.close()
 

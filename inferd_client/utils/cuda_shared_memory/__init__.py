@@ -100,7 +100,7 @@ def get_raw_handle(cuda_shm_handle: CudaSharedMemoryRegion) -> bytes:
 
 
 def _place(region: CudaSharedMemoryRegion, offset: int, size: int) -> int:
-    """The address of so many bytes in the region.
+    """The address of `size` bytes in the region.
 
     Raises:
         CudaSharedMemoryException: the bytes exceed the region, or it was destroyed.

@@ -100,7 +100,7 @@ def _let_go(address: int) -> None:
 
 
 def _unwanted(capsule: int) -> None:
-    """The destructor of a capsule that nobody has taken."""
+    """The destructor of an untaken capsule."""
     if _is_valid(capsule, _NAME):
         _let_go(_raw_pointer(capsule, _NAME))
 

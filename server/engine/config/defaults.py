@@ -59,7 +59,7 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source:
 
 
 def fill_defaults(config: pb.ModelConfig, gpus: int = 0) -> None:
-    """Fill in all other defaults on a machine with so many GPUs. A second call changes nothing."""
+    """Fill in all other defaults on a machine with `gpus` GPUs. A second call changes nothing."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") in (None, "latest") and not policy.latest.num_versions:
         policy.latest.num_versions = 1

@@ -144,7 +144,7 @@ def _input(data: pb.ModelWarmup.Input, model_dir: Path) -> WarmupInput:
 
 
 def _check_strings(file: Path, count: int) -> None:
-    """Refuse a file that has not so many strings in the protocol's format.
+    """Refuse a file without `count` strings in the protocol's format.
 
     Raises:
         ConfigError: with the format: the file may be plain text.

@@ -78,7 +78,7 @@ class WorkItem(Generic[T]):
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return or raise the result of `work` on a thread. The work goes on if the caller is cancelled."""
+    """Return or raise the result of `work` on a thread. The work continues if the caller is cancelled."""
     loop = asyncio.get_running_loop()
     item = WorkItem(partial(work, *args, **kwargs), loop.create_future())
 

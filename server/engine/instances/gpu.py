@@ -103,7 +103,7 @@ class Gpus:
             return self._pools[ordinal]
 
     def _all(self) -> dict[str, DevicePool | PageLocked]:
-        """The pools, by name. Their own locks guard them: nobody waits here for a driver that is slow to free."""
+        """The pools, by name. Their own locks guard them: callers never wait here for a driver that frees slowly."""
         with self._lock:
             return {
                 **{f"gpu {ordinal}": pool for ordinal, pool in self._pools.items()},

@@ -6,7 +6,7 @@ This module only decides: it has no I/O, no clock, no event loop. The caller rep
 A *claim* is a load that needs room: for its model, and for the models of its steps. Its states:
 
     waiting → running → ended          it has begun when `look` says so, with its room reserved
-    waiting → ended                    refused, or nobody waits for it any more, or its model was loaded otherwise
+    waiting → ended                    refused, or no longer wanted, or its model was loaded otherwise
 
 Models that a running claim has reserved, or uses, do not leave. A *leaving* model counts until it has left, or is late.
 
@@ -62,7 +62,7 @@ class Claim:
 
     Attributes:
         sizes: bytes of all models that are loaded together, by name.
-        model: the claim ends when this one is loaded; empty: it begins also if all are loaded, to load them anew.
+        model: the claim ends when this one is loaded; empty: it also begins if all are loaded, to reload them.
         beside: claims that cannot end before this one, because their models call this one.
         elders: running claims for which it waits; None until it must wait.
     """

@@ -89,7 +89,7 @@ class Poller:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop looking, and end a look that is under way. A running load goes on."""
+        """Stop looking, and end a running look. A running load continues."""
         self._watch.end()
         tasks = {*self._changes, *((self._task,) if self._task is not None else ())}
         for task in tasks:

@@ -12,7 +12,7 @@ is over.
 Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
 concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
 ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
-but not for the rest of its warm-up; an unload does if requests wait for the load, which would only begin anew. None of
+but not for the rest of its warm-up; an unload does if requests wait for the load, which would only start again. None of
 them waits for the end of what was replaced, because a model may reload
 itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
 and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them, or fails if a
@@ -361,11 +361,11 @@ class Lifecycle:
         Args:
             name: of the model; nothing happens if there is none. If it was unloaded before, its departing versions
                 end their sequences.
-            dependents: of an ensemble, also unload the models of its steps, after its last request, unless somebody
-                loaded them by name or another ensemble has them.
+            dependents: of an ensemble, also unload the models of its steps, after its last request, unless they were
+                loaded by name or another ensemble has them.
             users: also unload the ensembles that have the model as a step, before it: their accepted requests find it,
                 for USERS_SECONDS at most; without waiting if a model asks, which may be at work on one of these.
-            asked_by: the model that waits for it; empty for nobody.
+            asked_by: the model that waits for it; empty for none.
             allowed: whether the caller may unload the model of a step; else it stays.
 
         Raises:

@@ -76,7 +76,7 @@ class Memory:
         Args:
             name: of the model.
             sizes: bytes of all models that are loaded together.
-            on_demand: requests wait for the model; else a client has it loaded anew.
+            on_demand: requests wait for the model; else a client reloads it.
             beside: models whose loads wait for this one.
 
         Raises:
