@@ -54,7 +54,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("infer",): Command(f"{ASKING}:infer", "Ask a model of a server and print its answer."),
     ("models", "ls"): Command(f"{MODELS}:ls", "List the repository's models and their states."),
     ("models", "load"): Command(
-        f"{MODELS}:load", "Load models, or load them anew, on a server with --model-control-mode=explicit."
+        f"{MODELS}:load", "Load or reload models, on a server with --model-control-mode=explicit."
     ),
     ("models", "unload"): Command(f"{MODELS}:unload", "Unload models, on a server with --model-control-mode=explicit."),
     ("models", "describe"): Command(f"{MODELS}:describe", "Show a model's inputs and outputs."),

@@ -82,7 +82,7 @@ def perf(
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
-        request_count: Make exactly so many requests at each level, in place of windows that agree; without --warmup and
+        request_count: Make exactly this many requests at each level, instead of windows that agree; without --warmup and
             --warmup-request-count no others precede them.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
@@ -90,7 +90,7 @@ def perf(
         latency_threshold: Milliseconds; after a level that takes longer, higher ones are not tried.
         binary_search: Find the highest level within the threshold, by halves.
         warmup: Seconds before each level; by default 0.5.
-        warmup_request_count: Exactly so many requests before each level, in place of --warmup.
+        warmup_request_count: Exactly this many requests before each level, in place of --warmup.
         max_duration: Seconds for all levels; by default as many as they need.
         shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
         input_data: random, zero, or as perf_analyzer reads them a JSON file, or a folder with a file for each input.

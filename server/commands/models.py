@@ -24,7 +24,7 @@ def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
 
 
 def load(*model: str, server: Server = HERE, model_config: Path | None = None) -> int:
-    """Load models, or load them anew, on a server with --model-control-mode=explicit.
+    """Load or reload models, on a server with --model-control-mode=explicit.
 
     Args:
         model: Their names.
