@@ -82,8 +82,8 @@ def perf(
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
-        request_count: Make exactly this many requests at each level, instead of windows that agree; without --warmup and
-            --warmup-request-count no others precede them.
+        request_count: Make exactly this many requests at each level, instead of windows that agree; without --warmup
+            and --warmup-request-count no others precede them.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
         percentile: 50, 90, 95 or 99: the one that must be stable and within the threshold; by default the mean.
