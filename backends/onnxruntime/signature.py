@@ -49,7 +49,7 @@ def check(spec: ModelSpec, session: onnxruntime.InferenceSession) -> None:
     """Compare a configuration with the model.
 
     Raises:
-        BackendError: they differ; the text names the tensor, what the model has and what the configuration says.
+        BackendError: they differ; the text has the tensor, the model's value and the configuration's.
     """
     inputs = {node.name: node for node in session.get_inputs()}
     defaults = {node.name: node for node in session.get_overridable_initializers()}

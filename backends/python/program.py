@@ -1,4 +1,4 @@
-"""Models that are run by a program of the server's, in workers like those of Python models."""
+"""Models that one of the server's programs executes, in workers like those of Python models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backends.python.options import KEYS, MODE, PROCESS, read_backend_options
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENT = "environment"
-"""Of `--backend-config`: the environment of all models of a backend, where they name none of their own."""
+"""The key of `--backend-config` for the environment of a backend's models that name none of their own."""
 
 
 def run_program(
@@ -38,7 +38,7 @@ def run_program(
         needs: the import name of the package that the interpreter must have.
 
     Raises:
-        BackendError: it has not, or a parameter is wrong.
+        BackendError: the interpreter lacks the package, or a parameter is wrong.
     """
     if source.spec.parameters.get(MODE, PROCESS) != PROCESS:
         raise BackendError(

@@ -117,7 +117,8 @@ def read_signature(folder: Path, model: str, tag: str, name: str) -> SavedSignat
         name: of the signature; "" for `serving_default`, or else the only signature.
 
     Raises:
-        BackendError: the folder holds no SavedModel, or it has no such graph or signature; the text says what it has.
+        BackendError: the folder holds no SavedModel, or it has no such graph or signature; the text lists those that
+            exist.
     """
     path = folder / FILE
     saved = _SavedModel()

@@ -80,7 +80,7 @@ class Memory:
             beside: models whose loads wait for this one.
 
         Raises:
-            Exhausted: it does not fit beside what stays; or, NoRoomInTime, the others have not left in time.
+            Exhausted: it does not fit beside the models that stay; or, NoRoomInTime, the others have not left in time.
         """
         key: Hashable = name if on_demand else (name, object())
         begins = self._begins[key] = asyncio.get_running_loop().create_future()
@@ -101,7 +101,7 @@ class Memory:
             self.look()
 
     def also_beside(self, name: str, asked_by: str) -> None:
-        """One more load waits for this model, for which a load may wait for room."""
+        """Record that one more load waits for this model, whose own load may be waiting for room."""
         if claim := self._budget.waiting.get(name):
             claim.beside = (*claim.beside, asked_by)
 

@@ -31,7 +31,7 @@ PROC = Path("/proc")
 
 
 def process() -> Iterator[tuple[Family, Iterable[Sample]]]:
-    """The families of this process, without values that the system does not tell."""
+    """The families of this process, without those that the system does not report."""
     yield CPU, [("", time.process_time())]
     with suppress(OSError, ValueError, IndexError):
         fields = (PROC / "self/stat").read_text().rpartition(")")[2].split()
