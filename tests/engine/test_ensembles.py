@@ -558,9 +558,7 @@ async def test_the_timeout_of_an_ensemble(tmp_path):
         await gate.entered()
         answer = await infer(engine, request("e", x=row(1)))
         assert answer.status == Status.UNAVAILABLE
-        assert answer.text == (
-            "Request timeout expired: ensemble 'e' version 1 has held it for 20000 us, its limit"
-        )
+        assert answer.text == ("Request timeout expired: ensemble 'e' version 1 has held it for 20000 us, its limit")
         assert engine.model("one").lane.pending == 0
         gate.go()
         await hold.answer()
