@@ -41,6 +41,7 @@ from backends.specs import (
 if TYPE_CHECKING:
     from _native.cuda.device import Stream
     from _native.execution.python_batch import Batch
+    from _native.execution.view import View
     from _native.gpu.batch import GpuBatch
     from _native.memory.arena import ArenaHandle
 
@@ -50,6 +51,7 @@ __all__ = [
     "AsyncInstance",
     "Backend",
     "BackendError",
+    "Batch",
     "BatchingSpec",
     "EngineSpec",
     "EnsembleSpec",
@@ -73,12 +75,26 @@ __all__ = [
     "StepSpec",
     "SuppliedSpec",
     "TensorSpec",
+    "View",
     "WarmupInput",
     "WarmupSpec",
     "WorkerStatus",
 ]
 
 SHOWN_FILES = 8
+
+
+def __getattr__(name: str) -> object:
+    """Batch and View, on demand: they need numpy, and many commands do not."""
+    if name == "Batch":
+        from _native.execution.python_batch import Batch
+
+        return Batch
+    if name == "View":
+        from _native.execution.view import View
+
+        return View
+    raise AttributeError(f"module 'backends.api' has no attribute '{name}'")
 
 
 class BackendError(Exception):
@@ -213,6 +229,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     completes: ClassVar[bool] = False  # models may complete their configurations themselves
+    completes_missing: ClassVar[bool] = False  # but are not asked where nothing is missing
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
     needs_tensors: ClassVar[bool] = True  # a model has at least one input and one output
     gpu_accelerators: ClassVar[frozenset[str]] = frozenset()  # names of execution accelerators that it knows

@@ -127,7 +127,7 @@ async def _load(settings: Settings, engine: Engine, stop: StopSignal, manager: S
     loading, stopped = loop.create_task(engine.start(set_aside)), loop.create_task(stop.wait())
     began = loop.time()
     while not (await asyncio.wait({loading, stopped}, timeout=TELL_PROGRESS, return_when=asyncio.FIRST_COMPLETED))[0]:
-        progress = f"after {loop.time() - began:.0f} s: {engine.progress()}"
+        progress = f"after {loop.time() - began:.0f} s: {engine.progress()}; the server listens when all are loaded"
         log.info("%s", progress)
         manager.tell(f"STATUS={progress}", MORE_TIME)
     if not stopped.done():

@@ -115,10 +115,12 @@ async def _answers(engine: Engine, spec: ModelSpec) -> list[Finding]:
         return [Finding("answers", "")]
     chance = random.Random(7)
     messages = [_request(spec, chance) for _ in range(ASKED)]
-    alone = [await _ask(engine, message) for message in messages]
-    broken = next((answer for answer in alone if isinstance(answer, str)), "")
-    if broken:
-        return [Finding("requests are answered", broken)]
+    alone = []
+    for message in messages:
+        answer = await _ask(engine, message)
+        if isinstance(answer, str):  # the others would only say the same again
+            return [Finding("requests are answered", f"a request with {_shown(message)} failed: {answer}")]
+        alone.append(answer)
     again = [await _ask(engine, message) for message in messages[:4]]
     together = await asyncio.gather(*(_ask(engine, message) for message in messages))
     return [
@@ -133,10 +135,16 @@ def _request(spec: ModelSpec, chance: random.Random) -> pb.ModelInferRequest:
     rows = [chance.randint(1, min(4, spec.max_batch_size))] if spec.max_batch_size else []
     size = chance.choice(VARIABLE)
     for tensor in spec.inputs:
+        if tensor.optional and chance.randint(0, 1):
+            continue
         shape = [*rows, *(size if dim < 0 else dim for dim in tensor.dims)]
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
         message.raw_input_contents.append(_content(tensor, shape, chance))
     return message
+
+
+def _shown(message: pb.ModelInferRequest) -> str:
+    return ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in message.inputs) or "no input"
 
 
 def _content(tensor: TensorSpec, shape: Sequence[int], chance: random.Random) -> bytes:

@@ -35,6 +35,7 @@ MODELS, MEASURING = "server.commands.models", "server.commands.measuring"
 
 GROUPS: dict[tuple[str, ...], str] = {
     ("models",): "The models of a server, and new ones.",
+    ("backends",): "Backends of your own.",
     ("config",): "The options of the server.",
 }
 """Groups of commands: the first part of their names, and the group's meaning."""
@@ -83,6 +84,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "Show each option of `inferd serve`, its value, and the origin of the value.",
         "[OPTIONS OF serve]",
     ),
+    ("backends", "init"): Command(f"{SERVING}:init_backend", "Write a backend to begin with, and a model of it."),
     ("check-backend",): Command(
         f"{SERVING}:check_backend",
         "Load the models of a repository and check their backend against its contract; for authors of backends.",

@@ -83,5 +83,21 @@ def test_a_broken_rule_is_named(tmp_path, capsys, rule):
     assert said[rule] != "ok"
 
 
+def test_a_broken_backend_is_told_in_one_sentence(tmp_path, capfd):
+    """Not once for each request."""
+    _, said = checked(tmp_path, capfd, BACKEND.replace('batch.set_output("y"', 'batch.set_output("z"'))
+    assert said["requests are answered"].startswith("a request with x FP32 [")
+    assert "the model has no output 'z'" in said["requests are answered"]
+
+
+def test_a_backend_to_begin_with_keeps_the_contract(tmp_path, capsys):
+    """What `backends init` writes: strings, an optional input, and batches."""
+    assert main(["backends", "init", "mine", "--folder", str(tmp_path)]) == 0
+    folders = [str(tmp_path / "models"), "--backend-directory", str(tmp_path / "backends")]
+    assert main(["check-backend", *folders]) == 0, capsys.readouterr().out
+    assert main(["backends", "init", "mine", "--folder", str(tmp_path)]) == 1  # it exists
+    assert main(["backends", "init", "Mine", "--folder", str(tmp_path)]) == 2
+
+
 def test_a_repository_is_needed(capsys):
     assert main(["check-backend"]) == 2

@@ -147,6 +147,7 @@ RULES = (
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.app", may=("_native", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.beginning", may=(*CORE,), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.authoring",
         may=("backends.api", "server.composition.engine", "server.engine", "server.importing", "server.pb", *CORE),
@@ -160,6 +161,7 @@ RULES = (
             "backends.loader",
             "server.app",
             "server.authoring",
+            "server.beginning",
             "server.checking",
             "server.contract",
             "server.engine",

@@ -32,7 +32,20 @@ from backends.python._channel cimport (
 from backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
 from backends.python._grants cimport granted_record, grants_end
 from backends.python._life cimport WORKER_CLOSED, WORKER_NONE
+from backends.python._slots cimport SLOT_GIVEN, SLOT_OPEN
 from backends.python._wire cimport IN_ARENA, PACKET, Head
+
+
+cdef bint given_up(Channel *channel) noexcept nogil:
+    cdef bint out
+    cdef uint32_t i
+    lock(&channel.guard)
+    out = channel.executing
+    for i in range(channel.slots.count):
+        if channel.slots.slots[i].state in (SLOT_GIVEN, SLOT_OPEN) and not channel.flags.data[i]:
+            out = False
+    unlock(&channel.guard)
+    return out
 
 
 cdef class TeamHandle:
@@ -107,6 +120,11 @@ cdef class Link:
     def open(self) -> int:
         """Requests that the worker has."""
         return self.channel.slots.open
+
+    @property
+    def given_up(self) -> bool:
+        """Something is executed, and nobody waits any more for any request that the worker has."""
+        return given_up(self.channel)
 
     @property
     def life(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import resource
 import threading
 import time
@@ -27,6 +28,7 @@ FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; d
 MOST_DOUBLINGS = 30  # a model may fail for weeks: this keeps the power finite
 LONGEST_DELAY = 30.0
 STEP = 0.05  # seconds between checks for open requests while an instance is closed
+LOOK = 0.25  # seconds between checks whether anybody still waits for a request that a retired instance executes
 
 
 def pause_after(failures: int) -> float:
@@ -87,6 +89,7 @@ class Attendant:
         self._pid = 0
         self.said: dict[str, Any] = {}  # by the worker, when it was ready
         self._refusal: Exception | None = None  # why the last worker could not be started or looked after
+        self._retired = threading.Event()
         self._closing = threading.Event()
         self._loaded: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"attend {self._name}", daemon=True)
@@ -104,6 +107,12 @@ class Attendant:
             self._thread.join()
             self._loaded = Future()  # the future keeps the error, whose traceback keeps this object
             raise
+
+    def retire(self) -> None:
+        """No batches will come but those that are queued: a worker that nobody waits for any more may be ended."""
+        self._retired.set()
+        self.link.leave()
+        self.link.nudge()
 
     def stop(self) -> None:
         """Let the worker finish and end. No EXECUTE is under way, and none will come."""
@@ -150,7 +159,9 @@ class Attendant:
             first = not self._loaded.done()
             failures = 0 if time.monotonic() - begun > LONG_LIFE else failures + 1
             delay = pause_after(failures)
-            closed = first or self._closing.is_set()
+            closing = self._closing.is_set()
+            last = self._retired.is_set() or closing  # nothing waits for another worker
+            closed = first or last
             self.link.ended(why, patient=not (closed or delay), closed=closed)  # then nothing uses its descriptors
             self._pid = 0
             if worker is not None:
@@ -161,13 +172,16 @@ class Attendant:
                 failure.__cause__, self._refusal = self._refusal, None
                 self._loaded.set_exception(failure)
                 return
-            if not closed:
-                log.error("%s: %s; %s", self._name, why,
-                          f"another is started in {delay:g} s" if delay else "another is started")  # fmt: skip
-                self._waits = delay > 0
-                self._closing.wait(delay)
-                self._waits = False
-                self._restarts += 1
+            if last:
+                if not closing:
+                    log.error("%s: %s", self._name, why)
+                return
+            log.error("%s: %s; %s", self._name, why,
+                      f"another is started in {delay:g} s" if delay else "another is started")  # fmt: skip
+            self._waits = delay > 0
+            self._closing.wait(delay)
+            self._waits = False
+            self._restarts += 1
 
     def _set_up(self, up: bool) -> None:
         if up != self.up:
@@ -190,9 +204,9 @@ class Attendant:
         )
         said = ""
         try:
-            self.said = bring_up(link, self._post.launch)
+            self.said = bring_up(link, worker, self._post.launch)
             self._come_up(worker)
-            self._attend()
+            said = self._attend()
         except Interrupted:
             pass
         except WorkerError as error:
@@ -219,15 +233,32 @@ class Attendant:
         if not self._loaded.done():
             self._loaded.set_result(None)
 
-    def _attend(self) -> None:
-        """Serve the worker until it ends, by itself or because the instance is closed."""
+    def _attend(self) -> str:
+        """Serve the worker until it ends, by itself or because the instance is closed.
+
+        Returns:
+            Why the server has to end the worker; empty if it does not.
+        """
+        until = math.inf
         while True:
-            event = self.link.attend(False)[0]
+            event = self.link.attend(False, LOOK if self._looks else None)[0]
             if event == "end" or self.link.ending:
-                return
+                return ""
             if self._closing.is_set():
                 self._finish()
-                return
+                return ""
+            now = time.monotonic()
+            until = min(until, now + self._post.finish_timeout) if self._looks and self.link.given_up else math.inf
+            if now >= until:
+                return (
+                    f"its model was unloaded or replaced, and all its requests have been given up, but it still "
+                    f"executes them after {self._post.finish_timeout:g} s, so its worker process was ended"
+                )
+
+    @property
+    def _looks(self) -> bool:
+        """Whether the worker is ended when nobody waits for it any more; nothing can end a thread."""
+        return self._retired.is_set() and not self._post.launch.in_process
 
     def _finish(self) -> None:
         """Wait for open requests, then have the worker finalize its model and exit."""

@@ -130,6 +130,8 @@ class PythonModel(Model):
                 ENVIRONMENT,
             )
         self._timeout = options.stub_timeout
+        # nothing can end a thread
+        self._load_timeout = 0.0 if self._model_options.in_process else options.load_timeout
         # a thread of the server that polls would hold the interpreter's lock
         self._patience = 0.0 if self._model_options.in_process else options.busy_poll
         self.arena: ArenaHandle = arena_of(source.spec.name)
@@ -143,8 +145,8 @@ class PythonModel(Model):
     def create_instance(self, spec: InstanceSpec) -> PythonInstance:
         """Start a worker and wait until it has loaded the model."""
         options = self._model_options
-        launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
-        timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
+        launch = self._launch(spec.name, self._configuration(spec), in_process=options.in_process)
+        timeout = 0.0 if options.in_process else options.execution_timeout
         post = Post(launch, self.arena, self._team, timeout, self._timeout)
         instance = PythonInstance(post, self.source.spec.name, self._services)
         if spec.kind == "GPU" and options.gpu_inputs:
@@ -179,7 +181,10 @@ class PythonModel(Model):
         name = self.source.spec.name
         configuration = self._configuration(InstanceSpec(name))
         configuration.update(mode="complete", config=json.loads(self.source.config_json))
-        return complete(Launch(name, self._environment, configuration, self._timeout), self.arena)
+        return complete(self._launch(name, configuration), self.arena)
+
+    def _launch(self, name: str, configuration: Mapping[str, Any], *, in_process: bool = False) -> Launch:
+        return Launch(name, self._environment, configuration, self._timeout, self._load_timeout, in_process)
 
     def _configuration(self, spec: InstanceSpec) -> dict[str, Any]:
         source = self.source

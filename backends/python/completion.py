@@ -43,7 +43,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     why = ""
     cause: Exception | None = None
     try:
-        said = bring_up(link, launch)
+        said = bring_up(link, worker, launch)
     except Interrupted:
         pass  # the worker is ending: its exit status tells why
     except (WorkerError, MemoryError) as error:

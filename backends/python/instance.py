@@ -103,7 +103,7 @@ class PythonInstance(NativeInstance):
 
     def drain(self) -> None:
         """See Instance."""
-        self._attendant.link.leave()
+        self._attendant.retire()
 
     def close(self) -> None:
         """Let the worker finalize its model and end."""

@@ -14,6 +14,7 @@ from backends.parameters import Parameters
 log = logging.getLogger("inferd.python")
 
 STUB_TIMEOUT = "stub-timeout-seconds"
+LOAD_TIMEOUT = "load-timeout-seconds"
 EXECUTION_TIMEOUT = "execution-timeout-seconds"
 BUSY_POLL = "busy-poll-microseconds"
 CACHE_DIRECTORY = "environment-cache-directory"
@@ -27,7 +28,7 @@ WITHOUT_MEANING = {
     "thread-pool-size": "responses and BLS calls need no threads of the server",
 }
 """Keys of Triton's backend that are accepted without effect, and the reasons."""
-KEYS = frozenset({STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING})
+KEYS = frozenset({STUB_TIMEOUT, LOAD_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING})
 GLOBAL = ("backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config")
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -42,6 +43,7 @@ class BackendOptions:
     """The options of all Python models."""
 
     stub_timeout: float  # seconds for a worker's interpreter to start, and for a worker to finish
+    load_timeout: float  # seconds for a worker to load its model; 0: any time
     execution_timeout: float  # seconds; 0: none
     busy_poll: float  # seconds for which a worker looks for its next packet before it sleeps
     cache: Path  # where archives with environments are unpacked
@@ -61,6 +63,7 @@ def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
     parameters.warn_unknown(KEYS | set(GLOBAL))
     return BackendOptions(
         stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1) or 30,
+        load_timeout=_seconds(parameters, LOAD_TIMEOUT, 0.0),
         execution_timeout=_seconds(parameters, EXECUTION_TIMEOUT, 0.0),
         busy_poll=(parameters.integer(BUSY_POLL, BUSY_POLL_DEFAULT, minimum=0) or 0) / 1e6,
         cache=Path(parameters.text(CACHE_DIRECTORY) or default_cache()),

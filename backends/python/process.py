@@ -6,7 +6,9 @@ import abc
 import contextlib
 import errno
 import json
+import logging
 import marshal
+import math
 import os
 import select
 import signal
@@ -23,13 +25,17 @@ from backends.python import _spawn
 from backends.python._link import Link
 from backends.python._spawn import spawn
 from backends.python.environment import Environment, passed_on
+from backends.python.options import LOAD_TIMEOUT
 from backends.python.worker import protocol
+
+log = logging.getLogger("inferd.python")
 
 MAIN = Path(__file__).parent / "worker" / "__main__.py"
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
 EXTENSION = _spawn.__file__
 WORK, SIDE, CALLS, ARENA = 3, 4, 5, 6  # its descriptors, behind the standard ones
 SOCKET_BUFFER = 1 << 20  # bytes in flight in one direction, if the system allows that many
+LOADS_LONG = 30.0  # seconds of a load before the log says that the worker still loads its model; doubled each time
 LAST_PATIENCE = 10.0  # seconds for a killed worker and all that it has started to end
 
 
@@ -45,6 +51,7 @@ class Launch:
     environment: Environment
     configuration: Mapping[str, Any]  # see CONFIGURE in worker/protocol.py
     timeout: float  # seconds until its interpreter must be there
+    load_timeout: float = 0.0  # seconds for its model to be loaded; 0: any time
     in_process: bool = False  # on a thread of the server: see thread.ThreadWorker
 
 
@@ -244,8 +251,8 @@ def how_ended(status: int) -> str:
     return f"exited with status {os.waitstatus_to_exitcode(status)}"
 
 
-def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
-    """Wait for a connected worker's interpreter, have it load the model, and wait for that without a limit.
+def bring_up(link: Link, worker: AnyWorker, launch: Launch) -> dict[str, Any]:
+    """Wait for a connected worker's interpreter, have it load the model, and wait for that.
 
     Returns:
         The content of READY.
@@ -263,8 +270,7 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     if not launch.in_process and launch.configuration["mode"] == "serve":
         configuration.update(descriptors=f"/proc/{os.getpid()}/fd", arena=link.arena_fd)
     link.send_work(protocol.CONFIGURE, json.dumps(configuration).encode())
-    event, kind, _, record = link.attend(True)
-    _expect(event, "")
+    kind, record = _await_load(link, worker, launch)
     if kind != protocol.READY:
         raise WorkerError(f"it sent a packet of kind {kind} while its model was being loaded")
     try:
@@ -276,6 +282,24 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     if "error" in said:
         raise WorkerError(str(said["error"]))
     return said
+
+
+def _await_load(link: Link, worker: AnyWorker, launch: Launch) -> tuple[int, bytes]:
+    """The packet that tells the end of the load; the log says who is waited for."""
+    began = time.monotonic()
+    limit = launch.load_timeout or math.inf
+    patience = LOADS_LONG
+    while True:
+        waited = time.monotonic() - began
+        event, kind, _, record = link.attend(True, max(0.0, min(patience, limit) - waited))
+        if event != "time":
+            _expect(event, "")
+            return kind, record
+        if time.monotonic() - began >= limit:
+            raise WorkerError(f"its {worker} did not load the model within {limit:g} s ({LOAD_TIMEOUT})")
+        ends = f"ended after {limit:g} s" if launch.load_timeout else f"not limited ({LOAD_TIMEOUT} limits it)"
+        log.warning("%s: its %s has loaded the model for %g s; this is %s", launch.name, worker, patience, ends)
+        patience *= 2
 
 
 def end(link: Link, worker: AnyWorker) -> str:

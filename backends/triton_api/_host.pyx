@@ -13,6 +13,7 @@ define. The worker loads the extension under the name of Triton's library before
 - retirement.pxi: what the C sources call when the interpreter ends
 """
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -32,10 +33,12 @@ from backends.triton_api.objects cimport (
     inferd_host,
     inferd_message,
     inferd_new_answer,
+    inferd_resize,
     inferd_start_answer,
     MOST_DIMENSIONS,
     Name,
     Piece,
+    Shared,
     Tensor,
     TRITONBACKEND_Backend,
     TRITONBACKEND_Input,
@@ -131,7 +134,7 @@ cdef class CompiledBackend:
         verbose = logs_verbosely
         self._kept = []
         self._ends = []
-        self._traits = ModelTraits((), False, False)
+        self._traits = ModelTraits("", (), False, False)
         self._asking = Lock()
         cdef const char *path = self._text(library)
         with nogil:
@@ -209,7 +212,7 @@ cdef class CompiledBackend:
         Raises:
             TritonModelException: the backend refuses, with its reason.
         """
-        self._traits = ModelTraits(states, decoupled, iterative)
+        self._traits = ModelTraits(text_of(self._model.name), states, decoupled, iterative)
         self._instance.model = &self._model
         self._instance.name = self._text(name)
         self._instance.kind = KINDS[kind]

@@ -29,6 +29,7 @@ class TritonApiBackend(Backend):
 
     name = "triton_api"
     completes = True
+    completes_missing = True
     needs_tensors = False
 
     def __init__(self, config: Mapping[str, str], name: str, library: Path) -> None:

@@ -1,30 +1,70 @@
 """A request on its way through the backend, and its responses. A part of _host.pyx."""
 
+cdef enum:
+    MOST_SEQUENCES = 1024  # for which an instance keeps memory of states; more get new memory with each request
+    SEQUENCE_END = 2
+
+
+cdef class SharedState:
+    """The memory of a state of one sequence that is input and output."""
+
+    cdef Shared c
+    cdef bint busy  # a request has it
+
+    def __dealloc__(self):
+        free(self.c.base)
+        free(self.c.before)
+
+
 cdef class ModelTraits:
     """The parts of a model's configuration that its requests depend on, for Python and for the C sources.
 
     Args:
-        names: of the outputs that are states of sequences.
+        model: its name.
+        states: for each state of its sequences the names of input and output, and whether they have the same memory.
         decoupled: a request may have any number of responses.
         iterative: a request may be rescheduled.
     """
 
     cdef readonly frozenset names
+    cdef readonly dict shared  # places of states whose input and output have the same memory, by names of inputs
     cdef bint decoupled
     cdef bint iterative
     cdef const char **pointers
+    cdef bytes _model
     cdef list _texts
+    cdef dict _sequences  # each with its SharedStates by place; the one that was used last is last
 
-    def __cinit__(self, names, bint decoupled, bint iterative):
-        self.names = frozenset(names)
+    def __cinit__(self, str model, states, bint decoupled, bint iterative):
+        states = list(states)
+        self.names = frozenset(output for _, output, _ in states)
+        self.shared = {given: at for at, (given, _, same) in enumerate(states) if same}
         self.decoupled = decoupled
         self.iterative = iterative
-        self._texts = [name.encode() for name in self.names]
+        self._model = model.encode()
+        self._texts = [output.encode() for _, output, _ in states]
+        self._sequences = {}
         self.pointers = <const char **>calloc(len(self._texts) + 1, sizeof(char *))
         if self.pointers == NULL:
             raise MemoryError
         for at, text in enumerate(self._texts):
             self.pointers[at] = <const char *>(<bytes>text)
+
+    cdef SharedState state_of(self, sequence, int place):
+        # The memory of a sequence's state, for one request. Sequences of several clients may have the same id.
+        cdef SharedState found
+        of_sequence = self._sequences.pop(sequence, {})
+        self._sequences[sequence] = of_sequence
+        found = of_sequence.get(place)
+        if found is None or found.busy:
+            found = of_sequence[place] = SharedState()
+        found.busy = True
+        if len(self._sequences) > MOST_SEQUENCES:
+            del self._sequences[next(iter(self._sequences))]
+        return found
+
+    cdef void forget(self, sequence) noexcept:
+        self._sequences.pop(sequence, None)
 
     def __dealloc__(self):
         free(self.pointers)
@@ -41,6 +81,9 @@ cdef class Exchange:
     cdef object sender
     cdef object ready  # the response that the backend sent during its execution
     cdef list kept  # objects that the structures for the backend point to
+    cdef ModelTraits model
+    cdef list states  # SharedStates of its sequence that it has
+    cdef object sequence
     cdef Py_buffer *views
     cdef Py_ssize_t view_count
     cdef bint decoupled
@@ -55,15 +98,26 @@ cdef class Exchange:
         self.decoupled = model.decoupled
         self.sender = request.get_response_sender() if model.decoupled else None
         self.executing = True
-        self.kept = [model]
+        self.kept = []
+        self.model = model
+        self.states = []
+        self.sequence = request.correlation_id()
+        self.c.model = <const char *>model._model
         self.c.state_names = model.pointers
+        self.c.shared = <Shared **>calloc(len(model._texts) + 1, sizeof(Shared *))
+        if self.c.shared == NULL:
+            raise MemoryError
         self.c.reschedulable = model.iterative
         self._describe(model.names)
         self._take_inputs()
         self._take_parameters()
 
     def __dealloc__(self):
+        cdef SharedState state
+        for state in self.states or ():
+            state.busy = False
         self._free_inputs()
+        free(self.c.shared)
         free(self.c.outputs)
         free(self.c.parameters)
         inferd_free_tensors(self.c.states)
@@ -76,11 +130,10 @@ cdef class Exchange:
     cdef int _describe(self, states) except -1:
         request = self.request
         self.c.id = self._text(request.request_id())
-        sequence = request.correlation_id()
-        if isinstance(sequence, str):
-            self.c.correlation_text = self._text(sequence)
+        if isinstance(self.sequence, str):
+            self.c.correlation_text = self._text(self.sequence)
         else:
-            self.c.correlation_id = sequence
+            self.c.correlation_id = self.sequence
         self.c.timeout = request.timeout()
         self.c.flags = request.flags()
         names = [name for name in request.requested_output_names() if name not in states]
@@ -112,7 +165,23 @@ cdef class Exchange:
                     raise pb_utils.TritonModelException(f"input '{each.name()}' has too many dimensions")
                 tensor.shape[tensor.rank] = dim
                 tensor.rank += 1
+            if tensor.name and each.name() in self.model.shared:
+                self._share(tensor, self.model.shared[each.name()])
         self.c.input_count = <uint32_t>len(inputs)
+        return 0
+
+    cdef int _share(self, Tensor *tensor, int place) except -1:
+        # The state has the memory that it had in the last request of the sequence.
+        cdef SharedState state = self.model.state_of(self.sequence, place)
+        cdef size_t size = tensor.attributes.byte_size
+        self.states.append(state)
+        free(state.c.before)
+        state.c.before = NULL
+        if not inferd_resize(&state.c, size):
+            raise MemoryError
+        memcpy(state.c.base, tensor.base, size)
+        tensor.base = state.c.base
+        self.c.shared[place] = &state.c
         return 0
 
     cdef int _take_parameters(self) except -1:
@@ -155,6 +224,7 @@ cdef class Exchange:
         # The backend has finished with the inputs; their memory belongs to the server again.
         self.released = True
         self._free_inputs()
+        self._part()
         self.request._inputs = ()
         if flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE or self.answered:
             return
@@ -163,6 +233,16 @@ cdef class Exchange:
             self.rescheduled = True
         else:
             self.wrong = "the backend rescheduled the request after its execution, expected before that returns"
+
+    cdef void _part(self) noexcept:
+        # Nothing of this request needs the memory of states any more: another one of the sequence may have it.
+        cdef SharedState state
+        if not self.states or self.executing or not self.released or not (self.answered or self.rescheduled):
+            return
+        for state in self.states:
+            state.busy = False
+        if self.c.flags & SEQUENCE_END:
+            self.model.forget(self.sequence)
 
     cdef object _response(self, TRITONBACKEND_Response *response, TRITONSERVER_Error *error):
         if error != NULL:
@@ -240,6 +320,7 @@ cdef class Exchange:
         response = self._with_states(response)
         self.c.sent = last
         self.sender.send(response, 1 if last else 0)
+        self._part()
         return 0
 
     cdef int end(self, str why) except -1:
@@ -272,9 +353,12 @@ cdef class Exchange:
         if self.rescheduled:
             self._go_round()
         if self.ready is None:
+            self._part()
             return None
         self.c.sent = True
-        return self._with_states(self.ready)
+        response = self._with_states(self.ready)
+        self._part()
+        return response
 
     cdef int _go_round(self) except -1:
         # The server sends the request again, with the present states.

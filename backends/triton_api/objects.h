@@ -50,6 +50,7 @@ struct Tensor {
     void *base;
     struct TRITONSERVER_BufferAttributes attributes;
     bool updated;        /* of a state: the next response takes it along */
+    bool shared;         /* of a state: `base` belongs to a struct Shared */
     struct TRITONBACKEND_Request *request; /* of a state */
     struct Tensor *next; /* of a response or a request */
 };
@@ -66,11 +67,20 @@ struct TRITONBACKEND_State {
     struct Tensor tensor;
 };
 
+/* The memory of a state that input and output have in common (use_same_buffer_for_input_output). The host keeps it from
+ * request to request of a sequence. */
+struct Shared {
+    void *base;
+    size_t size;
+    void *before; /* the input, where the output has grown out of it */
+};
+
 struct TRITONBACKEND_Request {
     atomic_int references; /* one until the request is released, one for each factory and response */
     atomic_bool released;
     bool reschedulable; /* the model has iterative sequences */
     void *owner; /* the host's object, which this is a part of */
+    const char *model;
     const char *id;
     const char *correlation_text;
     uint64_t correlation_id;
@@ -83,6 +93,7 @@ struct TRITONBACKEND_Request {
     uint32_t parameter_count;
     struct TRITONSERVER_Parameter *parameters;
     const char **state_names; /* of the model; NULL behind the last */
+    struct Shared **shared; /* for each of these, NULL where input and output have memory of their own */
     struct Tensor *states;
     bool sent; /* the last response has been sent, so no state can go with it any more */
 };
@@ -232,6 +243,7 @@ INTERNAL TRITONSERVER_Error *inferd_refuse(TRITONSERVER_Error_Code code, const c
 INTERNAL TRITONSERVER_Message *inferd_message(const char *text, size_t size);
 INTERNAL TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, const char *name,
                                                TRITONSERVER_DataType datatype, const int64_t *shape, uint64_t rank);
+INTERNAL bool inferd_resize(struct Shared *shared, size_t size); /* keeps the content; false: no memory */
 INTERNAL void inferd_free_tensors(struct Tensor *first);
 INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
 INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* drops one reference */

@@ -57,16 +57,25 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         void *base
         TRITONSERVER_BufferAttributes attributes
         c_bool updated
+        c_bool shared
         Tensor *next
 
     ctypedef struct TRITONBACKEND_Input:
         Tensor tensor
+
+    ctypedef struct Shared "struct Shared":
+        void *base
+        size_t size
+        void *before
+
+    c_bool inferd_resize(Shared *shared, size_t size) nogil
 
     ctypedef struct TRITONBACKEND_Request:
         atomic_int references
         atomic_bool released
         bint reschedulable
         void *owner
+        const char *model
         const char *id
         const char *correlation_text
         uint64_t correlation_id
@@ -79,6 +88,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         uint32_t parameter_count
         TRITONSERVER_Parameter *parameters
         const char **state_names
+        Shared **shared
         Tensor *states
         c_bool sent
 

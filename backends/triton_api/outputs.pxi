@@ -36,6 +36,8 @@ cdef object output_of(Tensor *tensor):
         )
     if size == 0:
         return received(name, tensor.datatype, shape, b"", 0, 0)
+    if tensor.shared:
+        return received(name, tensor.datatype, shape, PyBytes_FromStringAndSize(<char *>tensor.base, size), 0, size)
     cdef Memory memory = Memory()
     memory._base = tensor.base
     memory._size = size

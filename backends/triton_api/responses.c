@@ -28,7 +28,7 @@ static struct Tensor *made(const char *name, TRITONSERVER_DataType datatype, con
 void inferd_free_tensors(struct Tensor *first) {
     while (first) {
         struct Tensor *next = first->next;
-        free(first->base);
+        if (!first->shared) free(first->base);
         free(first);
         first = next;
     }
@@ -236,10 +236,25 @@ TRITONSERVER_Error *TRITONBACKEND_InferenceResponseOutputByName(TRITONBACKEND_Re
 /* States. An updated state goes with the next response, even with one that waits for the end of the batch, or with the
  * request if that is rescheduled. */
 
-static bool has_state(const TRITONBACKEND_Request *request, const char *name) {
-    for (const char **each = request->state_names; *each; each++)
-        if (strcmp(*each, name) == 0) return true;
-    return false;
+/* The place of a state among those of the model; -1: it has none of this name. */
+static int place_of(const TRITONBACKEND_Request *request, const char *name) {
+    for (int at = 0; request->state_names[at]; at++)
+        if (strcmp(request->state_names[at], name) == 0) return at;
+    return -1;
+}
+
+bool inferd_resize(struct Shared *shared, size_t size) {
+    void *grown;
+    if (shared->base && shared->size == size) return true;
+    if (posix_memalign(&grown, ALIGNMENT, size ? size : 1) != 0) return false;
+    if (shared->base) memcpy(grown, shared->base, size < shared->size ? size : shared->size);
+    if (shared->before)
+        free(shared->base);
+    else
+        shared->before = shared->base;
+    shared->base = grown;
+    shared->size = size;
+    return true;
 }
 
 TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBACKEND_Request *request,
@@ -247,9 +262,13 @@ TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBA
                                            uint32_t rank) {
     struct Tensor *tensor;
     *state = NULL;
-    if (name == NULL || !has_state(request, name))
+    if (*request->state_names == NULL)
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG,
-                             "the model has no state '%s': expected an output_name of its sequence_batching.state",
+                             "unable to add state '%s'. State configuration is missing for model '%s'.",
+                             name ? name : "", request->model);
+    if (name == NULL || place_of(request, name) < 0)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG,
+                             "state '%s' is not a valid state name: expected an output_name of sequence_batching.state",
                              name ? name : "");
     TRITONSERVER_Error *error = inferd_new_tensor(&tensor, "state", name, datatype, shape, rank);
     if (error) return error;
@@ -271,7 +290,17 @@ TRITONSERVER_Error *TRITONBACKEND_StateUpdate(TRITONBACKEND_State *state) {
 
 TRITONSERVER_Error *TRITONBACKEND_StateBuffer(TRITONBACKEND_State *state, void **buffer, uint64_t byte_size,
                                               TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
-    return allocate(&state->tensor, buffer, byte_size, memory_type, memory_type_id);
+    struct Tensor *tensor = &state->tensor;
+    struct Shared *shared = tensor->request->shared[place_of(tensor->request, tensor->name)];
+    if (shared == NULL) return allocate(tensor, buffer, byte_size, memory_type, memory_type_id);
+    if (!inferd_resize(shared, byte_size)) return no_memory(tensor->name);
+    tensor->base = *buffer = shared->base;
+    tensor->attributes.byte_size = byte_size;
+    tensor->shared = true;
+    tensor->updated = true; /* what is written there is the state */
+    *memory_type = TRITONSERVER_MEMORY_CPU;
+    *memory_type_id = 0;
+    return NULL;
 }
 
 TRITONSERVER_Error *TRITONBACKEND_StateBufferAttributes(TRITONBACKEND_State *state,

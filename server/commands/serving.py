@@ -96,6 +96,18 @@ def check_backend(
     )
 
 
+def init_backend(name: str, /, *, folder: Path = Path()) -> int:
+    """Write a backend to begin with, and a model of it.
+
+    Args:
+        name: Of the backend: lower-case letters, digits and _.
+        folder: Gets the folders `backends` and `models`.
+    """
+    from server.beginning import make_backend
+
+    return make_backend(name, folder)
+
+
 def show_config(
     *tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name

@@ -62,6 +62,7 @@ sequence_batching {
   }
 }
 """
+IN_PLACE = SUM.replace("sum", "same").replace("  state {", "  state { use_same_buffer_for_input_output: true")
 ROUNDS = """
 max_batch_size: 4
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
@@ -108,6 +109,7 @@ def server(probe, tmp_path_factory):
         ("bare", ""),
     ):
         add_model(root, name, config)
+    add_model(root, "in_place", IN_PLACE)
     add_model(root, "pairs", PAIRS)
     add_model(root, "rounds", ROUNDS)
     add_model(root, "countdown", ROUNDS + "model_transaction_policy { decoupled: true }")
@@ -242,6 +244,15 @@ def test_a_state_that_does_not_fit_its_shape_fails_its_request_and_no_other_of_t
     assert ask(client, 1, model="sum", sequence_id=10, sequence_end=True).as_numpy("y").tolist() == [[6]]
 
 
+def test_a_state_has_the_same_memory_as_input_and_output_in_all_requests_of_its_sequence(client):
+    """With use_same_buffer_for_input_output: a backend may write a part of it, and need not say that it has."""
+    found = []
+    for number in range(4):
+        answer = ask(client, 5, model="in_place", sequence_id=12, sequence_start=number == 0, sequence_end=number == 3)
+        found.append(int(answer.as_numpy("y")[0, 0]))
+    assert found == [5, 10, 15, 20]
+
+
 def test_requests_that_are_rescheduled_keep_what_they_have_counted_in_their_states(client):
     with ThreadPoolExecutor(5) as threads:
         answers = list(threads.map(lambda rounds: ask(client, rounds, model="rounds"), (1, 5, 2, 40, 3)))
@@ -314,7 +325,7 @@ def test_an_error_of_the_execution_is_that_of_its_requests(client):
         (FORGETS, "the backend released the request without a final response"),
         (SHORT, "the backend gave output 'y' 4 bytes, its shape [1, 9] has 36"),
         (ASKS_FOR_MORE, "TRITONSERVER_ServerMetrics is not served by inferd"),
-        (UNKNOWN_STATE, "the model has no state 'none'"),
+        (UNKNOWN_STATE, "State configuration is missing for model 'batched'"),
         (
             RESCHEDULES,
             "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "

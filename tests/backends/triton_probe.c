@@ -249,6 +249,32 @@ static TRITONSERVER_Error *repeated(TRITONBACKEND_Response *response) {
     return NULL;
 }
 
+/* Adds the input to a state in memory that input and output share, without TRITONBACKEND_StateUpdate. The answer is the
+ * state, or -1 if the memory of the output is not that of the input, or of the last request of the sequence. */
+static TRITONSERVER_Error *added(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response,
+                                 TRITONBACKEND_Input *state) {
+    static const void *last;
+    int64_t shape[] = {1, 1}, id;
+    const void *base;
+    uint64_t size;
+    TRITONSERVER_MemoryType memory;
+    TRITONBACKEND_State *next;
+    TRITONBACKEND_Output *output;
+    void *buffer, *answer;
+    uint32_t flags;
+    TRY(TRITONBACKEND_InputBuffer(state, 0, &base, &size, &memory, &id));
+    TRY(TRITONBACKEND_StateNew(&next, request, "same_out", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_StateBuffer(next, &buffer, 4, &memory, &id));
+    TRY(TRITONBACKEND_RequestFlags(request, &flags));
+    bool same = buffer == base && (flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START || base == last);
+    last = base;
+    *(int32_t *)buffer += first_of(request);
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &answer, 4, &memory, &id));
+    *(int32_t *)answer = same ? *(int32_t *)buffer : -1;
+    return NULL;
+}
+
 static TRITONSERVER_Error *made(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, uint32_t count) {
     TRITONBACKEND_Input *input, *state;
     TRITONBACKEND_State *none_such;
@@ -256,6 +282,9 @@ static TRITONSERVER_Error *made(TRITONBACKEND_Request *request, TRITONBACKEND_Re
     TRY(tell(request, response, count));
     TRITONSERVER_Error *none = TRITONBACKEND_RequestInput(request, "sum", &state);
     if (none == NULL) return summed(request, response, input, state);
+    TRITONSERVER_ErrorDelete(none);
+    none = TRITONBACKEND_RequestInput(request, "same", &state);
+    if (none == NULL) return added(request, response, state);
     TRITONSERVER_ErrorDelete(none);
     if (first_of(request) == ASKS_FOR_MORE) return TRITONSERVER_ServerMetrics(NULL, NULL);
     if (first_of(request) == REPEATS) return repeated(response);

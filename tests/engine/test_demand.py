@@ -648,7 +648,7 @@ async def test_a_load_that_waits_for_replaced_versions_does_not_hold_up_what_the
             await engine.load("e")
         await engine.unload("b", asked_by="a")
         pending.append(Pending(engine, request("e", x=row(2))))
-        await until(lambda: "'e' is loaded when one of" in caplog.text)
+        await until(lambda: "the load waits for one of them" in caplog.text)
         busy.go_on.set()
         assert [(await each.answer()).array()[0, 0] for each in pending] == [0, 1, 2]
 

@@ -103,6 +103,7 @@ class Launch:
     states: dict[int, np.ndarray]
     in_process: bool = False
     timeout: float = 60.0
+    load_timeout: float = 0.0
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -65,7 +65,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         sequences = config.get("sequence_batching", {})
-        states = [each["output_name"] for each in sequences.get("state", ())]
+        states = [
+            (each["input_name"], each["output_name"], bool(each.get("use_same_buffer_for_input_output")))
+            for each in sequences.get("state", ())
+        ]
         iterative = bool(sequences.get("iterative_sequence"))
         self._backend = loaded(args, config, False)
         kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])

@@ -62,6 +62,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'triton_python_backend_utils' has no attribute '{name}'")
 
 
+class _SharedMemory:
+    """The memory of tensors, which grows as needed; for programs that look at its room."""
+
+    def free_memory(self) -> int:
+        """Bytes that it can still take: always the same number."""
+        return 1 << 40
+
+
+shared_memory = _SharedMemory()
+
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
     "TRITONSERVER_MEMORY_GPU",
@@ -96,6 +106,7 @@ __all__ = [
     "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "shared_memory",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

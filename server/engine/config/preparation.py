@@ -216,7 +216,7 @@ class _Preparation:
     def _complete_by_model(self, config: pb.ModelConfig, source: Source, path: Path, version: int) -> None:
         """Take over from the model's code, as Triton does, only tensors, batching and the transaction policy."""
         backend = self._backend(config, source, path)
-        if not backend.completes:
+        if not backend.completes or (backend.completes_missing and not _lacks(config, source)):
             return
         raise_any(refusals(config), config.name, source)  # before the model's code runs
         text = backend.complete(self._incomplete(config, source, path, version))
@@ -299,3 +299,9 @@ def _is_foreseen(error: Exception) -> bool:
 
 def _told(error: Exception) -> str:
     return str(error) if _is_foreseen(error) else f"{type(error).__name__}: {error}"
+
+
+def _lacks(config: pb.ModelConfig, source: Source) -> bool:
+    """Whether a model could complete anything in a configuration."""
+    batches = config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None
+    return batches or needs_signature(config, source)

@@ -165,10 +165,8 @@ def _state(config: pb.ModelConfig, state: pb.ModelSequenceBatching.State, path: 
     if math.prod(max(1, dim) for dim in dims) * SIZE_OF.get(NAME_OF[state.data_type], 4) > MAX_STATE_BYTES:
         yield Finding((*path, "dims"), f"{which} must begin with at most {MAX_STATE_BYTES} bytes")
     for output in config.output:
-        if output.name == state.output_name and (
-            output.data_type != state.data_type or list(output.dims) != list(state.dims)
-        ):
-            yield Finding(path, f"{which} and output '{output.name}' must have the same data_type and dims")
+        if output.name == state.output_name and output.data_type != state.data_type:
+            yield Finding(path, f"{which} and output '{output.name}' must have the same data_type")
     if state.use_growable_memory and not state.use_same_buffer_for_input_output:
         text = (
             "In order to 'use_growable_memory', you must also enable 'use_same_buffer_for_input_output' for state "

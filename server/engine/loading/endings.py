@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from backends.api import BackendError
@@ -16,6 +18,7 @@ from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.warmup import Halt
 from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models
 from server.engine.models.version import LoadedVersion
+from server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -23,6 +26,27 @@ End = Callable[[LoadedVersion], Awaitable[None]]
 
 MOST_REPLACED = 2
 """The most replaced versions of one model that still finish their requests; each keeps its instances and memory."""
+LOOK_SECONDS = 45.0
+"""Seconds for which a client's load waits for replaced versions; other loads wait on, and the log names the instances.
+
+Longer than the usual `stub-timeout-seconds`, after which a worker is ended that executes what everybody has given up,
+and shorter than the time that `inferd models load` gives a load: so its user reads the error.
+"""
+
+
+@dataclass(frozen=True)
+class _End:
+    """A running end of versions of one model.
+
+    Attributes:
+        versions: those that it ends; it does not keep them.
+        steps: models that these need until they have ended; they are ensembles.
+        is_waited_for: it counts for MOST_REPLACED. The end of versions with sequences does not: its time is bounded.
+    """
+
+    versions: list[weakref.ref[LoadedVersion]]
+    steps: frozenset[str]
+    is_waited_for: bool
 
 
 class Endings:
@@ -38,18 +62,17 @@ class Endings:
         self._models = models
         self._drained = drained
         self._end = end
-        self._tasks: dict[asyncio.Task[None], str] = {}  # running ends, each with its model's name
-        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # running ends of replaced versions, by model
-        self._steps: dict[asyncio.Task[None], frozenset[str]] = {}  # models that ending ensembles still need
+        self._tasks: dict[asyncio.Task[None], str] = {}  # all that runs, each with its model's name
+        self._ends: dict[str, dict[asyncio.Task[None], _End]] = {}  # those of versions, by model
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
         """Hide a model from requests; the task ends with its last request."""
         state = self._models[name]
-        old = state.loaded
-        versions = {version: entry.loaded for version, entry in old.items() if entry.loaded is not None}
+        versions = {version: entry.loaded for version, entry in state.loaded.items() if entry.loaded is not None}
+        is_ending = name in self._ends  # what was unloaded or replaced before
         for entry in state.versions.values():
-            entry.state, entry.reason = (UNLOADING, "") if entry.loaded else (UNAVAILABLE, UNLOADED)
+            entry.state, entry.reason = (UNLOADING, "") if entry.loaded or is_ending else (UNAVAILABLE, UNLOADED)
             entry.loaded = None
         override, state.override = state.override, None
         state.own = state.prepared = state.folder = None
@@ -64,8 +87,6 @@ class Endings:
 
         async def end() -> None:
             await asyncio.gather(*ends)
-            for entry in old.values():
-                entry.state, entry.reason = UNAVAILABLE, UNLOADED
             if override is not None:
                 await on_thread(override.cleanup)
             if count:
@@ -92,39 +113,60 @@ class Endings:
         self, work: Coroutine[Any, Any, None], name: str, old: Collection[LoadedVersion]
     ) -> asyncio.Task[None]:
         """Run the end of these versions."""
-        task = self.begin(work, name, serves=self._is_waited_for(name, old))
-        if steps := frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)):
-            self._steps[task] = steps
+        task = self.begin(work, name)
+        departing = {each.loaded for each in self._models[name].departing}
+        self._ends.setdefault(name, {})[task] = _End(
+            [weakref.ref(version) for version in old],
+            frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)),
+            any(version not in departing for version in old),
+        )
         return task
 
     def above(self, name: str) -> list[asyncio.Task[None]]:
         """The running ends of ensembles whose accepted requests may still need this model."""
-        return [task for task, steps in self._steps.items() if name in steps]
+        return [task for ends in self._ends.values() for task, end in ends.items() if name in end.steps]
 
-    def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
-        """Whether these versions count for MOST_REPLACED; those with sequences do not, as their time is bounded."""
-        departing = {each.loaded for each in self._models[name].departing}
-        return any(version not in departing for version in old)
+    def _replaced(self, name: str) -> dict[asyncio.Task[None], _End]:
+        """The running ends that a load of this model waits for, if they are too many."""
+        return {task: end for task, end in self._ends.get(name, {}).items() if end.is_waited_for}
 
-    async def room_for(self, names: Collection[str], halts: Mapping[str, Halt]) -> None:
-        """Return when none of these models is crowded; a model whose halt was set does not count."""
-        for name in names:
-            many = len(self._replaced.get(name, ()))
-            log.info("'%s' is loaded when one of %d has ended that were replaced before", name, many)
+    async def room_for(self, names: Collection[str], halts: Mapping[str, Halt], *, bounded: bool) -> None:
+        """Return when none of these models is crowded; a model whose halt was set does not count.
+
+        Args:
+            bounded: the wait ends after LOOK_SECONDS.
+
+        Raises:
+            Unavailable: it has.
+        """
         while left := [name for name in names if self.is_crowded(name) and not halts[name].is_set]:
-            ends = {end for name in left for end in self._replaced[name]}
+            for name in left:
+                log.warning("%s; the load waits for one of them", self._crowd(name))
+            ends = {end for name in left for end in self._replaced(name)}
             halted = {asyncio.create_task(halts[name].wait()) for name in left}
-            await asyncio.wait(ends | halted, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(ends | halted, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for each in halted:
                 each.cancel()
+            if not ended and bounded:
+                raise Unavailable(
+                    f"{'; '.join(map(self._crowd, left))}; the load has waited {LOOK_SECONDS:g} s for one of them: try "
+                    "again when one has ended, or end the process that hangs"
+                )
 
     def require_room(self, name: str) -> None:
         """Raise BackendError if the model is crowded, and a load of it cannot wait."""
         if self.is_crowded(name):
-            raise BackendError(
-                f"'{name}' was replaced {len(self._replaced[name])} times, and what was before still finishes its "
-                "requests: a load that a model asks for does not wait for them, try again"
-            )
+            raise BackendError(f"{self._crowd(name)}; a load that a model asks for does not wait for them, try again")
+
+    def _crowd(self, name: str) -> str:
+        """A sentence about the versions of a crowded model that end, with their instances and processes."""
+        ends = self._replaced(name)
+        versions = [version for end in ends.values() for each in end.versions if (version := each()) is not None]
+        working = [instance for version in versions for instance in version.working()]
+        return (
+            f"'{name}' was replaced or unloaded {len(ends)} times, and what was before still finishes its requests"
+            f"{': ' if working else ''}{', '.join(working)}"
+        )
 
     def hurry(self, name: str) -> None:
         """End the sequences on the model's departing versions now."""
@@ -144,7 +186,7 @@ class Endings:
 
     def is_crowded(self, name: str) -> bool:
         """Whether a load of this model would have to wait for replaced versions of it."""
-        return len(self._replaced.get(name, ())) >= MOST_REPLACED
+        return len(self._replaced(name)) >= MOST_REPLACED
 
     def passed(self, name: str, version: LoadedVersion) -> None:
         """A version is no longer the latest: requests without a version find a later one."""
@@ -207,21 +249,25 @@ class Endings:
         state.versions, state.problem = {}, problem
         self._models.publish(name)
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
-        """Run an end as a task; with `serves`, the version still finishes requests, which may take long."""
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run an end as a task."""
         task = asyncio.create_task(work)
         self._tasks[task] = name
-        if serves:
-            self._replaced.setdefault(name, set()).add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
-        self._steps.pop(task, None)
-        if task in self._replaced.get(name, ()):
-            self._replaced[name].discard(task)
-            if not self._replaced[name]:
-                del self._replaced[name]
+        if task in self._ends.get(name, {}):
+            del self._ends[name][task]
+            if not self._ends[name]:
+                del self._ends[name]
+                self._settle(name)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("'%s' did not end well", name, exc_info=error)
+
+    def _settle(self, name: str) -> None:
+        """The last end of a model is over: its versions that were not loaded again are not there any more."""
+        for entry in self._models[name].versions.values() if name in self._models else ():
+            if entry.state == UNLOADING:
+                entry.state, entry.reason = UNAVAILABLE, UNLOADED

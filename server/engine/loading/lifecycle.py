@@ -15,8 +15,9 @@ ensembles that have it as a step are completed again. An unload, and the end of 
 but not for the rest of its warm-up; an unload does if requests wait for the load, which would only start again. None of
 them waits for the end of what was replaced, because a model may reload
 itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
-and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them, or fails if a
-model asked for it. While it waits it has no lock: these requests may need a model that is loaded under that lock.
+and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them (a client's for
+LOOK_SECONDS at most), or fails if a model asked for it. While it waits it has no lock: these requests may need a model
+that is loaded under that lock.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ class Lifecycle:
                         break
                     for candidate in candidates.values():
                         await candidate.discard()
-                await self._endings.room_for(crowded, request.halts)
+                await self._endings.room_for(crowded, request.halts, bounded=request.explicit)
         finally:
             self._looking.discard(request)
         if loading.leaving and not asked_by:  # a model might wait for the end of its own instance

@@ -194,6 +194,13 @@ class LoadedVersion:
         """The processes in which its instances work, by the names of the instances."""
         return self._instances.workers()
 
+    def working(self) -> list[str]:
+        """The instances that have not ended, each with its process if it has one."""
+        processes = {name: worker.pid for name, worker in self.workers() if worker.pid}
+        return [
+            f"{use.name} (process {processes[use.name]})" if use.name in processes else use.name for use in self.uses()
+        ]
+
     def drain(self) -> None:
         """Refuse new sequences from now on; live ones continue."""
         if isinstance(self.lane, SequenceLane):

@@ -5,17 +5,24 @@ import contextlib
 import gc
 import json
 import logging
+import re
 import weakref
 
 import numpy as np
 import psutil
 import pytest
 
+from backends.python import process
 from backends.python.attendant import LONGEST_DELAY, pause_after
-from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving
-from tests.engine.serving import infer_all, request, row
+from server.engine.loading import endings
+from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.errors import Unavailable
+from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving, wait_for
+from tests.engine.serving import Pending, infer_all, request, row
+from tests.waiting import until
 
 UNAVAILABLE = 14
+EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 ENDS = {-1: "SIGKILL", -2: "SIGSEGV", -3: "exited with status 3"}
 
 
@@ -280,3 +287,85 @@ async def test_arguments_of_initialize(tmp_path):
     assert config["max_batch_size"] == 8
     assert config["input"][0]["dims"] == [-1]
     assert config["input"][0]["data_type"] == "TYPE_INT64"
+
+
+async def test_a_model_may_look_for_leaks_of_shared_memory(tmp_path):
+    """As models of Triton's own tests do."""
+    code = MISCHIEF.replace(
+        "    def execute(",
+        """    def initialize(self, args):
+        import c_python_backend_utils as c_utils
+        self.free = c_utils.shared_memory.free_memory()
+        assert self.free == pb_utils.shared_memory.free_memory()
+    def execute(""",
+    )
+    async with serving(tmp_path, m=code) as engine:
+        assert (await ask(engine, 1)).status == 0
+
+
+HANGING = """
+import pathlib, time
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+    def execute(self, requests):
+        (self.folder / "executing").touch()
+        time.sleep(3600)
+"""
+
+
+async def hang(engine, root) -> Pending:
+    """A request that the model executes for ever; it is being executed."""
+    pending = Pending(engine, request(x=row(1)))
+    await asyncio.to_thread(wait_for, root / "m" / "executing")
+    (root / "m" / "executing").unlink()
+    return pending
+
+
+async def test_what_an_unloaded_model_executes_for_nobody_is_ended(tmp_path, caplog):
+    """An execution that hangs keeps its worker while somebody waits for it, and stub-timeout-seconds after that."""
+    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=EXPLICIT, m=HANGING) as engine:
+        pending = await hang(engine, tmp_path)
+        await engine.unload("m")
+        [worker] = workers()
+        with pytest.raises(psutil.TimeoutExpired):  # somebody waits
+            await asyncio.to_thread(worker.wait, 1.5)
+        pending.ticket.cancel()
+        await asyncio.to_thread(worker.wait, 30)
+        await until(lambda: [entry.state for entry in engine.index()] == ["UNAVAILABLE"])
+        assert "all its requests have been given up" in caplog.text
+        await engine.load("m")
+        assert len(workers()) == 1
+
+
+async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, monkeypatch):
+    """And as long as they live, the index does not say that the model is gone."""
+    monkeypatch.setattr(endings, "LOOK_SECONDS", 0.1)
+    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=EXPLICIT, m=HANGING) as engine:
+        waiting = []
+        for _ in range(endings.MOST_REPLACED):
+            waiting.append(await hang(engine, tmp_path))
+            await engine.unload("m")
+            pids = {worker.pid for worker in workers()}
+            if len(waiting) < endings.MOST_REPLACED:
+                await engine.load("m")
+        with pytest.raises(Unavailable) as refused:
+            await engine.load("m")
+        assert {int(pid) for pid in re.findall(r"m_0_0 \(process (\d+)\)", str(refused.value))} == pids
+        await engine.unload("m")
+        assert [entry.state for entry in engine.index()] == ["UNLOADING"]
+        for each in waiting:
+            each.ticket.cancel()
+        await until(lambda: [entry.state for entry in engine.index()] == ["UNAVAILABLE"])
+        assert workers() == []
+
+
+@pytest.mark.parametrize("method", ["initialize(self, args)", "auto_complete_config(config)"])
+async def test_a_load_that_hangs_is_ended_after_its_time(tmp_path, monkeypatch, caplog, method):
+    monkeypatch.setattr(process, "LOADS_LONG", 0.2)
+    code = f"import time\nclass TritonPythonModel:\n    def {method}:\n        time.sleep(3600)\n"
+    async with serving(tmp_path, {"load-timeout-seconds": "1"}, problems=1, m=code) as engine:
+        assert re.search(r"worker process \d+ did not load the model within 1 s \(load-timeout-seconds\)",
+                         engine.problems["m"])  # fmt: skip
+    assert re.search(r"its worker process \d+ has loaded the model for 0\.2 s", caplog.text)
+    assert workers() == []
