@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
 import struct
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
 from _native.memory.resource import live_counters
 from backends.api import BackendError, ModelSource, ModelSpec, TensorSpec
+from backends.loader import BackendLoader
 from server.composition.engine import make_engine, make_loader
 from server.engine.engine import Engine
 from server.errors import ConfigError
@@ -38,6 +42,7 @@ FORMATS = {
     "BF16": "H",
 }
 """How `struct` writes an element; BF16 as its bits."""
+HOUSE = Path(__file__).parents[1]  # frames of the server are no place where a backend raises
 TOLERANCE = {"FP16": 1e-2, "BF16": None, "FP32": 1e-4, "FP64": 1e-9}
 """How much a response may differ between batches; None: responses are not compared."""
 
@@ -50,35 +55,80 @@ class Finding:
     broken: str = ""
 
 
+class _Failures(logging.Handler):
+    """Keeps the place where the backend raised an error that the log tells; findings have the error's text.
+
+    Args:
+        folder: of the backends; None if they are installed.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder.absolute() if folder else None
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self._last = self.place(record.exc_info[1])
+        elif record.levelno == logging.WARNING:
+            print(record.getMessage(), file=sys.stderr)
+
+    def take(self) -> str:
+        """The place of the last error, as the end of a sentence; empty if the log told none since the last call."""
+        last, self._last = self._last, ""
+        return last
+
+    def place(self, error: BaseException) -> str:
+        """The last line of the backend in a traceback, as the end of a sentence; empty if there is none."""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if self._is_its(Path(frame.filename))]
+        return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+    def _is_its(self, file: Path) -> bool:
+        if self._folder is not None:
+            return file.is_relative_to(self._folder)
+        return file.is_absolute() and not file.is_relative_to(HOUSE)  # a .pyx has a relative path
+
+
 def run_check_backend(settings: Settings) -> int:
     """Print a line for each rule and model; the exit status of the command.
 
     Raises:
-        ConfigError: no model could be loaded.
+        ConfigError: the repository has no model.
     """
-    failed = asyncio.run(_run(settings))
-    gc.collect()
-    left = {name: count for name, count in live_counters().items() if count}
-    failed |= _tell(
-        "", Finding("nothing is left when the models are gone", ", ".join(f"{k}: {n}" for k, n in left.items()))
-    )
+    failures, log = _Failures(settings.backend_directory), logging.getLogger("inferd")
+    log.addHandler(failures)
+    level, log.propagate = log.level, False
+    log.setLevel(logging.DEBUG)  # tells where an execution failed
+    try:
+        loader = make_loader(settings)
+        failed = asyncio.run(_run(settings, loader, failures))
+        gc.collect()
+        left = {name: count for name, count in live_counters().items() if count}
+        del loader  # whatever the backends keep has been counted
+    finally:
+        log.removeHandler(failures)
+        log.setLevel(level)
+        log.propagate = True
+    kept = ", ".join(f"{count} {name}" for name, count in left.items())
+    failed |= _tell("", Finding("nothing is left when the models are gone", kept and f"the backend keeps {kept}"))
     return 1 if failed else 0
 
 
-async def _run(settings: Settings) -> bool:
-    engine = make_engine(settings)
+async def _run(settings: Settings, loader: BackendLoader, failures: _Failures) -> bool:
+    engine = make_engine(settings, loader)
     failed = False
     try:
-        problems = await engine.start()
-        for problem in problems:
-            failed |= _tell("", Finding("models load", problem))
+        for problem in await engine.start():
+            failed |= _tell("", Finding("models load", f"{problem}{failures.take()}"))
         loaded = engine.loaded()
-        if not loaded:
-            raise ConfigError("check-backend: no model could be loaded: give a repository with a model of the backend")
+        if not loaded and not failed:
+            raise ConfigError("check-backend: the repository has no model: give one with a model of the backend")
         for version in loaded:
             if version.spec.ensemble is not None:
                 continue
-            for finding in [*_without_a_file(settings, version.spec), *await _answers(engine, version.spec)]:
+            failed |= _tell(version.spec.name, _without_a_file(loader, version.spec, failures))
+            async for finding in _answers(engine, version.spec, failures):
                 failed |= _tell(version.spec.name, finding)
     finally:
         await engine.close()
@@ -87,47 +137,45 @@ async def _run(settings: Settings) -> bool:
 
 def _tell(model: str, finding: Finding) -> bool:
     about = f"{model}: " if model else ""
-    print(f"{about}{finding.rule}: {finding.broken or 'ok'}")
+    print(f"{about}{finding.rule}: {finding.broken or 'ok'}", flush=True)  # a backend may end the process
     return bool(finding.broken)
 
 
-def _without_a_file(settings: Settings, spec: ModelSpec) -> Iterator[Finding]:
+def _without_a_file(loader: BackendLoader, spec: ModelSpec, failures: _Failures) -> Finding:
     """The backend may refuse a version without a file, but only with a BackendError."""
     rule = "a missing model file is a BackendError"
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / spec.name / "1"
         version.mkdir(parents=True)
         try:
-            backend = make_loader(settings).backend(spec.backend)
-            backend.load(ModelSource(replace(spec), 1, version)).close()
+            loader.backend(spec.backend).load(ModelSource(replace(spec), 1, version)).close()
         except BackendError as error:
-            text = str(error)
-            yield Finding(rule, "" if text else "its text is empty")
+            return Finding(rule, "" if str(error) else f"its text is empty{failures.place(error)}")
         except Exception as error:
-            yield Finding(rule, f"{type(error).__name__}: {error}")
-        else:
-            yield Finding(rule)
+            return Finding(rule, f"{type(error).__name__}: {error}{failures.place(error)}")
+    return Finding(rule)
 
 
-async def _answers(engine: Engine, spec: ModelSpec) -> list[Finding]:
+async def _answers(engine: Engine, spec: ModelSpec, failures: _Failures) -> AsyncIterator[Finding]:
     """Send requests one by one, and then all at once, in batches of any size and on all instances."""
     if spec.sequence is not None or spec.decoupled:
-        return [Finding("answers", "")]
+        yield Finding("answers")
+        return
     chance = random.Random(7)
     messages = [_request(spec, chance) for _ in range(ASKED)]
     alone = []
     for message in messages:
         answer = await _ask(engine, message)
         if isinstance(answer, str):  # the others would only say the same again
-            return [Finding("requests are answered", f"a request with {_shown(message)} failed: {answer}")]
+            told = f"a request with {_shown(message)} failed: {answer}{failures.take()}"
+            yield Finding("requests are answered", told)
+            return
         alone.append(answer)
+    yield Finding("requests are answered")
     again = [await _ask(engine, message) for message in messages[:4]]
+    yield Finding("an answer is the same the next time", _difference(alone[:4], again))
     together = await asyncio.gather(*(_ask(engine, message) for message in messages))
-    return [
-        Finding("requests are answered"),
-        Finding("an answer is the same the next time", _difference(alone[:4], again)),
-        Finding("an answer is the same in a batch of others, and on any instance", _difference(alone, together)),
-    ]
+    yield Finding("an answer is the same in a batch of others, and on any instance", _difference(alone, together))
 
 
 def _request(spec: ModelSpec, chance: random.Random) -> pb.ModelInferRequest:

@@ -64,8 +64,9 @@ def checked(tmp_path: Path, capsys, code: str) -> tuple[int, dict[str, str]]:
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends" / "mine.py").write_text(code)
     status = main(["check-backend", str(tmp_path / "models"), "--backend-directory", str(tmp_path / "backends")])
-    lines = capsys.readouterr().out.splitlines()
-    return status, dict(line.removeprefix("m: ").split(": ", 1) for line in lines)
+    out, err = capsys.readouterr()
+    assert err == ""  # the findings say everything
+    return status, dict(line.removeprefix("m: ").split(": ", 1) for line in out.splitlines())
 
 
 def test_a_good_backend_passes(tmp_path, capsys):
@@ -84,10 +85,26 @@ def test_a_broken_rule_is_named(tmp_path, capsys, rule):
 
 
 def test_a_broken_backend_is_told_in_one_sentence(tmp_path, capfd):
-    """Not once for each request."""
-    _, said = checked(tmp_path, capfd, BACKEND.replace('batch.set_output("y"', 'batch.set_output("z"'))
+    """Not once for each request, nor in the log; it names the line of the backend."""
+    code = BACKEND.replace('batch.set_output("y"', 'batch.set_output("z"')
+    _, said = checked(tmp_path, capfd, code)
+    line = code[: code.index('batch.set_output("z"')].count("\n") + 1
     assert said["requests are answered"].startswith("a request with x FP32 [")
-    assert "the model has no output 'z'" in said["requests are answered"]
+    assert said["requests are answered"].endswith(f"the model has no output 'z' ({tmp_path}/backends/mine.py:{line})")
+
+
+def test_memory_that_a_backend_keeps_in_its_module_is_found(tmp_path, capsys):
+    status, said = checked(tmp_path, capsys, BACKEND.replace("kept = None", "kept = []").replace(
+        "        batch.set_output", '        Running.kept.append(batch.input("x")); batch.set_output'))  # fmt: skip
+    assert status == 1
+    assert said.pop("nothing is left when the models are gone").startswith("the backend keeps ")
+    assert set(said.values()) == {"ok"}
+
+
+def test_a_backend_that_does_not_load_is_told_once(tmp_path, capfd):
+    status, said = checked(tmp_path, capfd, BACKEND.replace("return Running()", "raise RuntimeError('no')"))
+    assert status == 1
+    assert said["models load"].startswith("failed to load 'm' version 1: no (")
 
 
 def test_a_backend_to_begin_with_keeps_the_contract(tmp_path, capsys):

@@ -41,8 +41,12 @@ def model_options(settings: Settings, gpus: Gpus) -> Options:
     )
 
 
-def make_engine(settings: Settings) -> Engine:
+def make_engine(settings: Settings, loader: BackendLoader | None = None) -> Engine:
     """The engine, without any model loaded.
+
+    Args:
+        settings: of the server.
+        loader: finds the backends; by default the one of the settings.
 
     Raises:
         StartError: the settings do not fit this machine.
@@ -59,7 +63,7 @@ def make_engine(settings: Settings) -> Engine:
         sources = open_sources(settings.model_repository, settings.model_name)
     except ServerError as error:
         raise StartError(str(error)) from error
-    loader = make_loader(settings)
+    loader = loader or make_loader(settings)
     try:
         loader.preload()
     except BackendError as error:
