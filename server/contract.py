@@ -10,14 +10,13 @@ import struct
 import sys
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
 from _native.memory.resource import live_counters
-from backends.api import BackendError, ModelSource, ModelSpec, TensorSpec
-from backends.loader import BackendLoader
+from backends.api import Backend, BackendError, ModelSource, ModelSpec, TensorSpec
 from server.composition.engine import make_engine, make_loader
 from server.engine.engine import Engine
 from server.errors import ConfigError
@@ -101,11 +100,10 @@ def run_check_backend(settings: Settings) -> int:
     level, log.propagate = log.level, False
     log.setLevel(logging.DEBUG)  # tells where an execution failed
     try:
-        loader = make_loader(settings)
-        failed = asyncio.run(_run(settings, loader, failures))
+        failed, backends = asyncio.run(_run(settings, failures))
         gc.collect()
         left = {name: count for name, count in live_counters().items() if count}
-        del loader  # whatever the backends keep has been counted
+        del backends  # what they keep has been counted
     finally:
         log.removeHandler(failures)
         log.setLevel(level)
@@ -115,7 +113,9 @@ def run_check_backend(settings: Settings) -> int:
     return 1 if failed else 0
 
 
-async def _run(settings: Settings, loader: BackendLoader, failures: _Failures) -> bool:
+async def _run(settings: Settings, failures: _Failures) -> tuple[bool, object]:
+    """Whether a rule is broken, and an object that keeps the backends."""
+    loader = make_loader(settings)
     engine = make_engine(settings, loader)
     failed = False
     try:
@@ -127,12 +127,12 @@ async def _run(settings: Settings, loader: BackendLoader, failures: _Failures) -
         for version in loaded:
             if version.spec.ensemble is not None:
                 continue
-            failed |= _tell(version.spec.name, _without_a_file(loader, version.spec, failures))
+            failed |= _tell(version.spec.name, _without_a_file(loader.backend, version.spec, failures))
             async for finding in _answers(engine, version.spec, failures):
                 failed |= _tell(version.spec.name, finding)
     finally:
         await engine.close()
-    return failed
+    return failed, loader
 
 
 def _tell(model: str, finding: Finding) -> bool:
@@ -141,14 +141,14 @@ def _tell(model: str, finding: Finding) -> bool:
     return bool(finding.broken)
 
 
-def _without_a_file(loader: BackendLoader, spec: ModelSpec, failures: _Failures) -> Finding:
+def _without_a_file(find: Callable[[str], Backend], spec: ModelSpec, failures: _Failures) -> Finding:
     """The backend may refuse a version without a file, but only with a BackendError."""
     rule = "a missing model file is a BackendError"
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / spec.name / "1"
         version.mkdir(parents=True)
         try:
-            loader.backend(spec.backend).load(ModelSource(replace(spec), 1, version)).close()
+            find(spec.backend).load(ModelSource(replace(spec), 1, version)).close()
         except BackendError as error:
             return Finding(rule, "" if str(error) else f"its text is empty{failures.place(error)}")
         except Exception as error:

@@ -267,8 +267,8 @@ class Attendant:
             if self.link.attend(False, STEP)[0] == "end" or self.link.ending:
                 return
         self.link.send_work(protocol.FINALIZE)
-        event = "packet"
-        while event == "packet":  # FINALIZED, and then its end
+        event = ""
+        while event not in ("end", "time") and not self.link.ending:  # FINALIZED comes, then the end; `retire` may wake
             event = self.link.attend(True, max(0.0, until - time.monotonic()))[0]
         if event == "time":
             log.warning("%s: its worker did not finish within %g s and is killed", self._name,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from backends.python import process
-from backends.python.attendant import LONGEST_DELAY, pause_after
+from backends.python.attendant import LONGEST_DELAY, Attendant, pause_after
 from server.engine.loading import endings
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Unavailable
@@ -301,6 +301,34 @@ async def test_a_model_may_look_for_leaks_of_shared_memory(tmp_path):
     )
     async with serving(tmp_path, m=code) as engine:
         assert (await ask(engine, 1)).status == 0
+
+
+async def test_a_wake_up_does_not_cut_off_finalize(tmp_path):
+    """The attendant is told of the retirement and of the end; the second wake-up may come while the model finalizes."""
+    code = """
+    import pathlib, time
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.folder = pathlib.Path(args["model_repository"])
+        def execute(self, requests):
+            pass
+        def finalize(self):
+            (self.folder / "finalizing").touch()
+            while not (self.folder / "go").exists():
+                time.sleep(0.001)
+            (self.folder / "finalized").touch()
+    """
+    async with serving(tmp_path, control=EXPLICIT, m=code) as engine:
+        [attendant] = [each for each in gc.get_objects() if type(each) is Attendant and each.up]
+        [worker] = workers()
+        await engine.unload("m")
+        await asyncio.to_thread(wait_for, tmp_path / "m" / "finalizing")
+        attendant.link.nudge()
+        with pytest.raises(psutil.TimeoutExpired):  # killed, it would end at once
+            await asyncio.to_thread(worker.wait, 0.5)
+        (tmp_path / "m" / "go").touch()
+        await asyncio.to_thread(worker.wait, 30)
+        assert (tmp_path / "m" / "finalized").exists()
 
 
 HANGING = """
