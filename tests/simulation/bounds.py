@@ -43,7 +43,7 @@ HELD = re.compile(r"the requests and answers that the server held had more bytes
 NO_MEMORY = re.compile(r"^$|out of memory|no memory|MemoryError|a batch of \d+ requests failed")
 ANNOUNCED = re.compile(r"announces a message of (\d+) bytes; all clients together may have (\d+)$")
 EXPIRED = re.compile(r"^Request timeout expired: waited (\d+) us in the queue of model '([^']*)'")
-EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' version \d+ has had it for (\d+) us")
+EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' version \d+ has held it for (\d+) us")
 
 
 class Bounds:
