@@ -40,6 +40,7 @@ OTHERS_OPTIONS = {
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
     *("draw", "again"),  # of tests.mutants
     *("install", "page", "rounds"),  # of bench.peers
+    *("check", "record"),  # of bench.instructions
     "rate",
 }
 """Options in the pages that are not the server's."""

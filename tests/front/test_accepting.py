@@ -173,9 +173,9 @@ def test_the_client_with_most_silent_connections_makes_room():
     assert limits.count == 6
     assert limits.admit(policy, peers[0]) is None
     assert Line(limits.admit(policy, peers[3])).silent
-    assert [line.aborted for line in held] == [False, True, True, False, False, False]
-    assert limits.admit(policy, Peer("ipv4:10.0.0.9:1")) is not None  # the second client has two
-    assert held[4].aborted
+    assert [line.aborted for line in held] == [False, True, False, False, True, False]
+    assert limits.admit(policy, Peer("ipv4:10.0.0.9:1")) is not None  # the first client has two
+    assert held[2].aborted
     assert limits.admit(policy, Peer("ipv4:10.0.0.10:1")) is None  # all have one
 
 

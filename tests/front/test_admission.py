@@ -69,7 +69,7 @@ def test_what_exceeds_the_house_is_refused_whatever_its_model(start):
             if more.code() is not grpc.StatusCode.OK:  # it is, where the slow ones were over before it came
                 break
         assert more.code() is BUSY
-        assert more.details().startswith("Exceeds maximum queue size: the server has 3 requests")
+        assert more.details().startswith("Exceeds maximum queue size: the server already holds 3 requests")
         assert richerrors.of(more).reason == "SERVER_FULL"
         for _ in range(5):  # nothing stays counted
             stub.ModelInfer(request("simple", floats(1)))
