@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from server.engine.config.parameters import PARAMETERS  # noqa: E402
-from server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
-from server.settings import sections, written  # noqa: E402
+from inferd.server.engine.config.parameters import PARAMETERS  # noqa: E402
+from inferd.server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
+from inferd.server.settings import sections, written  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
 MARKED = re.compile(r"(<!-- begin (\w+):[^\n]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)

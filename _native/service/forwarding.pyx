@@ -12,14 +12,14 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
-from _native.protobuf.wire cimport varint_size, write_varint
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport format_text
-from _native.transport.endpoint cimport Endpoint
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.headers cimport header_value
-from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.transport.stream cimport Stream, stream_fail
+from inferd._native.protobuf.wire cimport varint_size, write_varint
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport format_text
+from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.headers cimport header_value
+from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
+from inferd._native.transport.stream cimport Stream, stream_fail
 
 import re
 

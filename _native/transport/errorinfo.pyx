@@ -12,8 +12,8 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, strcmp, strlen
 
-from _native.protobuf.wire cimport utf8_valid, write_varint
-from _native.status cimport (
+from inferd._native.protobuf.wire cimport utf8_valid, write_varint
+from inferd._native.status cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
@@ -22,9 +22,9 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.text cimport text_or_no_memory
-from _native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
-from _native.transport.stream cimport Stream, stream_end
+from inferd._native.text cimport text_or_no_memory
+from inferd._native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
+from inferd._native.transport.stream cimport Stream, stream_end
 
 import binascii
 
