@@ -86,8 +86,8 @@ cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept 
         if step.either and any_is(gate, step.inverted):
             status[0] = STATUS_INVALID_ARGUMENT
             details[0] = format_text(
-                "the gate '%s' is true and false within one request, but steps of which only one may run, one of them of "
-                "of model '%s', write the same tensor: ask for the rows of each kind on their own",
+                "the gate '%s' is true and false within one request, but steps of which only one may run, one of "
+                "them of model '%s', write the same tensor: ask for the rows of each kind on their own",
                 frame.run.needs.plan.tensors[step.gate].name.data, step.model.data)
             return False
     for i in range(step.input_count):
