@@ -8,9 +8,11 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.status cimport STATUS_RESOURCE_EXHAUSTED
+from _native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from _native.text cimport format_text
 from _native.transport.budget cimport COST_PYTHON_RESET
 from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.expiry cimport stream_watch
 from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from _native.transport.incoming cimport stream_drop_message
@@ -34,7 +36,6 @@ from _native.transport.stream cimport (
     stream_cut,
     stream_end,
     stream_ended,
-    stream_fail,
     stream_inflates,
     stream_opened,
     stream_send,
@@ -87,7 +88,7 @@ cdef void call_begins(Stream *stream) noexcept nogil:
         try:
             call_new(stream, memory)
         except BaseException:
-            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+            stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
     stream_watch(stream)
 
 

@@ -9,7 +9,6 @@ from _native.transport.connection import Connection
 from server.front.keepalive import Action, Age, ConnectionPolicy, Farewell, Handshake, Keepalive, PingStrikes
 from server.front.outstanding import Outstanding
 
-UNAVAILABLE = 14
 TOO_OLD = "the connection is older than --grpc-max-connection-age, and its grace is over"
 
 
@@ -118,6 +117,6 @@ class ConnectionMonitor:
         if Action.LEAVE in actions:
             connection.go_away("max_age")
         if Action.FAIL in actions:
-            connection.fail_calls(UNAVAILABLE, TOO_OLD)
+            connection.fail_calls(TOO_OLD)
         if actions != {Action.NOTHING}:
             self._driver.flush()
