@@ -130,19 +130,34 @@ def test_callers_without_rights_are_counted_once(repository, tmp_path, door, cod
 
 def test_what_exceeds_a_size_is_counted_once(repository):
     """Guards the limits of bytes of one message: the server's for a message, a client's and the server's for all."""
-    for arguments, reason in (
-        ("--grpc-max-message-size=1000", "LIMIT_EXCEEDED"),
-        ("--grpc-max-bytes-per-client=100000", "CLIENT_LIMIT"),
+    for arguments, reason, packing in (
+        ("--grpc-max-message-size=1000", "LIMIT_EXCEEDED", None),
+        ("--grpc-max-decompressed-size=1000", "LIMIT_EXCEEDED", grpc.Compression.Gzip),
+        ("--grpc-max-bytes-per-client=100000", "CLIENT_LIMIT", None),
+        ("--max-held-bytes=1048576", "LIMIT_EXCEEDED", None),
     ):
         with (
             scraped_server(repository, arguments) as (process, metrics),
             grpc.insecure_channel(process.address) as channel,
         ):
-            large = request("simple", floats(*range(50_000)))
-            calls = [Stub(channel).ModelInfer.future(large) for _ in range(3)]
+            large = request("simple", floats(*range(400_000)))
+            calls = [Stub(channel).ModelInfer.future(large, compression=packing) for _ in range(3)]
             found = seen(calls)
             assert found == {reason: 3}
             assert counted(metrics) == found
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_refused_messages_of_a_stream_are_counted_once(repository, door):
+    """Guards errors that do not end their call: they are in messages, without an ErrorInfo."""
+    with (
+        scraped_server(repository, "--max-queued-requests-per-model=2", door=door) as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        requests = [request("slow", floats(n), id=str(n)) for n in range(12)]
+        errors = [answer for answer in Stub(channel).ModelStreamInfer(iter(requests)) if answer.error_message]
+        assert errors
+        assert counted(metrics) == {"QUEUE_FULL": len(errors)}
 
 
 def test_streams_that_a_stopping_server_ends_are_told_so(repository):
