@@ -28,6 +28,7 @@ WORKDIR /source
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE THIRD_PARTY_LICENSES.md ./
 RUN python3 -m venv /build && /build/bin/pip install setuptools wheel Cython -c constraints.txt \
     && python3 -m venv /sbom && /sbom/bin/pip install cyclonedx-bom==7.5.0
+COPY inferd inferd
 COPY _native _native
 COPY backends backends
 COPY inferd_client inferd_client
@@ -67,8 +68,7 @@ ENTRYPOINT ["/usr/bin/tini", "--", "inferd", "serve"]
 FROM build AS core
 RUN python3 -m venv --without-pip /opt/inferd \
     && /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt "$(echo /wheel/*.whl)" \
-    && find /opt/inferd/lib/python3*/site-packages/_native /opt/inferd/lib/python3*/site-packages/backends \
-        /opt/inferd/lib/python3*/site-packages/inferd_client \
+    && find /opt/inferd/lib/python3*/site-packages/inferd /opt/inferd/lib/python3*/site-packages/inferd_client \
         -name '*.so' -exec strip --strip-unneeded {} + \
     && find /opt/inferd \( -name tests -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -prune -exec rm -rf {} + \
     && ln -s inferd /opt/inferd/bin/tritonserver

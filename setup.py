@@ -23,6 +23,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
 BUILD = os.environ.get("INFERD_BUILD", "release")
@@ -37,40 +38,40 @@ FLAGS = {
 }
 IN_PLACE = "--inplace" in sys.argv
 # Those of the checks are of the source tree, no parts of the package.
-FOLDERS = {"server": ["_native", "backends", "inferd_client"], "checks": ["bench", "tests"]}
-ZLIB_USERS = {"_native.transport.compression"}
+FOLDERS = {"server": ["inferd/_native", "inferd/backends", "inferd_client"], "checks": ["bench", "tests"]}
+ZLIB_USERS = {"inferd._native.transport.compression"}
 NGHTTP2_USERS = {
-    "_native.service.answer_store",
-    "_native.service.authorizer",
-    "_native.service.forwarding",
-    "_native.service.infer",
-    "_native.service.submission",
-    "_native.transport.call",
-    "_native.transport.connection",
-    "_native.transport.direct_read",
-    "_native.transport.endpoint",
-    "_native.transport.errorinfo",
-    "_native.transport.eviction",
-    "_native.transport.expiry",
-    "_native.transport.head",
-    "_native.service.exchange",
-    "_native.transport.http2",
-    "_native.transport.incoming",
-    "_native.transport.message_compression",
-    "_native.transport.stream",
-    "_native.transport.trim",
-    "_native.transport.unary",
+    "inferd._native.service.answer_store",
+    "inferd._native.service.authorizer",
+    "inferd._native.service.forwarding",
+    "inferd._native.service.infer",
+    "inferd._native.service.submission",
+    "inferd._native.transport.call",
+    "inferd._native.transport.connection",
+    "inferd._native.transport.direct_read",
+    "inferd._native.transport.endpoint",
+    "inferd._native.transport.errorinfo",
+    "inferd._native.transport.eviction",
+    "inferd._native.transport.expiry",
+    "inferd._native.transport.head",
+    "inferd._native.service.exchange",
+    "inferd._native.transport.http2",
+    "inferd._native.transport.incoming",
+    "inferd._native.transport.message_compression",
+    "inferd._native.transport.stream",
+    "inferd._native.transport.trim",
+    "inferd._native.transport.unary",
 }
 # Sources in C beside those in Cython, and what the linker is told: the library of a backend names this one.
 C_SOURCES = {
-    "backends.triton_api._host": [
-        f"backends/triton_api/{name}.c"
+    "inferd.backends.triton_api._host": [
+        f"inferd/backends/triton_api/{name}.c"
         for name in ("answers", "calls", "models", "requests", "responses", "server", "unsupported")
     ],
 }
 # A library without the interpreter, for the interpreters of workers; sanitizers are the server's.
-PLAIN = {"backends.python.worker._outlive": "backends/python/worker/_outlive.c"}
-LINK_FLAGS = {"backends.triton_api._host": ["-Wl,-soname,libtritonserver.so"]}
+PLAIN = {"inferd.backends.python.worker._outlive": "inferd/backends/python/worker/_outlive.c"}
+LINK_FLAGS = {"inferd.backends.triton_api._host": ["-Wl,-soname,libtritonserver.so"]}
 
 
 def pkg_config(flag: str) -> list[str]:
@@ -97,7 +98,7 @@ def extension(path: Path) -> Extension:
         name,
         [str(path.relative_to(ROOT)), *C_SOURCES.get(name, ())],
         depends=[str(header.relative_to(ROOT)) for header in path.parent.glob("*.h")] if name in C_SOURCES else [],
-        include_dirs=[str(ROOT)],
+        include_dirs=[str(ROOT / "inferd")],
         extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
         + (pkg_config("--cflags") if http2 else []),
         extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith(("-fsanitize", "--coverage"))]
@@ -124,11 +125,20 @@ def extensions() -> list[Extension]:
     return [each for name, each in found.items() if not only or name in only.split(",")]
 
 
+class Sdist(sdist):
+    """The source distribution: no links, the folders themselves are in `inferd`."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        linked = {path.name for path in (ROOT / "inferd").iterdir() if path.is_symlink()}
+        inside = {f"inferd/{file}" if file.partition("/")[0] in linked else file for file in files}
+        super().make_release_tree(base_dir, sorted(inside))
+
+
 def note_build() -> None:
     """Write what `inferd --version` tells, and what the sources are compared with."""
-    if not (ROOT / "server").is_dir():
+    if not (ROOT / "inferd").is_dir():
         return  # the client alone: tools/client_wheel.py
-    found = importlib.util.spec_from_file_location("build_record", ROOT / "server" / "build.py")
+    found = importlib.util.spec_from_file_location("build_record", ROOT / "inferd" / "server" / "build.py")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
@@ -164,6 +174,7 @@ if not IN_PLACE:
 gc.set_threshold(100_000, 5, 5)
 
 setup(
+    cmdclass={"sdist": Sdist},
     options={
         "build": {} if IN_PLACE else {"build_base": PACKAGE},
         "build_ext": {"parallel": os.cpu_count() or 1},

@@ -7,7 +7,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, strcmp
 from posix.unistd cimport close, read
 
-from _native.files cimport (
+from inferd._native.files cimport (
     AT_FDCWD,
     DT_DIR,
     Entry,

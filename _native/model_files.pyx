@@ -15,8 +15,8 @@ from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset, strcmp, strlen
 from posix.unistd cimport close
 
-from _native.atomic cimport load32, store32
-from _native.files cimport (
+from inferd._native.atomic cimport load32, store32
+from inferd._native.files cimport (
     AT_FDCWD,
     DT_DIR,
     DT_LNK,

@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t
 from libc.string cimport strcmp
 
-from _native.atomic cimport fetch_add64, load64
-from _native.status cimport (
+from inferd._native.atomic cimport fetch_add64, load64
+from inferd._native.status cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,

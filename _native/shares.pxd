@@ -16,7 +16,7 @@ cdef struct Waiting:
     Share *share             # from shares_put until shares_leave; NULL: neither waits nor is served
 
 cdef struct Items:
-    # see _native.list
+    # see inferd._native.list
     Waiting *first
     Waiting *last
 

@@ -4,7 +4,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from _native.list cimport list_append, list_prepend, list_remove
+from inferd._native.list cimport list_append, list_prepend, list_remove
 
 cdef enum:
     FIRST_CAPACITY = 64

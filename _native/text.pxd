@@ -1,6 +1,6 @@
 # Formatting of error texts without the GIL.
 
-from _native.protobuf.codec cimport Str
+from inferd._native.protobuf.codec cimport Str
 
 cdef extern from *:
     """

@@ -14,7 +14,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from posix.unistd cimport close, read
 
-from _native.clock cimport now_ns
+from inferd._native.clock cimport now_ns
 
 cdef extern from *:
     """

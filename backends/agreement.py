@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from backends.api import BackendError, ModelSpec, TensorSpec
+from inferd.backends.api import BackendError, ModelSpec, TensorSpec
 
 
 def check_names(spec: ModelSpec, kind: str, tensors: Sequence[TensorSpec], known: Collection[str]) -> None:

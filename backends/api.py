@@ -1,10 +1,10 @@
 """The contract between the engine and a backend.
 
-The engine finds a backend by name (`backends.loader`), has it read a model file's signature (`Backend.inspect`), loads
-a version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by one
-thread of its own, one batch at a time.
+The engine finds a backend by name (`inferd.backends.loader`), has it read a model file's signature (`Backend.inspect`),
+loads a version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by
+one thread of its own, one batch at a time.
 
-The engine describes a model to a backend by the specs of `backends.specs`, which this module exports, too.
+The engine describes a model to a backend by the specs of `inferd.backends.specs`, which this module exports, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from backends.paths import OutsideError, inside
-from backends.specs import (
+from inferd.backends.paths import OutsideError, inside
+from inferd.backends.specs import (
     AcceleratorSpec,
     BatchingSpec,
     EnsembleSpec,
@@ -39,11 +39,11 @@ from backends.specs import (
 )
 
 if TYPE_CHECKING:
-    from _native.cuda.device import Stream
-    from _native.execution.python_batch import Batch
-    from _native.execution.view import View
-    from _native.gpu.batch import GpuBatch
-    from _native.memory.arena import ArenaHandle
+    from inferd._native.cuda.device import Stream
+    from inferd._native.execution.python_batch import Batch
+    from inferd._native.execution.view import View
+    from inferd._native.gpu.batch import GpuBatch
+    from inferd._native.memory.arena import ArenaHandle
 
 
 __all__ = [
@@ -87,14 +87,14 @@ SHOWN_FILES = 8
 def __getattr__(name: str) -> object:
     """Batch and View, on demand: they need numpy, and many commands do not."""
     if name == "Batch":
-        from _native.execution.python_batch import Batch
+        from inferd._native.execution.python_batch import Batch
 
         return Batch
     if name == "View":
-        from _native.execution.view import View
+        from inferd._native.execution.view import View
 
         return View
-    raise AttributeError(f"module 'backends.api' has no attribute '{name}'")
+    raise AttributeError(f"module 'inferd.backends.api' has no attribute '{name}'")
 
 
 class BackendError(Exception):
@@ -180,7 +180,7 @@ class EngineSpec:
     """An order to build a model for a GPU of this machine: see `inferd build-engine`."""
 
     model: Path
-    profiles: tuple[str, ...] = ()  # of shapes that vary; see backends.tensorrt.profiles
+    profiles: tuple[str, ...] = ()  # of shapes that vary; see inferd.backends.tensorrt.profiles
     max_batch_size: int = 0  # instead of profiles, where only the batch varies
     precisions: tuple[str, ...] = ()  # that kernels may have beside the model's own: "fp16", ...
     strongly_typed: bool = False  # every tensor has the type that the model gives it
@@ -222,7 +222,7 @@ class Services(Protocol):
 
 
 class Backend(abc.ABC):
-    """One per format; made by `backends.loader` and shared by all models of that format.
+    """One per format; made by `inferd.backends.loader` and shared by all models of that format.
 
     Making one imports no framework, so `model_filename` can be read from every backend.
     """

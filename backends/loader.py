@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from backends.api import Backend, BackendError, Services
-from backends.installing import pip_install
-from backends.opening import import_framework, open_libraries
-from backends.parameters import Parameters
+from inferd.backends.api import Backend, BackendError, Services
+from inferd.backends.installing import pip_install
+from inferd.backends.opening import import_framework, open_libraries
+from inferd.backends.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class Entry:
 
 BUILTIN: Mapping[str, Entry] = MappingProxyType(
     {
-        "identity": Entry("backends.identity:IdentityBackend"),
+        "identity": Entry("inferd.backends.identity:IdentityBackend"),
         "pytorch": Entry(
-            "backends.pytorch:PyTorchBackend", "model.pt", "torch", ("lib/libtorch_python.so",), on_gpu=True
+            "inferd.backends.pytorch:PyTorchBackend", "model.pt", "torch", ("lib/libtorch_python.so",), on_gpu=True
         ),
         "onnxruntime": Entry(
-            "backends.onnxruntime:OnnxRuntimeBackend",
+            "inferd.backends.onnxruntime:OnnxRuntimeBackend",
             "model.onnx",
             "onnxruntime",
             ("capi/onnxruntime_pybind11_state*.so",),
         ),
-        "openvino": Entry("backends.openvino:OpenVinoBackend", "model.xml", "openvino", ("_pyopenvino*.so",)),
-        "tensorflow": Entry("backends.tensorflow:TensorFlowBackend", "model.savedmodel", on_gpu=True),
-        "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
-        "python": Entry("backends.python:PythonBackend", "model.py"),
+        "openvino": Entry("inferd.backends.openvino:OpenVinoBackend", "model.xml", "openvino", ("_pyopenvino*.so",)),
+        "tensorflow": Entry("inferd.backends.tensorflow:TensorFlowBackend", "model.savedmodel", on_gpu=True),
+        "tensorrt": Entry("inferd.backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
+        "python": Entry("inferd.backends.python:PythonBackend", "model.py"),
     }
 )
 
@@ -242,7 +242,7 @@ class BackendLoader:
 
 
 def _compiled(config: Mapping[str, str], name: str, library: Path) -> Backend:
-    found: type[Backend] = importlib.import_module("backends.triton_api").TritonApiBackend
+    found: type[Backend] = importlib.import_module("inferd.backends.triton_api").TritonApiBackend
     make: Callable[..., Backend] = found
     return make(config, name, library)
 
@@ -269,7 +269,9 @@ def _installed_class(name: str) -> type[Backend] | None:
             f"backend '{name}'{package} does not import from '{point.value}': {type(error).__name__}: {error}"
         ) from error
     if not isinstance(found, type) or not issubclass(found, Backend):
-        raise BackendError(f"backend '{name}'{package}: '{point.value}' must be a subclass of backends.api.Backend")
+        raise BackendError(
+            f"backend '{name}'{package}: '{point.value}' must be a subclass of inferd.backends.api.Backend"
+        )
     return found
 
 

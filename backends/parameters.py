@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 
-from backends.api import BackendError
+from inferd.backends.api import BackendError
 
 log = logging.getLogger("inferd.backends")
 

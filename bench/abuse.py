@@ -34,7 +34,7 @@ import grpc
 
 from bench import inferd, neighbours
 from bench.processes import ServerProcess
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ HELLO = h2cases.PREFACE + h2cases.settings() + h2cases.frame(h2cases.SETTINGS, h
 
 ZEROS = '''
 import numpy as np
-from backends.api import Backend, Instance, Model
+from inferd.backends.api import Backend, Instance, Model
 
 
 class Zeros(Backend):

@@ -22,8 +22,8 @@ import grpc
 from bench import inferd, messages
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
-from server.pb import grpc_service_pb2 as pb
 
 ROWS, BATCH_US, ROW_US = 64, 2000, 50
 CAPACITY = ROWS / (BATCH_US + ROWS * ROW_US) * 1e6  # requests per second in full batches

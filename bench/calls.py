@@ -15,19 +15,19 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from _native.execution.instance import InstanceLoop
-from _native.request.bridge import BridgeHandle
-from _native.request.recorder import RecorderHandle
-from _native.scheduling.queue import QueueLane
-from _native.service.infer import InferService
-from _native.service.table import ModelTable
-from _native.transport.client import ClientUse
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from backends.api import BatchingSpec, ModelSpec
-from backends.identity import IdentityInstance
 from bench import messages
 from bench.micro import SPEC
+from inferd._native.execution.instance import InstanceLoop
+from inferd._native.request.bridge import BridgeHandle
+from inferd._native.request.recorder import RecorderHandle
+from inferd._native.scheduling.queue import QueueLane
+from inferd._native.service.infer import InferService
+from inferd._native.service.table import ModelTable
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd.backends.api import BatchingSpec, ModelSpec
+from inferd.backends.identity import IdentityInstance
 
 PATH = b"/inference.GRPCInferenceService/ModelInfer"
 FIELDS = (  # those of gRPC's clients

@@ -35,7 +35,7 @@ import numpy as np
 import psutil
 
 from bench.processes import ServerProcess, free_port
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.python.hostile import environment
 
 PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -158,7 +158,7 @@ def write_models(folder: Path) -> Path:
 def start(repository: Path, log: Path, instrumented: bool) -> ServerProcess:
     """The server, from this source tree."""
     port = free_port()
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", repository, "--grpc-port", str(port)]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", repository, "--grpc-port", str(port)]
     command += PATIENT if instrumented else ()
     root = str(Path(__file__).parent.parent)
     return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=START)

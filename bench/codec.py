@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from bench.codec_speed import contents_ns, decode_ns, encode_ns
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 
 
 def request(datatype: str, count: int, raw: bool) -> pb.ModelInferRequest:

@@ -7,11 +7,11 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from _native.protobuf.codec cimport DECODE_OK, InferMessage, Str
-from _native.protobuf.codec cimport infer_decode, infer_message_free, infer_message_init
-from _native.protobuf.contents cimport contents_copy, contents_size
-from _native.protobuf.datatype cimport DT_FP32, Datatype, datatype_parse
-from _native.protobuf.encoding cimport (
+from inferd._native.protobuf.codec cimport DECODE_OK, InferMessage, Str
+from inferd._native.protobuf.codec cimport infer_decode, infer_message_free, infer_message_init
+from inferd._native.protobuf.contents cimport contents_copy, contents_size
+from inferd._native.protobuf.datatype cimport DT_FP32, Datatype, datatype_parse
+from inferd._native.protobuf.encoding cimport (
     ResponseHead,
     ResponseOutput,
     raw_prefix_write,

@@ -39,7 +39,7 @@ from bench import inferd
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
 from bench.soak import LIVE_LINE
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 SIZE = 100_000  # bytes of each step's file

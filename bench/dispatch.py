@@ -26,19 +26,19 @@ from typing import Any
 
 import numpy as np
 
-from _native.execution.python_batch import Batch
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
-from backends.loader import BackendLoader
 from bench import inferd, messages
 from bench.adaptive import statistics
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd._native.execution.python_batch import Batch
+from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.resources import Resources
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.instances import Hardware
-from server.engine.instances.resources import Resources
-from server.pb import grpc_service_pb2 as pb
 
 SLEEP_US = 5000
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

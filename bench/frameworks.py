@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import backends.openvino  # noqa: F401 (before the runtime, which it keeps from telling its makers of being imported)
+import inferd.backends.openvino as _openvino  # noqa: F401 (before the runtime, which it keeps from telling its makers of being imported)
 from bench import inferd, messages
 from inferd_client.driver import Driver, Fixed
 

@@ -26,19 +26,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from _native.memory import resource
-from backends.loader import BackendLoader
 from bench import growth_models, growth_served
 from bench.curves import Curve, Point
 from bench.growth_goals import GOALS
 from bench.growth_models import MODEL, resident, served
-from server.app import SWITCH_INTERVAL
-from server.caching import LocalCache
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
-from server.memory import usable_memory
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory import resource
+from inferd.backends.loader import BackendLoader
+from inferd.server.app import SWITCH_INTERVAL
+from inferd.server.caching import LocalCache
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.memory import usable_memory
+from inferd.server.pb import grpc_service_pb2 as pb
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"
 PAGE = RESULTS.with_suffix(".md")

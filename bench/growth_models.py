@@ -12,19 +12,19 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import cast
 
-from _native.model_files import Watch
-from backends.loader import BackendLoader
 from bench.curves import Curve, Point
-from server.caching import LocalCache
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.housekeeping.collecting import set_aside
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.engine.repository.sources import Repositories
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
-from server.rpc.metadata import Identity, Information
-from server.rpc.repository import Repository
+from inferd._native.model_files import Watch
+from inferd.backends.loader import BackendLoader
+from inferd.server.caching import LocalCache
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.housekeeping.collecting import set_aside
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
+from inferd.server.rpc.metadata import Identity, Information
+from inferd.server.rpc.repository import Repository
 
 MODELS = (100, 400, 1600, 6400, 10_000)
 POLLED = (50, 400, 1600, 10_000)

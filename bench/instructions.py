@@ -29,9 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from bench import messages
 from bench.micro import LEVELS, SPEC
+from inferd.backends.api import BatchingSpec, ModelSpec, TensorSpec
 
 HERE = Path(__file__).parent.parent
 RECORD = HERE / "bench" / "results" / "instructions.json"

@@ -1,5 +1,5 @@
-from _native.memory.pool import PooledMemory
-from _native.memory.resource import Memory
+from inferd._native.memory.pool import PooledMemory
+from inferd._native.memory.resource import Memory
 
 class MappedMemory(PooledMemory):
     def __init__(self, limit: int, slab_size: int = ...) -> None: ...

@@ -6,8 +6,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
-from _native.memory.pool cimport Backing, PooledMemory
-from _native.memory.resource cimport Block, BlockView, Memory, block_give, block_share, block_view, resource_take
+from inferd._native.memory.pool cimport Backing, PooledMemory
+from inferd._native.memory.resource cimport Block, BlockView, Memory, block_give, block_share, block_view, resource_take
 
 cdef extern from *:
     """

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from _native.memory import resource as memory
-from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from bench import codec, messages
 from bench.memory_speed import MappedMemory, pair_ns
 from bench.native_speed import bind_ns, block_ns, gather_ns, lane_ns, share_ns
+from inferd._native.memory import resource as memory
+from inferd.backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 
 ROUNDS = 5
 

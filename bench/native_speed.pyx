@@ -3,17 +3,17 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
-from _native.execution.gather cimport batch_describe, batch_gather_input
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request, request_free, request_new
-from _native.scheduling.calling cimport consumer_take
-from _native.scheduling.dispatcher cimport Consumer
-from _native.scheduling.queue cimport QueueLane
-from _native.tensors.binding cimport request_bind, request_decode
-from _native.tensors.placement cimport RegionAccess
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
+from inferd._native.execution.gather cimport batch_describe, batch_gather_input
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request, request_free, request_new
+from inferd._native.scheduling.calling cimport consumer_take
+from inferd._native.scheduling.dispatcher cimport Consumer
+from inferd._native.scheduling.queue cimport QueueLane
+from inferd._native.tensors.binding cimport request_bind, request_decode
+from inferd._native.tensors.placement cimport RegionAccess
 
 cdef enum:
     MOST = 64

@@ -19,8 +19,8 @@ from bench import inferd, messages
 from bench.figures import Figure, best, measure
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
-from server.pb import grpc_service_pb2 as pb
 
 TENSOR = (("FP32", 1),)
 PAYLOAD = 64

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench import inferd, messages
 from bench.figures import measure
 from bench.repository import Identity, write
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Fixed
-from server.pb import grpc_service_pb2 as pb
 
 LOADS = ((1, 32), (8, 8))  # connections, calls in flight on each
 PAYLOAD = 64

@@ -26,8 +26,8 @@ from bench import inferd, messages
 from bench.figures import Figure, best, measure
 from bench.messages import Exchange
 from bench.repository import GATHER, Identity, write
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Fixed
-from server.pb import grpc_service_pb2 as pb
 
 LARGE = 16 << 20
 SMALL = 64

@@ -31,12 +31,12 @@ import uvloop
 
 from bench import inferd, messages
 from bench.repository import Identity, write
-from server.front import keepalive
-from server.front.keepalive import ConnectionPolicy
-from server.front.listeners import ListenPolicy
-from server.front.native import NativeDoor
-from server.front.tls import Credentials
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.front import keepalive
+from inferd.server.front.keepalive import ConnectionPolicy
+from inferd.server.front.listeners import ListenPolicy
+from inferd.server.front.native import NativeDoor
+from inferd.server.front.tls import Credentials
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.clients.toolchains import envoy
 from tests.conformance.raw import Client
 from tests.framing import framed

@@ -28,16 +28,16 @@ from typing import Any, cast
 from google.protobuf import text_format
 
 from bench import digits, inferd, system
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.tools.perf.measuring import Level
+from inferd.server.tools.perf.plan import LoadPlan
+from inferd.server.tools.perf.requests import Requests, model_of, serialised
+from inferd.server.tools.reach import Reach
+from inferd.server.tools.tune.configurations import THREADS, applied, setting_of
+from inferd.server.tools.tune.pair import Pair
+from inferd.server.tools.tune.search import Search, Setting, Tried, Wanted
+from inferd.server.tools.tune.trial import OF_PROCESS, copy_model
 from inferd_client.driver import Driver, Fixed
-from server.pb import model_config_pb2 as pb
-from server.tools.perf.measuring import Level
-from server.tools.perf.plan import LoadPlan
-from server.tools.perf.requests import Requests, model_of, serialised
-from server.tools.reach import Reach
-from server.tools.tune.configurations import THREADS, applied, setting_of
-from server.tools.tune.pair import Pair
-from server.tools.tune.search import Search, Setting, Tried, Wanted
-from server.tools.tune.trial import OF_PROCESS, copy_model
 
 RESULT = Path(__file__).parent / "results" / "tune.md"
 IN_FLIGHT = 64

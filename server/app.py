@@ -16,8 +16,8 @@ from typing import Any
 
 import uvloop
 
-from _native.memory.resource import live_counters
-from server.composition.door import (
+from inferd._native.memory.resource import live_counters
+from inferd.server.composition.door import (
     binds_of,
     is_reflected,
     listen_policy,
@@ -27,26 +27,26 @@ from server.composition.door import (
     read_delays,
     try_addresses,
 )
-from server.composition.engine import make_engine
-from server.composition.observing import make_recording, make_service, serve_metrics
-from server.engine.engine import Engine
-from server.engine.housekeeping.collecting import set_aside
-from server.engine.housekeeping.idle import look_after_memory
-from server.errors import StartError
-from server.front.access import Access
-from server.front.listeners import ListenPolicy
-from server.front.native import NativeDoor
-from server.front.notifying import ServiceManager
-from server.front.services import Policy, install
-from server.memory import usable_memory
-from server.observe.load import LoadMeter
-from server.observe.logs import Logs, configure
-from server.observe.recording import Recording
-from server.rpc.metadata import EXTENSIONS, Identity
-from server.rpc.service import table
-from server.settings import Settings
-from server.settings.shown import tell_options
-from server.stopping import StopSignal
+from inferd.server.composition.engine import make_engine
+from inferd.server.composition.observing import make_recording, make_service, serve_metrics
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.housekeeping.collecting import set_aside
+from inferd.server.engine.housekeeping.idle import look_after_memory
+from inferd.server.errors import StartError
+from inferd.server.front.access import Access
+from inferd.server.front.listeners import ListenPolicy
+from inferd.server.front.native import NativeDoor
+from inferd.server.front.notifying import ServiceManager
+from inferd.server.front.services import Policy, install
+from inferd.server.memory import usable_memory
+from inferd.server.observe.load import LoadMeter
+from inferd.server.observe.logs import Logs, configure
+from inferd.server.observe.recording import Recording
+from inferd.server.rpc.metadata import EXTENSIONS, Identity
+from inferd.server.rpc.service import table
+from inferd.server.settings import Settings
+from inferd.server.settings.shown import tell_options
+from inferd.server.stopping import StopSignal
 
 log = logging.getLogger("inferd")
 

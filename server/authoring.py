@@ -16,16 +16,16 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from backends.api import BackendError, ModelSource, ModelSpec, Signature, TensorSpec
-from server.composition.engine import make_loader, model_options
-from server.engine import config as configuration
-from server.engine.config.datatypes import TYPE_OF
-from server.engine.instances.gpu import Gpus
-from server.engine.repository.folders import ModelFolder, check_name, version_folder
-from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
-from server.importing import imported
-from server.pb import model_config_pb2 as pb
-from server.settings import Settings
+from inferd.backends.api import BackendError, ModelSource, ModelSpec, Signature, TensorSpec
+from inferd.server.composition.engine import make_loader, model_options
+from inferd.server.engine import config as configuration
+from inferd.server.engine.config.datatypes import TYPE_OF
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.repository.folders import ModelFolder, check_name, version_folder
+from inferd.server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
+from inferd.server.importing import imported
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.settings import Settings
 
 CONFIG = "config.pbtxt"
 

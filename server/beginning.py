@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from server.errors import AlreadyExists, Misused
+from inferd.server.errors import AlreadyExists, Misused
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -16,7 +16,7 @@ Its models join strings and scale numbers: "text" and "y" of each request. Repla
 
 import numpy as np
 
-from backends.api import Backend, BackendError, Batch, Instance, InstanceSpec, Model, ModelSource
+from inferd.backends.api import Backend, BackendError, Batch, Instance, InstanceSpec, Model, ModelSource
 
 
 class {title}Backend(Backend):

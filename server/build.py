@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "_native" / "built.json"
 FOLDERS = ("_native", "backends", "inferd_client")
-OWN = {*FOLDERS, "server"}
+OWN = {"inferd", "inferd_client"}
 """The packages that inferd consists of."""
 SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h"}
 FRAMEWORKS = {
@@ -105,7 +105,7 @@ def explained(error: BaseException) -> str:
         )
     if stale := stale_sources():
         return stale
-    if not isinstance(error, ImportError) or not name.startswith("_native"):
+    if not isinstance(error, ImportError) or not name.startswith("inferd._native"):
         return ""
     built = record().get("python", "")
     if built and built != sys.implementation.cache_tag:

@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Sequence
 
-from server.composition.engine import make_engine, make_loader, model_options
-from server.engine.checking import Report, check, collected_warnings
-from server.engine.instances.gpu import Gpus
-from server.engine.repository.sources import Repositories, open_sources
-from server.errors import ConfigError
-from server.settings import Settings
+from inferd.server.composition.engine import make_engine, make_loader, model_options
+from inferd.server.engine.checking import Report, check, collected_warnings
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.repository.sources import Repositories, open_sources
+from inferd.server.errors import ConfigError
+from inferd.server.settings import Settings
 
 
 def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:

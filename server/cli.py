@@ -2,7 +2,7 @@
 
 A value of `serve` comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config
 names, else it is the default. Options that tritonserver has, too, have its names: `--x=true` and `--x true` both work.
-`server.foreign` accepts or refuses tritonserver's options that inferd does not have.
+`inferd.server.foreign` accepts or refuses tritonserver's options that inferd does not have.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from server import manual
-from server.errors import Misused
-from server.program import program
+from inferd.server import manual
+from inferd.server.errors import Misused
+from inferd.server.program import program
 
 MISSING = re.compile(r'^Command "([^"]+)" parameter (\S+) requires an argument\.')
 
@@ -64,7 +64,7 @@ def run(tokens: list[str]) -> int:
         print(page, end="")
         return 0
     if tokens == ["--version"]:
-        from server.build import describe
+        from inferd.server.build import describe
 
         print(*describe(), sep="\n")
         return 0
@@ -72,14 +72,14 @@ def run(tokens: list[str]) -> int:
         raise Misused(f"expected a command first, got {tokens[0]}: see inferd --help")
     if tokens[:1] == ["serve"]:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # from the first moment; `app` reopens the log file at it
-        from server.spelling import translated, unknown_variables
+        from inferd.server.spelling import translated, unknown_variables
 
         warnings = list(unknown_variables(os.environ))
         tokens = translated(tokens, warnings)
         for line in dict.fromkeys(warnings):
             print(f"inferd: warning: {line}", file=sys.stderr)
     if tokens[:1] == ["perf"]:
-        from server.tools.perf import spelling
+        from inferd.server.tools.perf import spelling
 
         tokens = spelling.translated(tokens)
     result = program()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
@@ -90,9 +90,9 @@ def explained(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit status; an empty message for a fault of the program itself."""
     from cyclopts import CycloptsError, UnusedCliTokensError
 
-    from server import build
-    from server.addresses import SettingsError
-    from server.errors import ServerError
+    from inferd.server import build
+    from inferd.server.addresses import SettingsError
+    from inferd.server.errors import ServerError
 
     if isinstance(error, UnusedCliTokensError):
         tokens = " ".join(map(shlex.quote, error.unused_tokens or ()))

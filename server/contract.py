@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
-from _native.memory.resource import live_counters
-from backends.api import Backend, BackendError, ModelSource, ModelSpec, TensorSpec
-from server.composition.engine import make_engine, make_loader
-from server.engine.engine import Engine
-from server.errors import ConfigError
-from server.pb import grpc_service_pb2 as pb
-from server.settings import Settings
+from inferd._native.memory.resource import live_counters
+from inferd.backends.api import Backend, BackendError, ModelSource, ModelSpec, TensorSpec
+from inferd.server.composition.engine import make_engine, make_loader
+from inferd.server.engine.engine import Engine
+from inferd.server.errors import ConfigError
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.settings import Settings
 
 ASKED = 48  # requests to a model at once
 VARIABLE = (1, 2, 3)  # sizes of a variable dimension

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from server.engine.config.datatypes import TYPE_OF
-from server.errors import InvalidArgument
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.datatypes import TYPE_OF
+from inferd.server.errors import InvalidArgument
+from inferd.server.pb import model_config_pb2 as pb
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 SETTINGS = "model-settings.json"

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from server.program import COMMANDS, GROUPS, MEANING, named, program
+from inferd.server.program import COMMANDS, GROUPS, MEANING, named, program
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -97,7 +97,7 @@ def _headings(chain: tuple[str, ...]) -> dict[str, str]:
     """The first options of the parts of a long list, and their headings."""
     if chain != ("serve",):
         return {}
-    from server.settings import sections
+    from inferd.server.settings import sections
 
     return {f"--{part[0].name.replace('_', '-')}": heading for heading, part in sections()}
 

@@ -30,8 +30,8 @@ class Command(NamedTuple):
     usage: str = ""
 
 
-SERVING, ASKING = "server.commands.serving", "server.commands.asking"
-MODELS, MEASURING = "server.commands.models", "server.commands.measuring"
+SERVING, ASKING = "inferd.server.commands.serving", "inferd.server.commands.asking"
+MODELS, MEASURING = "inferd.server.commands.models", "inferd.server.commands.measuring"
 
 GROUPS: dict[tuple[str, ...], str] = {
     ("models",): "The models of a server, and new ones.",
@@ -94,7 +94,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         f"{SERVING}:build_engine", "Build a plan of TensorRT from an ONNX model, for the GPU of this machine."
     ),
     ("completion",): Command(
-        "server.program:completion",
+        "inferd.server.program:completion",
         "Print what a shell needs to complete commands and options: `source <(inferd completion bash)`.",
     ),
 }
@@ -145,7 +145,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     from cyclopts import CycloptsError
     from cyclopts.config import Toml
 
-    from server.errors import Misused
+    from inferd.server.errors import Misused
 
     path = Path(tokens[0].value)
     if not path.is_file():

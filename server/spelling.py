@@ -7,9 +7,9 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from server.errors import Misused
-from server.foreign import FOREIGN, Foreign, Refused, Replaced
-from server.settings import Settings
+from inferd.server.errors import Misused
+from inferd.server.foreign import FOREIGN, Foreign, Refused, Replaced
+from inferd.server.settings import Settings
 
 TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 ALIASES = {"model-store": "model-repository"}

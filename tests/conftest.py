@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backends import opening
+from inferd.backends import opening
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from _native.memory.resource import live_counters
+from inferd._native.memory.resource import live_counters
 from tests.waiting import PATIENCE, PAUSE
 
 

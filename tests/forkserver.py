@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("server", "tests.conformance.doors", "tests.front.host")
+MODULES = ("inferd", "tests.conformance.doors", "tests.front.host")
 """What may be started here: their imports start no thread and open nothing, so that a fork is like a new process."""
 LONGEST = 1 << 17  # bytes of a command with its environment
 
@@ -212,7 +212,12 @@ def _threads() -> int:
 def import_what_servers_need() -> None:
     """All that needs no thread: the server with both doors, and the libraries of the fake engine's process."""
     before = _threads()  # the thread sanitizer has one of its own, and begins it again in a fork
-    for name in ("server.cli", "server.app", "tests.conformance.fake_engine", "tests.conformance.generic"):
+    for name in (
+        "inferd.server.cli",
+        "inferd.server.app",
+        "tests.conformance.fake_engine",
+        "tests.conformance.generic",
+    ):
         importlib.import_module(name)
     begun = _threads() - before
     assert begun == 0, f"a fork has one thread, and the imports have begun {begun} more"

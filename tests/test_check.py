@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server import cli
+from inferd.server import cli
 from tests.backends.models import identity_onnx
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ def check(capsys, repository: Path, *options: str) -> tuple[int, list[str]]:
 def check_without_a_gpu(repository: Path) -> tuple[int, list[str]]:
     """The same in a process of its own: this one may have the driver of another test, which is loaded once."""
     found = subprocess.run(
-        [sys.executable, "-m", "server", "check", repository],
+        [sys.executable, "-m", "inferd", "check", repository],
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
@@ -157,7 +157,7 @@ def test_check_and_serve_refuse_the_same_models(tmp_path: Path) -> None:
     write(tmp_path, "with..dots", {**GOOD, "config.pbtxt": "\ufeff" + config()})
     for name in ("lost+found", "__pycache__", "empty"):
         (tmp_path / name).mkdir()
-    command = [sys.executable, "-m", "server"]
+    command = [sys.executable, "-m", "inferd"]
     found = subprocess.run([*command, "check", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert [line for line in found.stdout.splitlines() if line.endswith(": ok")] == [

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from server import build, cli
-from server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
-from server.foreign import FOREIGN, Ignored, Refused
-from server.program import COMMANDS
-from server.settings import Settings, sections
-from server.settings.values import parse_backend_config
+from inferd.server import build, cli
+from inferd.server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
+from inferd.server.foreign import FOREIGN, Ignored, Refused
+from inferd.server.program import COMMANDS
+from inferd.server.settings import Settings, sections
+from inferd.server.settings.values import parse_backend_config
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ["serve", "--model-repository", "/models"]
@@ -27,9 +27,9 @@ BASE = ["serve", "--model-repository", "/models"]
 def serve(monkeypatch):
     """Run `inferd serve` with these arguments and return the settings that the server would get."""
     got: list[Settings] = []
-    app = types.ModuleType("server.app")
+    app = types.ModuleType("inferd.server.app")
     app.run = lambda settings: got.append(settings) or 0
-    monkeypatch.setitem(sys.modules, "server.app", app)
+    monkeypatch.setitem(sys.modules, "inferd.server.app", app)
 
     def run(*arguments: str) -> Settings:
         assert cli.main([*BASE, *arguments]) == 0
@@ -39,9 +39,9 @@ def serve(monkeypatch):
 
 
 def test_the_status_is_the_servers(monkeypatch) -> None:
-    app = types.ModuleType("server.app")
+    app = types.ModuleType("inferd.server.app")
     app.run = lambda settings: 1
-    monkeypatch.setitem(sys.modules, "server.app", app)
+    monkeypatch.setitem(sys.modules, "inferd.server.app", app)
     assert cli.main(BASE) == 1
 
 
@@ -402,8 +402,8 @@ def test_help_imports_little() -> None:
     code = """
 import sys
 before = set(sys.modules)
-from server.cli import main
-heavy = {"rich", "markdown_it", "pygments", "numpy", "grpc", "google", "inferd_client", "server.settings", "ssl"}
+from inferd.server.cli import main
+heavy = {"rich", "markdown_it", "pygments", "numpy", "grpc", "google", "inferd_client", "inferd.server.settings", "ssl"}
 main(["--help"])
 first = ({"cyclopts", "attrs", "dataclasses", "inspect", "hashlib", "logging"} | heavy) & (set(sys.modules) - before)
 main(["perf", "--help"])
@@ -424,7 +424,7 @@ def test_the_source_has_the_headings_of_the_list() -> None:
 
 def test_the_version() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "server", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "inferd", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     first, native, python, found, *_ = done.stdout.splitlines()
     assert re.fullmatch(r"inferd \d+\.\d+\.\d+", first)
@@ -438,19 +438,19 @@ def broken_import(monkeypatch):
     """The server cannot be imported, by this error."""
 
     def arrange(error: Exception) -> None:
-        app = types.ModuleType("server.app")
+        app = types.ModuleType("inferd.server.app")
 
         def run(settings: Settings) -> int:
             raise error
 
         app.run = run
-        monkeypatch.setitem(sys.modules, "server.app", app)
+        monkeypatch.setitem(sys.modules, "inferd.server.app", app)
 
     return arrange
 
 
-WRONG = TypeError("C function _native.request.lane.f has wrong signature (expected int, got int64_t)")
-LACKING = ImportError("No module named '_native.service.infer'", name="_native.service.infer")
+WRONG = TypeError("C function inferd._native.request.lane.f has wrong signature (expected int, got int64_t)")
+LACKING = ImportError("No module named 'inferd._native.service.infer'", name="inferd._native.service.infer")
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ LACKING = ImportError("No module named '_native.service.infer'", name="_native.s
         ),
         ({"sources": "others"}, LACKING, "built from other sources than those that lie here"),
         ({"python": "cpython-39"}, LACKING, "the native extensions were built for cpython-39, and this is"),
-        ({}, LACKING, "the native extension _native.service.infer is not there.*: build them with 'make build'"),
+        ({}, LACKING, "the native extension inferd._native.service.infer is not there.*: build them with 'make build'"),
     ],
 )
 def test_extensions_that_do_not_fit_are_one_sentence(
@@ -499,10 +499,10 @@ def test_a_missing_module_is_named(monkeypatch, capsys, broken_import) -> None:
 def test_the_server_process_does_not_load_rich() -> None:
     code = """
 import sys, types
-app = types.ModuleType("server.app")
+app = types.ModuleType("inferd.server.app")
 app.run = lambda settings: print("rich" in sys.modules, "torch" in sys.modules)
-sys.modules["server.app"] = app
-from server.cli import main
+sys.modules["inferd.server.app"] = app
+from inferd.server.cli import main
 main(["serve", "--model-repository", "/m", "--grpc-port=1"])
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -547,7 +547,7 @@ def test_mistakes_are_a_sentence_and_status_2(capsys, command: list[str], text: 
 def test_a_reader_that_has_left_is_no_fault() -> None:
     """Guards `inferd ... | head`: no traceback, neither of the command nor of the interpreter's end."""
     with subprocess.Popen(
-        [sys.executable, "-m", "server", "completion", "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "inferd", "completion", "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

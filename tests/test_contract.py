@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import main
+from inferd.server.cli import main
 
 CONFIG = """
 backend: "mine"
@@ -19,7 +19,7 @@ dynamic_batching { max_queue_delay_microseconds: 5000 }
 """
 BACKEND = """
 import numpy as np
-from backends.api import Backend, BackendError, Instance, Model
+from inferd.backends.api import Backend, BackendError, Instance, Model
 
 class Mine(Backend):
     name = "mine"

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from bench.works import works
-from server.commands.connecting import Server
-from server.foreign import FOREIGN
-from server.pb import model_config_pb2
-from server.program import COMMANDS
-from server.settings import Settings
-from server.tools.perf import spelling
+from inferd.server.commands.connecting import Server
+from inferd.server.foreign import FOREIGN
+from inferd.server.pb import model_config_pb2
+from inferd.server.program import COMMANDS
+from inferd.server.settings import Settings
+from inferd.server.tools.perf import spelling
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

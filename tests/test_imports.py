@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("_native", "backends", "inferd_client", "server", "bench", "examples", "tests", "tools")
+INSTALLED = ("_native", "backends", "server")  # in the package `inferd`; rules and layers name them without it
+OURS = (*INSTALLED, "inferd", "inferd_client", "bench", "examples", "tests", "tools")
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
 FRAMEWORKS = ("torch", "onnxruntime", "onnx", "tensorflow", "tensorrt", "openvino", "sklearn", "rich")
 
@@ -191,7 +192,6 @@ RULES = (
         may=("server.build", "server.manual", "server.program", "server.spelling", "server.tools", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
-    Rule("server.__main__", may=("server.cli",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server", may_not=(*TRANSPORT, *FRAMEWORKS)),
 )
 
@@ -242,10 +242,10 @@ def python_imports(text: str) -> Iterator[Import]:
 
 
 def absolute(found: Import, module: str, is_package: bool) -> Import:
-    """`found` with a relative module (`..x`) resolved against the importing module."""
+    """`found` with a relative module (`..x`) resolved against the importing module, and without `inferd`."""
     dots = len(found.module) - len(found.module.lstrip("."))
     if not dots:
-        return found
+        return Import(found.line, found.module.removeprefix("inferd."), found.name)
     parts = module.split(".")
     base = parts[: len(parts) - dots + (1 if is_package else 0)]
     return Import(found.line, ".".join([*base, *filter(None, [found.module[dots:]])]), found.name)
@@ -276,6 +276,8 @@ def violations(path: Path, module: str) -> Iterator[str]:
     allowed = (*rule.may, own_package(module, rule))
     for relative in imports:
         found = absolute(relative, module, is_package=path.stem == "__init__")
+        if relative.module.split(".")[0] in INSTALLED:
+            yield f"{path}:{relative.line}: {relative.module} is inferd.{relative.module}"
         what = f"{found.module}{'.' if found.name else ''}{found.name}"
         if any(found.is_within(package) for package in rule.may_not):
             yield f"{path}:{found.line}: {module} may not import {what}"
@@ -300,25 +302,26 @@ def test_imports_follow_the_design() -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("_native/a.pyx", "cimport server.engine"),
-        ("_native/a.pyx", "from server.engine.lane cimport Lane"),
-        ("_native/a.pxd", "from backends cimport api"),
-        ("_native/a.pyx", "def f():\n    from server import errors\n"),
-        ("_native/a.pyx", "from server.errors import (\n    NotFound,\n)"),
+        ("_native/a.pyx", "cimport inferd.server.engine"),
+        ("server/app.py", "import asyncio, server.errors"),
+        ("_native/a.pyx", "from inferd.server.engine.lane cimport Lane"),
+        ("_native/a.pxd", "from inferd.backends cimport api"),
+        ("_native/a.pyx", "def f():\n    from inferd.server import errors\n"),
+        ("_native/a.pyx", "from inferd.server.errors import (\n    NotFound,\n)"),
         ("backends/api.py", "import torch"),
-        ("backends/x.py", "from server.errors import NotFound"),
-        ("backends/x.py", "from backends.y import other"),
-        ("backends/x/native.pyx", "from backends.y cimport other"),
+        ("backends/x.py", "from inferd.server.errors import NotFound"),
+        ("backends/x.py", "from inferd.backends.y import other"),
+        ("backends/x/native.pyx", "from inferd.backends.y cimport other"),
         ("server/engine/e.py", "import grpc"),
         ("server/engine/e.py", "def f():\n    from grpc import aio\n"),
-        ("server/engine/e.py", "from backends import pytorch"),
+        ("server/engine/e.py", "from inferd.backends import pytorch"),
         ("server/engine/e.py", "from ..front import native"),
         ("server/engine/__init__.py", "from .. import app"),
         ("server/rpc/r.py", "import grpc.aio"),
-        ("server/rpc/r.py", "from server.front import native"),
-        ("server/front/f.py", "from server.app import run"),
+        ("server/rpc/r.py", "from inferd.server.front import native"),
+        ("server/front/f.py", "from inferd.server.app import run"),
         ("server/app.py", "import socket"),
-        ("server/settings/options.py", "from server.engine import config"),
+        ("server/settings/options.py", "from inferd.server.engine import config"),
     ],
 )
 def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> None:
@@ -333,17 +336,17 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> N
     [
         (
             "_native/a.pyx",
-            "from libc.stdint cimport int64_t\nfrom _native.protobuf.codec cimport Request\nimport asyncio",
+            "from libc.stdint cimport int64_t\nfrom inferd._native.protobuf.codec cimport Request\nimport asyncio",
         ),
         ("_native/a.pyx", "from . cimport codec"),
-        ("backends/x.py", "def f():\n    import torch\n\nfrom backends.api import Backend"),
-        ("backends/x/native.pyx", "from backends.x cimport y\nfrom _native cimport batch"),
+        ("backends/x.py", "def f():\n    import torch\n\nfrom inferd.backends.api import Backend"),
+        ("backends/x/native.pyx", "from inferd.backends.x cimport y\nfrom inferd._native cimport batch"),
         (
             "server/engine/config/spec.py",
-            "from backends.api import ModelSpec\nfrom . import parse\nfrom server import errors",
+            "from inferd.backends.api import ModelSpec\nfrom . import parse\nfrom inferd.server import errors",
         ),
-        ("server/front/grpcio.py", "import grpc\nfrom server.rpc import infer"),
-        ("server/pb/a_pb2.py", "from server.pb import pool as _pool"),
+        ("server/front/grpcio.py", "import grpc\nfrom inferd.server.rpc import infer"),
+        ("server/pb/a_pb2.py", "from inferd.server.pb import pool as _pool"),
     ],
 )
 def test_an_allowed_import_passes(tmp_path: Path, file: str, text: str) -> None:
@@ -425,14 +428,14 @@ def test_packages_import_downward(package: str) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "found"),
     [
-        ("_native/transport/a.pyx", "from _native.request.request cimport Request", {("transport", "request")}),
-        ("_native/memory/a.pyi", "from _native.service.table import ModelTable", {("memory", "service")}),
-        ("_native/service/a.pyx", "from _native.transport.stream cimport Stream", set()),
-        ("_native/transport/a.pyx", "from _native.atomic cimport load32", set()),
-        ("server/engine/config/__init__.py", "from server.engine.loading import room", {("config", "loading")}),
-        ("server/engine/models/a.py", "from server.engine import engine", {("models", "")}),
+        ("_native/transport/a.pyx", "from inferd._native.request.request cimport Request", {("transport", "request")}),
+        ("_native/memory/a.pyi", "from inferd._native.service.table import ModelTable", {("memory", "service")}),
+        ("_native/service/a.pyx", "from inferd._native.transport.stream cimport Stream", set()),
+        ("_native/transport/a.pyx", "from inferd._native.atomic cimport load32", set()),
+        ("server/engine/config/__init__.py", "from inferd.server.engine.loading import room", {("config", "loading")}),
+        ("server/engine/models/a.py", "from inferd.server.engine import engine", {("models", "")}),
         ("server/engine/models/a.py", "def f():\n    from ..loading import load", {("models", "loading")}),
-        ("server/engine/a.py", "from server.engine import config", set()),
+        ("server/engine/a.py", "from inferd.server.engine import config", set()),
     ],
 )
 def test_an_upward_import_is_caught(tmp_path: Path, file: str, text: str, found: set[tuple[str, str]]) -> None:
@@ -496,7 +499,7 @@ def test_every_module_has_a_rule() -> None:
     assert [module for _, module in sources(ROOT) if rule_of(module) is None] == []
 
 
-@pytest.mark.parametrize("module", ["server.cli", "server.app", "backends.loader"])
+@pytest.mark.parametrize("module", ["inferd.server.cli", "inferd.server.app", "inferd.backends.loader"])
 def test_starting_imports_no_framework(module: str) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} does not exist")

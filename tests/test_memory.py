@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.memory import Memory, memory
+from inferd.server.memory import Memory, memory
 
 MIB = 1 << 20
 

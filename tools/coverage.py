@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("_native", "backends/python", "backends/identity")
-ORIGIN = re.compile(r'/\* "((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
+ORIGIN = re.compile(r'/\* "inferd/((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
 END = re.compile(r"\s*/\* (?:function exit code|Python wrapper|#### Code section)")
 DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
 OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
@@ -93,7 +93,7 @@ def build(tree: Path) -> None:
         (tree / "build/cython-coverage").mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "--archive", "--update", f"{made}/.", tree / "build/cython-coverage"], check=True)
     paths = [path.relative_to(tree) for package in PACKAGES for path in (tree / package).rglob("*.pyx")]
-    modules = ",".join(".".join(path.with_suffix("").parts) for path in paths)
+    modules = ",".join(".".join(("inferd", *path.with_suffix("").parts)) for path in paths)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     environment = os.environ | {"INFERD_BUILD": "coverage", "INFERD_ONLY": modules}
     subprocess.run(command, cwd=tree, check=True, env=environment)
@@ -131,7 +131,7 @@ def collect(tree: Path) -> Statements:
     for notes in sorted(tree.rglob("*.gcno")):
         source = tree / "build/cython-coverage" / str(notes).partition("cython-coverage/")[2]
         source = source.with_suffix(".c")
-        if not source.exists() or not str(source).partition("cython-coverage/")[2].startswith(PACKAGES):
+        if not source.exists() or not str(source).partition("cython-coverage/inferd/")[2].startswith(PACKAGES):
             continue
         command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(notes)]
         done = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)

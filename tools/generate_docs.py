@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _native.refusal import refusal_table  # noqa: E402
-from server.engine.config.parameters import PARAMETERS  # noqa: E402
-from server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
-from server.errors import Status  # noqa: E402
-from server.settings import sections, written  # noqa: E402
+from inferd._native.refusal import refusal_table  # noqa: E402
+from inferd.server.engine.config.parameters import PARAMETERS  # noqa: E402
+from inferd.server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
+from inferd.server.errors import Status  # noqa: E402
+from inferd.server.settings import sections, written  # noqa: E402
 
 PAGES = [ROOT / "docs" / name for name in ("configuration.md", "operations.md")]
 MARKED = re.compile(r"(<!-- begin (\w+):[^\n]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)

@@ -16,7 +16,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
-    "server.pb": ("model_config.proto", "grpc_service.proto", "load_report.proto"),
+    "inferd.server.pb": ("model_config.proto", "grpc_service.proto", "load_report.proto"),
     "inferd_client.pb": ("model_config.proto", "grpc_service.proto"),
 }
 

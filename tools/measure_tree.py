@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("_native", "server", "backends", "inferd_client", "bench", "tests", "tools", "examples")
+PACKAGES = ("inferd", "_native", "server", "backends", "inferd_client", "bench", "tests", "tools", "examples")
 SUFFIXES = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h"}
 RUN = 6
 

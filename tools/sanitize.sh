@@ -14,7 +14,7 @@
 #
 # The sources (tracked files and new ones that git does not ignore) are copied to $INFERD_SANITIZE, by default
 # inferd-sanitize under the temporary directory, and built there; a second run builds only what has changed.
-# INFERD_ONLY=_native.protobuf.codec,_native.protobuf.wire builds only these modules, for tests that need no others.
+# INFERD_ONLY=inferd._native.protobuf.codec,inferd._native.protobuf.wire builds only these modules, for tests that need no others.
 #
 # Reports are files under $INFERD_SANITIZE/reports-BUILD-..., of all processes: servers, workers, and killed ones. They
 # are shown at the end, and are a failure.

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 cdef enum:
     KEY_PARAMETERS = 64          # requests with more parameters are never identical

@@ -9,11 +9,11 @@ if the operator wants it.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.memory.resource cimport block_view
-from _native.protobuf.codec cimport PARAMETER_DOUBLE, PARAMETER_STRING, Parameter, Str, parameter_find
-from _native.protobuf.datatype cimport datatype_name
-from _native.request.request cimport InputData, OutputData, Request
-from _native.request.signature cimport Signature
+from inferd._native.memory.resource cimport block_view
+from inferd._native.protobuf.codec cimport PARAMETER_DOUBLE, PARAMETER_STRING, Parameter, Str, parameter_find
+from inferd._native.protobuf.datatype cimport datatype_name
+from inferd._native.request.request cimport InputData, OutputData, Request
+from inferd._native.request.signature cimport Signature
 
 import secrets
 

@@ -3,9 +3,9 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.caching.cache_key cimport Digest
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request, Requests, Response
+from inferd._native.caching.cache_key cimport Digest
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request, Requests, Response
 
 cdef struct Memo:
     # one cache key, whose response is being computed or is kept
@@ -31,7 +31,7 @@ cdef struct Memo:
     int64_t expires_ns       # 0: never
 
 cdef struct Memos:
-    # a list of them; see _native.list
+    # a list of them; see inferd._native.list
     Memo *first
     Memo *last
 

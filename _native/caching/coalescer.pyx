@@ -14,32 +14,32 @@ With a store outside of the server, the memo first waits for the lookup in the s
 store does not have the key. Requests with the same key that come meanwhile share the result, be it a response from the
 store or an execution.
 
-Everything happens on the loop. `_native.caching.cache_key` defines which requests are identical.
+Everything happens on the loop. `inferd._native.caching.cache_key` defines which requests are identical.
 """
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport strlen
 
-from _native.atomic cimport fetch_add32
-from _native.caching.cache_key cimport KEY_PARAMETERS, Digest, key_digest, key_same
-from _native.caching.compaction cimport work_compact, work_held
-from _native.clock cimport now_ns
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport block_give, block_share
-from _native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT
-from _native.request.accounting cimport account_answered, account_failed
-from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return, bridge_watch
-from _native.request.lane cimport lane_discard
-from _native.request.life cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.caching.cache_key cimport KEY_PARAMETERS, Digest, key_digest, key_same
+from inferd._native.caching.compaction cimport work_compact, work_held
+from inferd._native.clock cimport now_ns
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT
+from inferd._native.request.accounting cimport account_answered, account_failed
+from inferd._native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return, bridge_watch
+from inferd._native.request.lane cimport lane_discard
+from inferd._native.request.life cimport (
     request_keep,
     request_move,
     request_reconsider,
     request_stop_waiting,
     request_wait,
 )
-from _native.request.record cimport record_inner, record_looked_up, record_shares
-from _native.request.request cimport (
+from inferd._native.request.record cimport record_inner, record_looked_up, record_shares
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     REQUEST_TAKEN,
     OutputData,
@@ -51,7 +51,7 @@ from _native.request.request cimport (
     request_twin,
     response_fail,
 )
-from _native.request.statistics cimport (
+from inferd._native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
     FAILURE_OTHER,
@@ -60,9 +60,9 @@ from _native.request.statistics cimport (
     statistics_cache_missed,
     statistics_shared,
 )
-from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
-from _native.tensors.completion cimport response_lacks
-from _native.text cimport format_text
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
+from inferd._native.tensors.completion cimport response_lacks
+from inferd._native.text cimport format_text
 
 cdef enum:
     FIRST_BUCKETS = 256

@@ -1,6 +1,6 @@
 # Requests that the response cache keeps with their responses.
 
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 # Reduce an executed request to what its cache key and its response need. With `compares` large inputs are kept. False:
 # no memory; the request is still valid.

@@ -10,10 +10,10 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
-from _native.caching.cache_key cimport KEY_SMALL
-from _native.memory.host cimport host_take_apart
-from _native.memory.resource cimport Block, block_give, block_share
-from _native.protobuf.codec cimport (
+from inferd._native.caching.cache_key cimport KEY_SMALL
+from inferd._native.memory.host cimport host_take_apart
+from inferd._native.memory.resource cimport Block, block_give, block_share
+from inferd._native.protobuf.codec cimport (
     InferMessage,
     Parameter,
     Str,
@@ -21,7 +21,7 @@ from _native.protobuf.codec cimport (
     infer_message_free,
     infer_message_init,
 )
-from _native.request.request cimport InputData, OutputData, Request, Response
+from inferd._native.request.request cimport InputData, OutputData, Request, Response
 
 cdef enum:
     ALIGNMENT = 64           # of tensors within the block

@@ -7,7 +7,17 @@ thread and continues.
 
 from libc.stdint cimport uint64_t
 
-from _native.threads cimport Condition, Mutex, condition_init, lock, mutex_init, notify_all, thread_name, unlock, wait
+from inferd._native.threads cimport (
+    Condition,
+    Mutex,
+    condition_init,
+    lock,
+    mutex_init,
+    notify_all,
+    thread_name,
+    unlock,
+    wait,
+)
 
 import threading
 

@@ -1,6 +1,6 @@
 # CUDA devices, streams, events, graphs and memory as Python objects; the handles are for C.
 
-from _native.cuda.driver cimport (
+from inferd._native.cuda.driver cimport (
     Context,
     CudaDevice,
     DevicePointer,

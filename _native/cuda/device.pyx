@@ -9,7 +9,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from _native.cuda.driver cimport (
+from inferd._native.cuda.driver cimport (
     ATTRIBUTE_COMPUTE_MAJOR,
     ATTRIBUTE_COMPUTE_MINOR,
     ATTRIBUTE_HOST_NUMA_ID,
@@ -116,7 +116,7 @@ cdef class Device:
         check(cuda.primary_context_retain(&self.context, self.device), "cuDevicePrimaryCtxRetain")
 
     def __init__(self, *_):
-        raise TypeError("a Device is made by _native.cuda.device.device(ordinal)")
+        raise TypeError("a Device is made by inferd._native.cuda.device.device(ordinal)")
 
     def __dealloc__(self):
         if self.context != NULL:

@@ -6,7 +6,7 @@ of their signature (`cuMemAlloc_v2`), and the driver keeps all versions, so each
 
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
 
-from _native.text cimport format_text
+from inferd._native.text cimport format_text
 
 import threading
 
@@ -199,5 +199,5 @@ def device_count() -> int:
 
 cdef int require() except -1:
     if not ready:
-        raise CudaUnavailable(_failure or "the CUDA driver is not loaded: call _native.cuda.driver.load first")
+        raise CudaUnavailable(_failure or "the CUDA driver is not loaded: call inferd._native.cuda.driver.load first")
     return 0

@@ -2,11 +2,11 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from _native.cuda.closing cimport Closing
-from _native.cuda.device cimport Device
-from _native.cuda.driver cimport Context, CudaDevice
-from _native.memory.pool cimport Backing, Pool, PooledMemory
-from _native.memory.resource cimport Block, Lent
+from inferd._native.cuda.closing cimport Closing
+from inferd._native.cuda.device cimport Device
+from inferd._native.cuda.driver cimport Context, CudaDevice
+from inferd._native.memory.pool cimport Backing, Pool, PooledMemory
+from inferd._native.memory.resource cimport Block, Lent
 
 cdef struct SlabSource:
     # the source of slabs, with a reference of its own to the context, because blocks may outlive the objects of pool

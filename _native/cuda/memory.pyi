@@ -1,5 +1,5 @@
-from _native.cuda.device import Device
-from _native.memory.pool import PooledMemory
+from inferd._native.cuda.device import Device
+from inferd._native.memory.pool import PooledMemory
 
 class DriverMemory(PooledMemory):
     @property

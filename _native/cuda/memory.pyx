@@ -1,7 +1,7 @@
 """Pools of page-locked host memory and of device memory.
 
 Both are slow to allocate (the driver locks pages, or waits for the whole device). So slabs are allocated in advance,
-and `_native.memory.pool` divides them into blocks, up to the limits of `--pinned-memory-pool-byte-size` and
+and `inferd._native.memory.pool` divides them into blocks, up to the limits of `--pinned-memory-pool-byte-size` and
 `--cuda-memory-pool-byte-size`.
 """
 
@@ -10,12 +10,12 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from _native.atomic cimport exchange32, fetch_add64, load64
-from _native.cuda.closing cimport close_later, closing_start
-from _native.cuda.device cimport Device, context_enter, context_leave
-from _native.cuda.driver cimport CUDA_OK, HOST_ALLOC_PORTABLE, Context, DevicePointer, check, cuda
-from _native.memory.pool cimport Backing, Pool, pool_free, pool_unuse, pool_use
-from _native.memory.resource cimport (
+from inferd._native.atomic cimport exchange32, fetch_add64, load64
+from inferd._native.cuda.closing cimport close_later, closing_start
+from inferd._native.cuda.device cimport Device, context_enter, context_leave
+from inferd._native.cuda.driver cimport CUDA_OK, HOST_ALLOC_PORTABLE, Context, DevicePointer, check, cuda
+from inferd._native.memory.pool cimport Backing, Pool, pool_free, pool_unuse, pool_use
+from inferd._native.memory.resource cimport (
     Block,
     Lent,
     Resource,
@@ -25,7 +25,7 @@ from _native.memory.resource cimport (
     resource_refusal,
     resource_take,
 )
-from _native.numa cimport MemoryPolicy, prefer_node, restore_policy
+from inferd._native.numa cimport MemoryPolicy, prefer_node, restore_policy
 
 import logging
 

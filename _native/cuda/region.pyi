@@ -1,4 +1,4 @@
-from _native.memory.shm import Regions
+from inferd._native.memory.shm import Regions
 
 def add_cuda(
     regions: Regions,

@@ -1,7 +1,7 @@
 """Shared memory regions of clients on a GPU: opened once, read and written by copies, and closed after the last user.
 
-The thread of `_native.cuda.closing` closes them, because the last user may be the event loop, and the driver may wait
-for the device. A region has a stream of its own. The protocol has no events: the client finishes writing before it
+The thread of `inferd._native.cuda.closing` closes them, because the last user may be the event loop, and the driver may
+wait for the device. A region has a stream of its own. The protocol has no events: the client finishes writing before it
 sends a request, and the server before it responds, so the copies here wait for their end.
 """
 
@@ -9,9 +9,9 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from _native.cuda.closing cimport Closing, close_later, closing_start
-from _native.cuda.device cimport Device, context_enter, context_leave, device_of
-from _native.cuda.driver cimport (
+from inferd._native.cuda.closing cimport Closing, close_later, closing_start
+from inferd._native.cuda.device cimport Device, context_enter, context_leave, device_of
+from inferd._native.cuda.driver cimport (
     CUDA_OK,
     IPC_HANDLE_SIZE,
     IPC_LAZY_ENABLE_PEER_ACCESS,
@@ -25,8 +25,8 @@ from _native.cuda.driver cimport (
     check,
     cuda,
 )
-from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
-from _native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
+from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
+from inferd._native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
 
 cdef struct Opened:
     # the resources of a region; it has its own reference to the context, because it may be closed after all others

@@ -3,13 +3,22 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from _native.ensembles.frame cimport VALUE_PRESENT, Frame, Run, Sequence, Value, frame_value, value_release, value_shape
-from _native.ensembles.run cimport Ensemble
-from _native.memory.resource cimport block_give, block_share, block_take
-from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
-from _native.request.request cimport OutputData, Response, response_fail
-from _native.status cimport STATUS_RESOURCE_EXHAUSTED
-from _native.tensors.completion cimport response_complete
+from inferd._native.ensembles.frame cimport (
+    VALUE_PRESENT,
+    Frame,
+    Run,
+    Sequence,
+    Value,
+    frame_value,
+    value_release,
+    value_shape,
+)
+from inferd._native.ensembles.run cimport Ensemble
+from inferd._native.memory.resource cimport block_give, block_share, block_take
+from inferd._native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
+from inferd._native.request.request cimport OutputData, Response, response_fail
+from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
+from inferd._native.tensors.completion cimport response_complete
 
 
 cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t output) noexcept nogil:

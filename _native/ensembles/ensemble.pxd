@@ -1,7 +1,7 @@
 # The lane of an ensemble: its requests are executed by other models, step by step.
 
-from _native.ensembles.run cimport Ensemble
-from _native.request.lane cimport LaneHandle
+from inferd._native.ensembles.run cimport Ensemble
+from inferd._native.request.lane cimport LaneHandle
 
 
 cdef class EnsembleLane(LaneHandle):

@@ -1,7 +1,7 @@
 from typing import Any
 
-from _native.request.lane import LaneHandle
-from _native.service.infer import InferService
+from inferd._native.request.lane import LaneHandle
+from inferd._native.service.infer import InferService
 
 class EnsembleLane(LaneHandle):
     def __init__(self, spec: Any, version: int, service: InferService, *, max_queue: int = 0) -> None: ...

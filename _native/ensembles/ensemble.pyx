@@ -1,4 +1,5 @@
-"""Ensembles: the lane of requests that several models answer together, step by step (see `_native.ensembles.run`).
+"""Ensembles: the lane of requests that several models answer together, step by step (see
+`inferd._native.ensembles.run`).
 
 The queue policy of an ensemble counts requests from their arrival to their response, because none waits for an instance
 of the ensemble.
@@ -8,12 +9,12 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport load32, store32
-from _native.ensembles.frame cimport Run
-from _native.ensembles.plan cimport plan_build, plan_clear
-from _native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_reconsider, run_start
-from _native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
-from _native.request.lane cimport (
+from inferd._native.atomic cimport load32, store32
+from inferd._native.ensembles.frame cimport Run
+from inferd._native.ensembles.plan cimport plan_build, plan_clear
+from inferd._native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_reconsider, run_start
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
+from inferd._native.request.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
     PUSHED,
@@ -25,14 +26,14 @@ from _native.request.lane cimport (
     lane_new,
     stricter,
 )
-from _native.request.life cimport request_move
-from _native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail, request_refuse
-from _native.scheduling.calling cimport BatchScheduler
-from _native.scheduling.dispatcher cimport Consumer, Line
-from _native.scheduling.levels cimport level_init, time_allowed
-from _native.service.submission cimport Submission
-from _native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport format_text
+from inferd._native.request.life cimport request_move
+from inferd._native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail, request_refuse
+from inferd._native.scheduling.calling cimport BatchScheduler
+from inferd._native.scheduling.dispatcher cimport Consumer, Line
+from inferd._native.scheduling.levels cimport level_init, time_allowed
+from inferd._native.service.submission cimport Submission
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport format_text
 
 
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
@@ -140,9 +141,9 @@ cdef class EnsembleLane(LaneHandle):
     """The lane of an ensemble.
 
     Args:
-        spec: the version's backends.api.ModelSpec, with an `ensemble`.
+        spec: the version's inferd.backends.api.ModelSpec, with an `ensemble`.
         version: its number.
-        service: the _native.service.infer.InferService through which the steps go.
+        service: the inferd._native.service.infer.InferService through which the steps go.
         max_queue: requests that may be in it, unless its queue policy allows fewer; 0 for any number.
     """
 

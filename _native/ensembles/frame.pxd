@@ -3,13 +3,13 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.ensembles.plan cimport EnsemblePlan
-from _native.memory.resource cimport Block
-from _native.protobuf.datatype cimport Datatype
-from _native.refusal cimport Refusal
-from _native.request.request cimport Correlation, Request
-from _native.request.signature cimport MAX_RANK, TensorSignature
-from _native.service.model_waits cimport ModelWait
+from inferd._native.ensembles.plan cimport EnsemblePlan
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.datatype cimport Datatype
+from inferd._native.refusal cimport Refusal
+from inferd._native.request.request cimport Correlation, Request
+from inferd._native.request.signature cimport MAX_RANK, TensorSignature
+from inferd._native.service.model_waits cimport ModelWait
 
 cdef enum ValueState:
     VALUE_OPEN               # not known yet

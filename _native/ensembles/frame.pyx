@@ -1,7 +1,7 @@
 """Frames: the tensors and steps of a running ensemble.
 
-A frame is one occurrence of a scope (see `_native.ensembles.plan`). Its values refer to memory of a step or of the
-client; nothing is copied. The memory is given back after its last use, at the latest when the frame ends.
+A frame is one occurrence of a scope (see `inferd._native.ensembles.plan`). Its values refer to memory of a step or of
+the client; nothing is copied. The memory is given back after its last use, at the latest when the frame ends.
 """
 
 from libc.stddef cimport size_t
@@ -9,10 +9,10 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from _native.ensembles.plan cimport PlanScope, PlanStep, PlanTensor
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport block_give, block_share
-from _native.request.signature cimport TensorSignature
+from inferd._native.ensembles.plan cimport PlanScope, PlanStep, PlanTensor
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.request.signature cimport TensorSignature
 
 
 # ---------------------------------------------------------------------------------------------------------------------

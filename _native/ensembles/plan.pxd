@@ -6,7 +6,7 @@
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
-from _native.protobuf.codec cimport Str
+from inferd._native.protobuf.codec cimport Str
 
 cdef struct PlanEdge:
     # a tensor of a step's model, and the ensemble's tensor that it is mapped to
@@ -61,7 +61,7 @@ cdef struct EnsemblePlan:
     uint32_t *outputs        # the tensor of each output of the ensemble
     uint32_t output_count
 
-# Build from a backends.api.ModelSpec with an `ensemble` (read by attribute); raises ValueError or MemoryError.
+# Build from an inferd.backends.api.ModelSpec with an `ensemble` (read by attribute); raises ValueError or MemoryError.
 cdef int plan_build(EnsemblePlan *plan, object spec) except -1
 cdef void plan_clear(EnsemblePlan *plan) noexcept nogil
 

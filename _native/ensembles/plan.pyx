@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from _native.request.signature cimport str_copy
+from inferd._native.request.signature cimport str_copy
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.ensembles.frame cimport Run, StepCall
-from _native.ensembles.plan cimport EnsemblePlan
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request
-from _native.scheduling.levels cimport Level
-from _native.service.submission cimport Submission
+from inferd._native.ensembles.frame cimport Run, StepCall
+from inferd._native.ensembles.plan cimport EnsemblePlan
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.levels cimport Level
+from inferd._native.service.submission cimport Submission
 
 cdef struct StepLimit:
     # of a step whose number of requests is limited

@@ -4,8 +4,8 @@ A step of a run starts when all tensors that it reads are known. Its request ent
 each model queues and batches by its own policy. Tensors pass from step to step by reference. Only steps that the wanted
 outputs need are executed.
 
-Each response of a decoupled step begins a frame (`_native.ensembles.frame`), in which the steps behind it are executed
-again. The ensemble responds once for each frame, in the order of their beginnings.
+Each response of a decoupled step begins a frame (`inferd._native.ensembles.frame`), in which the steps behind it are
+executed again. The ensemble responds once for each frame, in the order of their beginnings.
 
 Everything happens on the loop, without a lock. A run ends once, by `finish`: with its last response, with the
 first error of a step, or when no client waits for it. Steps that still run are then abandoned.
@@ -15,9 +15,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from _native.clock cimport now_ns
-from _native.ensembles.answer cimport ensemble_answer
-from _native.ensembles.frame cimport (
+from inferd._native.clock cimport now_ns
+from inferd._native.ensembles.answer cimport ensemble_answer
+from inferd._native.ensembles.frame cimport (
     CALL_AWAITING,
     CALL_OVER,
     CALL_RUNNING,
@@ -40,18 +40,25 @@ from _native.ensembles.frame cimport (
     sequence_copy,
     value_release,
 )
-from _native.ensembles.plan cimport EnsemblePlan, PlanStep, plan_encloses, plan_needs
-from _native.ensembles.step cimport step_accept, step_lane, step_leave, step_request, step_sequence, step_should_run
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport block_share
-from _native.protobuf.codec cimport Str
-from _native.refusal cimport REFUSAL_NONE, Refusal
-from _native.request.accounting cimport account_failed, execution_add
-from _native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
-from _native.request.lane cimport Lane
-from _native.request.life cimport request_reconsider
-from _native.request.record cimport Record
-from _native.request.request cimport (
+from inferd._native.ensembles.plan cimport EnsemblePlan, PlanStep, plan_encloses, plan_needs
+from inferd._native.ensembles.step cimport (
+    step_accept,
+    step_lane,
+    step_leave,
+    step_request,
+    step_sequence,
+    step_should_run,
+)
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.resource cimport block_share
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_NONE, Refusal
+from inferd._native.request.accounting cimport account_failed, execution_add
+from inferd._native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.life cimport request_reconsider
+from inferd._native.request.record cimport Record
+from inferd._native.request.request cimport (
     InputData,
     Request,
     Response,
@@ -60,11 +67,11 @@ from _native.request.request cimport (
     response_free,
     response_new,
 )
-from _native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
-from _native.service.model_waits cimport ModelWait, model_waits_add, model_waits_for, model_waits_remove
-from _native.service.submission cimport Submission, submit_request
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
-from _native.text cimport clip, format_text, text_or_no_memory
+from inferd._native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
+from inferd._native.service.model_waits cimport ModelWait, model_waits_add, model_waits_for, model_waits_remove
+from inferd._native.service.submission cimport Submission, submit_request
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from inferd._native.text cimport clip, format_text, text_or_no_memory
 
 
 cdef inline Ensemble *ensemble_of(const Run *run) noexcept nogil:

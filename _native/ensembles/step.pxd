@@ -1,10 +1,10 @@
 # Between a step of an ensemble and its model: makes the request from tensors, and takes tensors from responses.
 
-from _native.ensembles.frame cimport Frame, Sequence, StepCall
-from _native.ensembles.plan cimport PlanStep
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request, Response
-from _native.service.table cimport Table
+from inferd._native.ensembles.frame cimport Frame, Sequence, StepCall
+from inferd._native.ensembles.plan cimport PlanStep
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request, Response
+from inferd._native.service.table cimport Table
 
 # Whether the step is to run: its gate allows it, and no required input was skipped. False with `status` set: the
 # gate is not valid; `details` is from malloc.

@@ -5,8 +5,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.atomic cimport fetch_add32
-from _native.ensembles.frame cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.ensembles.frame cimport (
     VALUE_MISSING,
     VALUE_OPEN,
     VALUE_PRESENT,
@@ -19,19 +19,19 @@ from _native.ensembles.frame cimport (
     frame_value,
     value_shape,
 )
-from _native.ensembles.plan cimport PlanEdge, PlanStep
-from _native.memory.resource cimport Block, block_give, block_share, block_wrap
-from _native.protobuf.codec cimport (
+from inferd._native.ensembles.plan cimport PlanEdge, PlanStep
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_wrap
+from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_INT64,
     PARAMETER_STRING,
     Parameter,
     Str,
 )
-from _native.protobuf.datatype cimport DT_BOOL, datatype_name
-from _native.request.lane cimport Lane, lane_discard
-from _native.request.record cimport record_inner
-from _native.request.request cimport (
+from inferd._native.protobuf.datatype cimport DT_BOOL, datatype_name
+from inferd._native.request.lane cimport Lane, lane_discard
+from inferd._native.request.record cimport record_inner
+from inferd._native.request.request cimport (
     InputData,
     OutputData,
     Request,
@@ -40,17 +40,17 @@ from _native.request.request cimport (
     request_new,
     request_reserve,
 )
-from _native.request.signature cimport Signature, TensorSignature, input_find, output_find
-from _native.service.table cimport Table, table_find, table_route
-from _native.status cimport (
+from inferd._native.request.signature cimport Signature, TensorSignature, input_find, output_find
+from inferd._native.service.table cimport Table, table_find, table_route
+from inferd._native.status cimport (
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNAVAILABLE,
 )
-from _native.tensors.binding cimport request_check
-from _native.text cimport format_text
+from inferd._native.tensors.binding cimport request_check
+from inferd._native.text cimport format_text
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from cpython.exc cimport PyErr_SetFromErrno
 
-from _native.numa cimport MAX_NODES, bind_to_node
+from inferd._native.numa cimport MAX_NODES, bind_to_node
 
 
 def bind_memory(node: int) -> None:

@@ -3,10 +3,10 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free
 
-from _native.execution.supply cimport GatheredInput
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request
-from _native.request.signature cimport Signature
+from inferd._native.execution.supply cimport GatheredInput
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request
+from inferd._native.request.signature cimport Signature
 
 cdef struct NativeBatch:
     Lane *lane
@@ -33,9 +33,9 @@ cdef struct NativeBatch:
     int64_t end_ns
     uint32_t handed_back     # requests that are to be executed again, of a batch that has not failed
 
-# A native executor. It gathers inputs (_native.execution.gather) or reads those of the requests, and sets every wanted
-# output (_native.execution.scatter) for the batch or request by request, or calls batch_fail. Called without the GIL on
-# the instance's thread, one batch at a time.
+# A native executor. It gathers inputs (inferd._native.execution.gather) or reads those of the requests, and sets every
+# wanted output (inferd._native.execution.scatter) for the batch or request by request, or calls batch_fail. Called
+# without the GIL on the instance's thread, one batch at a time.
 ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 
 # Called without the GIL on the instance's thread before each batch: waits until it is known whether the instance may

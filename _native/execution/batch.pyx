@@ -1,28 +1,29 @@
 """Batches: from the requests that an instance took to their responses.
 
-Everything here works without the GIL, for native executors. `_native.execution.python_batch` is for Python backends.
+Everything here works without the GIL, for native executors. `inferd._native.execution.python_batch` is for Python
+backends.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
-from _native.atomic cimport add_own, fetch_add32
-from _native.clock cimport now_ns
-from _native.execution.gather cimport batch_give_inputs
-from _native.request.accounting cimport account_failed, account_repeated, execution_add
-from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.lane cimport Lane
-from _native.request.record cimport Record, record_taken
-from _native.request.request cimport Request, request_expired, request_fail, request_free
-from _native.request.statistics cimport (
+from inferd._native.atomic cimport add_own, fetch_add32
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.gather cimport batch_give_inputs
+from inferd._native.request.accounting cimport account_failed, account_repeated, execution_add
+from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.record cimport Record, record_taken
+from inferd._native.request.request cimport Request, request_expired, request_fail, request_free
+from inferd._native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_OTHER,
     FAILURE_REJECTED,
     Execution,
     statistics_executed,
 )
-from _native.status cimport (
+from inferd._native.status cimport (
     STATUS_CANCELLED,
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
@@ -30,9 +31,9 @@ from _native.status cimport (
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
 )
-from _native.tensors.completion cimport response_complete
-from _native.tensors.placement cimport inputs_fetch
-from _native.text cimport format_text, text_or_no_memory
+from inferd._native.tensors.completion cimport response_complete
+from inferd._native.tensors.placement cimport inputs_fetch
+from inferd._native.text cimport format_text, text_or_no_memory
 
 import os
 

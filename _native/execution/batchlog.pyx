@@ -8,9 +8,9 @@ import logging
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport strncpy
 
-from _native.atomic cimport fetch_add64, load32, store32
-from _native.request.record cimport NOTED_TEXT, Record
-from _native.request.signature cimport Signature
+from inferd._native.atomic cimport fetch_add64, load32, store32
+from inferd._native.request.record cimport NOTED_TEXT, Record
+from inferd._native.request.signature cimport Signature
 
 logger = logging.getLogger("inferd.batch")
 

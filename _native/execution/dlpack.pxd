@@ -5,9 +5,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
-from _native.protobuf.datatype cimport Datatype
-from _native.request.signature cimport MAX_RANK
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.datatype cimport Datatype
+from inferd._native.request.signature cimport MAX_RANK
 
 cdef enum:
     DLPACK_CPU = 1

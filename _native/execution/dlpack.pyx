@@ -6,8 +6,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.memory.resource cimport Block, block_give, block_share
-from _native.protobuf.datatype cimport (
+from inferd._native.memory.resource cimport Block, block_give, block_share
+from inferd._native.protobuf.datatype cimport (
     DT_BF16,
     DT_BOOL,
     DT_FP16,

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.request.request cimport InputData
-from _native.request.signature cimport SUPPLY_STATE, Signature
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.request.request cimport InputData
+from inferd._native.request.signature cimport SUPPLY_STATE, Signature
 
 # Make every present input contiguous, and the supplied ones. Nothing is copied if the data of a single request, or
 # of requests whose data are adjacent, are aligned, unless the executor may write to data that others can see. False:

@@ -9,15 +9,15 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uintptr_t
 from libc.string cimport memcpy
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_fail
-from _native.execution.supply cimport GatheredInput, supply
-from _native.memory.resource cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
-from _native.protobuf.datatype cimport datatype_size
-from _native.request.request cimport InputData
-from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
-from _native.shape cimport bucket_of, elements_of, reshape
-from _native.text cimport format_text
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_fail
+from inferd._native.execution.supply cimport GatheredInput, supply
+from inferd._native.memory.resource cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
+from inferd._native.protobuf.datatype cimport datatype_size
+from inferd._native.request.request cimport InputData
+from inferd._native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from inferd._native.shape cimport bucket_of, elements_of, reshape
+from inferd._native.text cimport format_text
 
 cdef enum:
     ALIGNMENT = 64           # of a gathered input, as vector code and frameworks prefer it

@@ -1,4 +1,4 @@
-from _native.execution.loop import ExecutionLoop
+from inferd._native.execution.loop import ExecutionLoop
 
 class InstanceLoop(ExecutionLoop):
     @property

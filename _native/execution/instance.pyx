@@ -1,6 +1,6 @@
 """Instances on the host: native ones, Python ones, and those whose work runs in another process.
 
-An instance in Python whose executions run on threads of its framework (backends.api.AsyncInstance) may have an
+An instance in Python whose executions run on threads of its framework (inferd.backends.api.AsyncInstance) may have an
 alternate. While the one executes a batch, the other begins the next, so that the framework never pauses between them.
 Only a full batch is taken so early: any other waits in the lane, where it can still grow.
 """
@@ -10,9 +10,9 @@ from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport uint32_t
 
-from _native.atomic cimport load64
-from _native.clock cimport now_ns
-from _native.execution.batch cimport (
+from inferd._native.atomic cimport load64
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport (
     NativeBatch,
     batch_begin,
     batch_fetch,
@@ -21,27 +21,33 @@ from _native.execution.batch cimport (
     batch_init,
     execute_fn,
 )
-from _native.execution.batchlog cimport batch_log
-from _native.execution.loop cimport ExecutionLoop
-from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
-from _native.execution.python_execution cimport PythonExecution, python_begin, python_end, python_execute, python_follow
-from _native.request.lane cimport LaneHandle
-from _native.request.request cimport Request
-from _native.scheduling.calling cimport consumer_take_full
-from _native.scheduling.limiter cimport ClaimHandle
+from inferd._native.execution.batchlog cimport batch_log
+from inferd._native.execution.loop cimport ExecutionLoop
+from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
+from inferd._native.execution.python_execution cimport (
+    PythonExecution,
+    python_begin,
+    python_end,
+    python_execute,
+    python_follow,
+)
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.calling cimport consumer_take_full
+from inferd._native.scheduling.limiter cimport ClaimHandle
 
 
 @cython.no_gc
 cdef class InstanceLoop(ExecutionLoop):
-    """What the thread of one instance does (`_native.execution.loop`).
+    """What the thread of one instance does (`inferd._native.execution.loop`).
 
     Args:
-        instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
-            `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named "inferd.remote"
-            around a `Remote`, the loop begins and ends executions itself; with an `input_device`, inputs on that GPU
-            stay there; with a true `stoppable`, it is told when no client waits any more for the batch that it
-            executes; with a false `writes_inputs`, its inputs may be memory that others can see; with an `alternate`,
-            the two execute batches alternately.
+        instance: an inferd.backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn"
+            around an `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named
+            "inferd.remote" around a `Remote`, the loop begins and ends executions itself; with an `input_device`,
+            inputs on that GPU stay there; with a true `stoppable`, it is told when no client waits any more for the
+            batch that it executes; with a false `writes_inputs`, its inputs may be memory that others can see; with an
+            `alternate`, the two execute batches alternately.
     """
 
     cdef NativeBatch batch

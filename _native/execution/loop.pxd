@@ -2,11 +2,11 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.execution.batch cimport await_fn
-from _native.request.lane cimport LaneHandle
-from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport Consumer
-from _native.scheduling.limiter cimport ClaimHandle
+from inferd._native.execution.batch cimport await_fn
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.dispatcher cimport Consumer
+from inferd._native.scheduling.limiter cimport ClaimHandle
 
 
 cdef class ExecutionLoop:

@@ -1,5 +1,5 @@
-from _native.request.lane import LaneHandle
-from _native.scheduling.limiter import ClaimHandle
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.limiter import ClaimHandle
 
 class ExecutionLoop:
     def __init__(

@@ -1,7 +1,7 @@
 """The loop of an instance's thread: takes batches and has them executed, until no more will come.
 
-Kinds of instances differ in the execution: `_native.execution.instance` for those on the host or in another process,
-`_native.gpu.instance` for those on a GPU.
+Kinds of instances differ in the execution: `inferd._native.execution.instance` for those on the host or in another
+process, `inferd._native.gpu.instance` for those on a GPU.
 """
 
 cimport cython
@@ -9,12 +9,12 @@ from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from _native.execution.batch cimport await_fn
-from _native.execution.warmup cimport Outcome, warmup_end, warmup_requests
-from _native.request.bridge cimport BridgeHandle
-from _native.request.lane cimport LaneHandle
-from _native.request.request cimport Request
-from _native.scheduling.calling cimport (
+from inferd._native.execution.batch cimport await_fn
+from inferd._native.execution.warmup cimport Outcome, warmup_end, warmup_requests
+from inferd._native.request.bridge cimport BridgeHandle
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.calling cimport (
     consumer_clear,
     consumer_hold,
     consumer_init,
@@ -22,9 +22,9 @@ from _native.scheduling.calling cimport (
     consumer_retire,
     consumer_take,
 )
-from _native.scheduling.dispatcher cimport GIVEN_END
-from _native.scheduling.limiter cimport ClaimHandle
-from _native.threads cimport prepare_thread
+from inferd._native.scheduling.dispatcher cimport GIVEN_END
+from inferd._native.scheduling.limiter cimport ClaimHandle
+from inferd._native.threads cimport prepare_thread
 
 
 @cython.no_gc

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.memory.resource cimport Block
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.resource cimport Block
 
 
 cdef class Batch:

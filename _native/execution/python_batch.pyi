@@ -1,7 +1,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from _native.execution.view import View
+from inferd._native.execution.view import View
 
 class Batch:
     @property

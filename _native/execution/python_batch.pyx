@@ -3,16 +3,16 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.execution.batch cimport NativeBatch, batch_reschedule
-from _native.execution.scatter cimport batch_set_output, batch_wants
-from _native.execution.supply cimport GatheredInput
-from _native.execution.view cimport block_of_array, view_new
-from _native.memory.resource cimport Block, block_take
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
-from _native.request.request cimport Request
-from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
-from _native.tensors.placement cimport place_of_output
+from inferd._native.execution.batch cimport NativeBatch, batch_reschedule
+from inferd._native.execution.scatter cimport batch_set_output, batch_wants
+from inferd._native.execution.supply cimport GatheredInput
+from inferd._native.execution.view cimport block_of_array, view_new
+from inferd._native.memory.resource cimport Block, block_take
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from inferd._native.request.request cimport Request
+from inferd._native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
+from inferd._native.tensors.placement cimport place_of_output
 
 from math import prod
 

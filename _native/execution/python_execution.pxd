@@ -2,12 +2,12 @@
 
 from cpython.object cimport PyObject
 
-from _native.execution.batch cimport NativeBatch
-from _native.request.request cimport Watched
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.request.request cimport Watched
 
 cdef struct PythonExecution:
     NativeBatch *batch
-    PyObject *instance       # a backends.api.Instance, borrowed; NULL: there is no such execution
+    PyObject *instance       # an inferd.backends.api.Instance, borrowed; NULL: there is no such execution
     PyObject *name           # of the instance, borrowed
     bint isolates            # `instance.isolates_failures`, and the requests may be executed again
     bint stoppable           # `instance.stop` is called when no client waits for the batch any more
@@ -16,7 +16,7 @@ cdef struct PythonExecution:
 
 # Execute the batch, with or without success. The caller has begun it (batch_begin), and finishes it.
 cdef void python_execute(PythonExecution *execution) noexcept nogil
-# The same in two steps, of a backends.api.AsyncInstance. If the batch could not begin, nothing is to be ended.
+# The same in two steps, of an inferd.backends.api.AsyncInstance. If the batch could not begin, nothing is to be ended.
 cdef void python_begin(PythonExecution *execution) noexcept nogil
 cdef void python_end(PythonExecution *execution) noexcept nogil
 # The execution was begun while the one `before`, which has ended now, was executed: until then its batch has waited,

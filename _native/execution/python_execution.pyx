@@ -3,13 +3,13 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
-from _native.execution.gather cimport batch_gather, batch_give_inputs
-from _native.execution.python_batch cimport Batch, batch_for_python
-from _native.request.request cimport Request, request_fail, requests_unwatch, requests_watch
-from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT
-from _native.text cimport format_text, text_of
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
+from inferd._native.execution.gather cimport batch_gather, batch_give_inputs
+from inferd._native.execution.python_batch cimport Batch, batch_for_python
+from inferd._native.request.request cimport Request, request_fail, requests_unwatch, requests_watch
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT
+from inferd._native.text cimport format_text, text_of
 
 import logging
 

@@ -1,8 +1,8 @@
 # Instances whose work runs in another process: the loop can begin and end an execution without waiting for it.
 
-from _native.execution.batch cimport NativeBatch
-from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport Consumer
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.dispatcher cimport Consumer
 
 cdef enum Progress:
     UNDER_WAY                # more is to be read

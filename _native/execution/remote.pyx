@@ -1,16 +1,16 @@
 """Instances whose work runs in another process, with no thread of the server between the loop and that process.
 
 While the thread of such an instance waits for a batch, its consumer may be lent to the loop
-(`_native.scheduling.calling`). The loop then sends the next batch itself, reads the results, and sends the batch that
-has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be copied,
+(`inferd._native.scheduling.calling`). The loop then sends the next batch itself, reads the results, and sends the batch
+that has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be copied,
 inputs on a GPU, a worker that is gone or not started yet.
 """
 
-from _native.execution.batch cimport batch_begin, batch_finish
-from _native.execution.batchlog cimport batch_log
-from _native.request.request cimport Request
-from _native.scheduling.calling cimport consumer_next, consumer_recall
-from _native.scheduling.dispatcher cimport Consumer
+from inferd._native.execution.batch cimport batch_begin, batch_finish
+from inferd._native.execution.batchlog cimport batch_log
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.calling cimport consumer_next, consumer_recall
+from inferd._native.scheduling.dispatcher cimport Consumer
 
 
 cdef void remote_connect(RemoteInstance *self) noexcept nogil:

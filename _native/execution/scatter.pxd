@@ -3,10 +3,10 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.memory.resource cimport Block
-from _native.request.request cimport Request
-from _native.request.signature cimport TensorSignature
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport Request
+from inferd._native.request.signature cimport TensorSignature
 
 # Whether a request of the batch wants this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil

@@ -4,15 +4,15 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_fail
-from _native.memory.resource cimport Block, block_give, block_own, block_replace, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES, bytes_of_elements, datatype_name, datatype_size
-from _native.request.request cimport InputData, OutputData, Request
-from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
-from _native.shape cimport elements_of, reshape
-from _native.tensors.placement cimport is_in_region
-from _native.text cimport format_text, shape_text
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_fail
+from inferd._native.memory.resource cimport Block, block_give, block_own, block_replace, block_share, block_take
+from inferd._native.protobuf.datatype cimport DT_BYTES, bytes_of_elements, datatype_name, datatype_size
+from inferd._native.request.request cimport InputData, OutputData, Request
+from inferd._native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
+from inferd._native.shape cimport elements_of, reshape
+from inferd._native.tensors.placement cimport is_in_region
+from inferd._native.text cimport format_text, shape_text
 
 cdef extern from *:
     bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil

@@ -4,9 +4,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.memory.resource cimport Block
-from _native.request.request cimport InputData, Request
-from _native.request.signature cimport MAX_RANK, Signature
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport InputData, Request
+from inferd._native.request.signature cimport MAX_RANK, Signature
 
 cdef struct GatheredInput:
     # one contiguous input over all requests of a batch

@@ -10,10 +10,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from _native.memory.resource cimport block_give, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES, DT_FP32, datatype_size
-from _native.request.request cimport Correlation, InputData, Request
-from _native.request.signature cimport (
+from inferd._native.memory.resource cimport block_give, block_share, block_take
+from inferd._native.protobuf.datatype cimport DT_BYTES, DT_FP32, datatype_size
+from inferd._native.request.request cimport Correlation, InputData, Request
+from inferd._native.request.signature cimport (
     SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
     SUPPLY_CORRELATION,
     SUPPLY_ELEMENT_COUNT,
@@ -28,7 +28,7 @@ from _native.request.signature cimport (
     Supplied,
     SupplyKind,
 )
-from _native.shape cimport elements_of
+from inferd._native.shape cimport elements_of
 
 cdef extern from *:
     """

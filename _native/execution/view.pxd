@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.execution.dlpack cimport Tensor
-from _native.memory.resource cimport Block
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.execution.dlpack cimport Tensor
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.datatype cimport Datatype
 
 cdef class View(Tensor):
     # a tensor in a block; holds one reference

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from _native.execution.dlpack import Tensor
+from inferd._native.execution.dlpack import Tensor
 
 class View(Tensor):
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]: ...

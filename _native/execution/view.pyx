@@ -17,9 +17,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.execution.dlpack cimport DLPACK_CPU, DLManagedTensor, Tensor, check_rank, dlpack_read
-from _native.memory.resource cimport Block, block_give, block_share, block_wrap
-from _native.protobuf.datatype cimport (
+from inferd._native.execution.dlpack cimport DLPACK_CPU, DLManagedTensor, Tensor, check_rank, dlpack_read
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_wrap
+from inferd._native.protobuf.datatype cimport (
     DT_BF16,
     DT_BOOL,
     DT_BYTES,

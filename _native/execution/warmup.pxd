@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.request.bridge cimport BridgeHandle
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request
+from inferd._native.request.bridge cimport BridgeHandle
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request
 
 cdef struct Outcome:
     # the outcome of the requests of one warm-up

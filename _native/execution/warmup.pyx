@@ -9,17 +9,17 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strlen
 
-from _native.atomic cimport fetch_add32
-from _native.clock cimport now_ns
-from _native.memory.resource cimport block_give, block_of_object, block_take
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport datatype_size
-from _native.request.bridge cimport BridgeHandle
-from _native.request.request cimport InputData, Response, request_free, request_new, request_reserve, terms_begin
-from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, input_find
-from _native.shape cimport elements_of
-from _native.tensors.binding cimport request_check
-from _native.text cimport format_text, text_or_no_memory
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport block_give, block_of_object, block_take
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport datatype_size
+from inferd._native.request.bridge cimport BridgeHandle
+from inferd._native.request.request cimport InputData, Response, request_free, request_new, request_reserve, terms_begin
+from inferd._native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, input_find
+from inferd._native.shape cimport elements_of
+from inferd._native.tensors.binding cimport request_check
+from inferd._native.text cimport format_text, text_or_no_memory
 
 import select
 

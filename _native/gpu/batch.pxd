@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.cuda.driver cimport DevicePointer
-from _native.gpu.bufferset cimport BufferSet, Pipeline
-from _native.gpu.transfer cimport Transfer
+from inferd._native.cuda.driver cimport DevicePointer
+from inferd._native.gpu.bufferset cimport BufferSet, Pipeline
+from inferd._native.gpu.transfer cimport Transfer
 
 
 cdef class GpuBatch:

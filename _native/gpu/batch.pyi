@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
-from _native.cuda.device import Stream
-from _native.gpu.tensor import DeviceTensor
+from inferd._native.cuda.device import Stream
+from inferd._native.gpu.tensor import DeviceTensor
 
 class GpuBatch:
     @property

@@ -3,16 +3,16 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.cuda.device cimport Stream
-from _native.cuda.driver cimport DevicePointer
-from _native.execution.scatter cimport batch_wants
-from _native.execution.supply cimport GatheredInput
-from _native.gpu.bufferset cimport BufferSet, Output, Pipeline, drop_output, input_address, padded_size
-from _native.gpu.tensor cimport address_of, tensor_new
-from _native.gpu.transfer cimport Transfer, place_in_region
-from _native.memory.resource cimport Lent
-from _native.protobuf.datatype cimport datatype_size
-from _native.request.signature cimport MAX_RANK, TensorSignature
+from inferd._native.cuda.device cimport Stream
+from inferd._native.cuda.driver cimport DevicePointer
+from inferd._native.execution.scatter cimport batch_wants
+from inferd._native.execution.supply cimport GatheredInput
+from inferd._native.gpu.bufferset cimport BufferSet, Output, Pipeline, drop_output, input_address, padded_size
+from inferd._native.gpu.tensor cimport address_of, tensor_new
+from inferd._native.gpu.transfer cimport Transfer, place_in_region
+from inferd._native.memory.resource cimport Lent
+from inferd._native.protobuf.datatype cimport datatype_size
+from inferd._native.request.signature cimport MAX_RANK, TensorSignature
 
 
 cdef uint32_t index_of(const TensorSignature *tensors, uint32_t count, str name, str kind) except? 0xffffffff:

@@ -3,13 +3,13 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.cuda.driver cimport DevicePointer, EventHandle
-from _native.cuda.memory cimport DevicePool
-from _native.execution.batch cimport NativeBatch
-from _native.memory.resource cimport Block
-from _native.request.lane cimport Lane
-from _native.request.signature cimport MAX_RANK
-from _native.threads cimport Condition, Mutex
+from inferd._native.cuda.driver cimport DevicePointer, EventHandle
+from inferd._native.cuda.memory cimport DevicePool
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.signature cimport MAX_RANK
+from inferd._native.threads cimport Condition, Mutex
 
 cdef enum:
     SETS = 3                 # one batch is uploaded, one computed, one downloaded
@@ -54,7 +54,7 @@ cdef struct BufferSet:
     BufferSet *next
 
 cdef struct BufferSets:
-    # a list of them; see _native.list
+    # a list of them; see inferd._native.list
     BufferSet *first
     BufferSet *last
 

@@ -4,8 +4,8 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.cuda.device cimport context_enter, context_leave
-from _native.cuda.driver cimport (
+from inferd._native.cuda.device cimport context_enter, context_leave
+from inferd._native.cuda.driver cimport (
     CUDA_OK,
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
@@ -16,12 +16,12 @@ from _native.cuda.driver cimport (
     check,
     cuda,
 )
-from _native.cuda.memory cimport DevicePool
-from _native.execution.batch cimport batch_free, batch_init
-from _native.list cimport list_append, list_prepend, list_remove
-from _native.memory.resource cimport Block, block_give
-from _native.request.lane cimport Lane, LaneHandle
-from _native.threads cimport (
+from inferd._native.cuda.memory cimport DevicePool
+from inferd._native.execution.batch cimport batch_free, batch_init
+from inferd._native.list cimport list_append, list_prepend, list_remove
+from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.threads cimport (
     condition_destroy,
     condition_init,
     lock,

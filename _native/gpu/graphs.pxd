@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.cuda.driver cimport DevicePointer
-from _native.gpu.bufferset cimport SETS, BufferSet, Pipeline
-from _native.gpu.transfer cimport Transfer
-from _native.request.signature cimport MAX_RANK, Signature
+from inferd._native.cuda.driver cimport DevicePointer
+from inferd._native.gpu.bufferset cimport SETS, BufferSet, Pipeline
+from inferd._native.gpu.transfer cimport Transfer
+from inferd._native.request.signature cimport MAX_RANK, Signature
 
 cdef enum:
     GRAPHS = 64              # for one model

@@ -10,16 +10,16 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport fetch_add64
-from _native.cuda.device cimport Graph
-from _native.cuda.driver cimport DevicePointer, cuda
-from _native.gpu.batch cimport GpuBatch, batch_on_device
-from _native.gpu.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
-from _native.gpu.transfer cimport Transfer
-from _native.memory.resource cimport Lent
-from _native.protobuf.datatype cimport datatype_size
-from _native.request.lane cimport LaneHandle
-from _native.request.signature cimport TensorSignature
+from inferd._native.atomic cimport fetch_add64
+from inferd._native.cuda.device cimport Graph
+from inferd._native.cuda.driver cimport DevicePointer, cuda
+from inferd._native.gpu.batch cimport GpuBatch, batch_on_device
+from inferd._native.gpu.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
+from inferd._native.gpu.transfer cimport Transfer
+from inferd._native.memory.resource cimport Lent
+from inferd._native.protobuf.datatype cimport datatype_size
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.signature cimport TensorSignature
 
 
 cdef class Captured:
@@ -67,8 +67,8 @@ cdef class Graphs:
         The instance is asked to submit each batch once for real and once to be recorded, on each set of buffers.
 
         Args:
-            instance: a backends.api.GpuInstance.
-            specs: a backends.api.GraphSpec for each graph.
+            instance: an inferd.backends.api.GpuInstance.
+            specs: an inferd.backends.api.GraphSpec for each graph.
 
         Raises:
             ValueError: an input has no one shape, or there are too many graphs.

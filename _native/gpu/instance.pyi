@@ -1,9 +1,9 @@
 from collections.abc import Sequence
 
-from _native.cuda.memory import DevicePool, PageLocked
-from _native.execution.loop import ExecutionLoop
-from _native.request.lane import LaneHandle
-from _native.scheduling.limiter import ClaimHandle
+from inferd._native.cuda.memory import DevicePool, PageLocked
+from inferd._native.execution.loop import ExecutionLoop
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.limiter import ClaimHandle
 
 class GpuLoop(ExecutionLoop):
     def __init__(

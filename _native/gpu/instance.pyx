@@ -17,24 +17,24 @@ Responses are sent from the page-locked block to which the outputs were copied.
 cimport cython
 from libc.stdint cimport uint32_t
 
-from _native.atomic cimport load32, load64
-from _native.clock cimport now_ns
-from _native.cuda.device cimport use_device
-from _native.cuda.driver cimport cuda
-from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.execution.batch cimport batch_begin, batch_fail_by, batch_fetch, batch_finish
-from _native.execution.batchlog cimport batch_log
-from _native.execution.gather cimport batch_describe
-from _native.execution.loop cimport ExecutionLoop
-from _native.gpu.batch cimport GpuBatch, batch_on_device
-from _native.gpu.bufferset cimport SETS, BufferSet, Pipeline
-from _native.gpu.graphs cimport Graphs
-from _native.gpu.transfer cimport Transfer
-from _native.request.lane cimport LaneHandle
-from _native.request.request cimport Request
-from _native.scheduling.limiter cimport ClaimHandle
-from _native.text cimport text_of, text_or_no_memory
-from _native.threads cimport thread_name
+from inferd._native.atomic cimport load32, load64
+from inferd._native.clock cimport now_ns
+from inferd._native.cuda.device cimport use_device
+from inferd._native.cuda.driver cimport cuda
+from inferd._native.cuda.memory cimport DevicePool, PageLocked
+from inferd._native.execution.batch cimport batch_begin, batch_fail_by, batch_fetch, batch_finish
+from inferd._native.execution.batchlog cimport batch_log
+from inferd._native.execution.gather cimport batch_describe
+from inferd._native.execution.loop cimport ExecutionLoop
+from inferd._native.gpu.batch cimport GpuBatch, batch_on_device
+from inferd._native.gpu.bufferset cimport SETS, BufferSet, Pipeline
+from inferd._native.gpu.graphs cimport Graphs
+from inferd._native.gpu.transfer cimport Transfer
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.limiter cimport ClaimHandle
+from inferd._native.text cimport text_of, text_or_no_memory
+from inferd._native.threads cimport thread_name
 
 import logging
 import threading
@@ -44,12 +44,12 @@ logger = logging.getLogger("inferd.instance")
 
 @cython.no_gc
 cdef class GpuLoop(ExecutionLoop):
-    """What the threads of one instance on a GPU do (`_native.execution.loop`).
+    """What the threads of one instance on a GPU do (`inferd._native.execution.loop`).
 
     Args:
-        instance: a backends.api.GpuInstance.
+        instance: an inferd.backends.api.GpuInstance.
         claim: as for every instance; with one, it executes one batch at a time.
-        spec: the backends.api.GpuSpec of the model.
+        spec: the inferd.backends.api.GpuSpec of the model.
         pinned: page-locked memory; ordinary memory is used where it has none left.
         pool: memory of the instance's device.
     """

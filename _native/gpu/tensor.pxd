@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.cuda.driver cimport DevicePointer
-from _native.execution.dlpack cimport Tensor
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.cuda.driver cimport DevicePointer
+from inferd._native.execution.dlpack cimport Tensor
+from inferd._native.protobuf.datatype cimport Datatype
 
 
 cdef class DeviceTensor(Tensor):

@@ -1,4 +1,4 @@
-from _native.execution.dlpack import Tensor
+from inferd._native.execution.dlpack import Tensor
 
 class DeviceTensor(Tensor):
     @property

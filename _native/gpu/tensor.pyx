@@ -3,9 +3,9 @@
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
 
-from _native.cuda.driver cimport DevicePointer
-from _native.execution.dlpack cimport DLPACK_CUDA, DLManagedTensor, DLTensor, dlpack_read
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.cuda.driver cimport DevicePointer
+from inferd._native.execution.dlpack cimport DLPACK_CUDA, DLManagedTensor, DLTensor, dlpack_read
+from inferd._native.protobuf.datatype cimport Datatype
 
 
 cdef class DeviceTensor(Tensor):

@@ -2,13 +2,13 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.cuda.device cimport Device, Stream
-from _native.cuda.driver cimport DevicePointer, Result
-from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.gpu.bufferset cimport BufferSet, Output
-from _native.memory.resource cimport Lent
-from _native.memory.shm cimport Placement
-from _native.threads cimport Mutex
+from inferd._native.cuda.device cimport Device, Stream
+from inferd._native.cuda.driver cimport DevicePointer, Result
+from inferd._native.cuda.memory cimport DevicePool, PageLocked
+from inferd._native.gpu.bufferset cimport BufferSet, Output
+from inferd._native.memory.resource cimport Lent
+from inferd._native.memory.shm cimport Placement
+from inferd._native.threads cimport Mutex
 
 cdef struct Piece:
     # bytes that are copied together

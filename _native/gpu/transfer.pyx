@@ -10,16 +10,16 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport fetch_add64, load32, store32
-from _native.clock cimport now_ns
-from _native.cuda.device cimport Stream
-from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, check, cuda, describe, is_sticky
-from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.execution.batch cimport batch_fail
-from _native.execution.gather cimport batch_gather_input, data_of, is_made
-from _native.execution.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
-from _native.gpu.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, clear_outputs, padded_size
-from _native.memory.resource cimport (
+from inferd._native.atomic cimport fetch_add64, load32, store32
+from inferd._native.clock cimport now_ns
+from inferd._native.cuda.device cimport Stream
+from inferd._native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, check, cuda, describe, is_sticky
+from inferd._native.cuda.memory cimport DevicePool, PageLocked
+from inferd._native.execution.batch cimport batch_fail
+from inferd._native.execution.gather cimport batch_gather_input, data_of, is_made
+from inferd._native.execution.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
+from inferd._native.gpu.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, clear_outputs, padded_size
+from inferd._native.memory.resource cimport (
     SHARED_WITH_STRANGER,
     Block,
     Lent,
@@ -28,12 +28,12 @@ from _native.memory.resource cimport (
     block_take,
     resource_refusal,
 )
-from _native.memory.shm cimport Placement
-from _native.request.request cimport InputData, Request
-from _native.request.signature cimport TensorSignature
-from _native.tensors.placement cimport is_input_on_device, placement_of_output
-from _native.text cimport format_text, text_or_no_memory
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.memory.shm cimport Placement
+from inferd._native.request.request cimport InputData, Request
+from inferd._native.request.signature cimport TensorSignature
+from inferd._native.tensors.placement cimport is_input_on_device, placement_of_output
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 
 @cython.no_gc

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from _native.memory.pool cimport Pool
-from _native.memory.resource cimport Block
+from inferd._native.memory.pool cimport Pool
+from inferd._native.memory.resource cimport Block
 
 cdef struct Arena:
     int fd                   # the memfd; another process maps all of it

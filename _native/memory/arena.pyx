@@ -7,8 +7,8 @@ once as a whole; it grows without communication, and shrinks when the pages of f
 
 The server allocates from the arena, and keeps the metadata in private memory. So a process that writes where it should
 not can corrupt contents, but nothing that the server's own work depends on, and there is no lock that a dying process
-could leave locked. The arena is one slab of a pool (`_native.memory.pool`): adjacent free ranges are merged, so address
-space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are released at once.
+could leave locked. The arena is one slab of a pool (`inferd._native.memory.pool`): adjacent free ranges are merged, so
+address space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are released at once.
 """
 
 from libc.errno cimport errno
@@ -17,8 +17,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport close
 
-from _native.atomic cimport fetch_add64, load64
-from _native.memory.pool cimport (
+from inferd._native.atomic cimport fetch_add64, load64
+from inferd._native.memory.pool cimport (
     Backing,
     pool_cool,
     pool_free,
@@ -28,7 +28,7 @@ from _native.memory.pool cimport (
     pool_unuse,
     pool_use,
 )
-from _native.memory.resource cimport (
+from inferd._native.memory.resource cimport (
     LIVE_ARENAS,
     Block,
     BlockView,
@@ -37,7 +37,7 @@ from _native.memory.resource cimport (
     live_add,
     resource_take,
 )
-from _native.threads cimport lock, unlock
+from inferd._native.threads cimport lock, unlock
 
 cdef extern from *:
     """

@@ -1,9 +1,10 @@
-# Free blocks of host memory, shared by all threads. Users take and give blocks through `_native.memory.resource`.
+# Free blocks of host memory, shared by all threads. Users take and give blocks through
+# `inferd._native.memory.resource`.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t
 
-from _native.memory.resource cimport Block, Resource
+from inferd._native.memory.resource cimport Block, Resource
 
 # The figures of host memory: bytes that it holds, their peak, and how often there was no memory.
 cdef Resource *common_resource() noexcept nogil

@@ -18,11 +18,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock, store64
-from _native.memory.heap cimport heap_cool
-from _native.memory.resource cimport SHARED_WITH_NOBODY, Block, Resource
-from _native.memory.size_classes cimport CLASSES, class_size, most_of
-from _native.threads cimport Mutex, lock, mutex_init, unlock
+from inferd._native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock, store64
+from inferd._native.memory.heap cimport heap_cool
+from inferd._native.memory.resource cimport SHARED_WITH_NOBODY, Block, Resource
+from inferd._native.memory.size_classes cimport CLASSES, class_size, most_of
+from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef extern from *:
     """

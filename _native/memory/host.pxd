@@ -1,9 +1,9 @@
-# Host memory. Users take and give blocks through `_native.memory.resource`.
+# Host memory. Users take and give blocks through `inferd._native.memory.resource`.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 
-from _native.memory.resource cimport Block
+from inferd._native.memory.resource cimport Block
 
 # A block of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *host_take(size_t size) noexcept nogil

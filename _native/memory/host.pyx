@@ -6,8 +6,8 @@ tensor.
 
 Free blocks of up to 64 KiB first go to lists of the thread that gave them back, where taking one needs neither lock nor
 atomic instruction. A list that is full or empty is halved or filled from the pool that all threads share
-(`_native.memory.common_pool`), where larger blocks go at once. Blocks move between threads (the event loop gives back
-the block of an instance), so a single thread's count may be negative; only the sum counts.
+(`inferd._native.memory.common_pool`), where larger blocks go at once. Blocks move between threads (the event loop gives
+back the block of an instance), so a single thread's count may be negative; only the sum counts.
 """
 
 from libc.stddef cimport size_t
@@ -15,8 +15,8 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from _native.atomic cimport add_own, fetch_add64, load64
-from _native.memory.common_pool cimport (
+from inferd._native.atomic cimport add_own, fetch_add64, load64
+from inferd._native.memory.common_pool cimport (
     block_delete,
     block_new,
     common_aside,
@@ -26,9 +26,9 @@ from _native.memory.common_pool cimport (
     common_take,
     common_trim,
 )
-from _native.memory.resource cimport CLASS_LARGE, Block, Resource
-from _native.memory.size_classes cimport OWN_CLASSES, class_of, class_size, most_of
-from _native.threads cimport Mutex, lock, mutex_init, unlock
+from inferd._native.memory.resource cimport CLASS_LARGE, Block, Resource
+from inferd._native.memory.size_classes cimport OWN_CLASSES, class_of, class_size, most_of
+from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef extern from *:
     """

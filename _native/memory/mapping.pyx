@@ -12,7 +12,7 @@ calls: they return EFAULT, so bytes of a mapping are copied before they are pass
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from _native.threads cimport Mutex, lock, mutex_init, unlock
+from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef extern from *:
     """

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block, Memory, Resource
-from _native.threads cimport Mutex
+from inferd._native.memory.resource cimport Block, Memory, Resource
+from inferd._native.threads cimport Mutex
 
 cdef enum:
     POOL_GRAIN = 256         # every block begins at a multiple of this, and its size is one

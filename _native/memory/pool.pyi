@@ -1,4 +1,4 @@
-from _native.memory.resource import Memory
+from inferd._native.memory.resource import Memory
 
 class PooledMemory(Memory):
     def reserve(self, size: int) -> bool: ...

@@ -12,9 +12,9 @@ The metadata of a piece is in ordinary memory, because the CPU may be unable to 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
-from _native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
+from inferd._native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef extern from *:
     """

@@ -1,9 +1,9 @@
-# The registry of shared memory regions. Used by `_native.memory.shm`, which also declares the structures.
+# The registry of shared memory regions. Used by `inferd._native.memory.shm`, which also declares the structures.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.memory.shm cimport Region, RegionKind, Registry, Share
-from _native.protobuf.codec cimport Str
+from inferd._native.memory.shm cimport Region, RegionKind, Registry, Share
+from inferd._native.protobuf.codec cimport Str
 
 cdef enum:
     EVERY_KIND = -1

@@ -11,11 +11,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp
 
-from _native.atomic cimport fetch_add32, fetch_add64, load64
-from _native.memory.resource cimport block_give, block_share
-from _native.memory.shm cimport BUCKETS, Region, RegionKind, Registry, Share
-from _native.protobuf.codec cimport Str
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.atomic cimport fetch_add32, fetch_add64, load64
+from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.memory.shm cimport BUCKETS, Region, RegionKind, Registry, Share
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 
 cdef Registry *registry_new(int64_t max_count, int64_t max_byte_size) noexcept nogil:

@@ -81,7 +81,7 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size)
 
 
 cdef enum Live:
-    # kinds of native objects whose live numbers are counted here; `_native.memory.host` counts blocks
+    # kinds of native objects whose live numbers are counted here; `inferd._native.memory.host` counts blocks
     LIVE_REQUESTS
     LIVE_STREAMS
     LIVE_EXCHANGES

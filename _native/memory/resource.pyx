@@ -1,7 +1,7 @@
 """Blocks of memory with counted references, where they come from, and the ledger of live native objects.
 
 A block is taken from a resource with one reference, shared, and given back; the last reference returns it. Host memory
-is the resource of messages (`_native.memory.host`); others lend blocks whose `release` takes them back.
+is the resource of messages (`inferd._native.memory.host`); others lend blocks whose `release` takes them back.
 """
 
 cimport cython
@@ -11,9 +11,9 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.atomic cimport fetch_add32, fetch_add64, load32, load64
-from _native.memory.common_pool cimport common_cool, common_is_still, common_keep, common_resource
-from _native.memory.host cimport (
+from inferd._native.atomic cimport fetch_add32, fetch_add64, load32, load64
+from inferd._native.memory.common_pool cimport common_cool, common_is_still, common_keep, common_resource
+from inferd._native.memory.host cimport (
     host_blocks,
     host_count,
     host_free,
@@ -22,7 +22,7 @@ from _native.memory.host cimport (
     host_take,
     host_trim,
 )
-from _native.text cimport format_text
+from inferd._native.text cimport format_text
 
 cdef int64_t live[LIVE_KINDS]
 
@@ -200,7 +200,7 @@ cdef class Memory:
 
     def __init__(self, *_, **__):
         if self.resource == NULL:
-            raise TypeError("Memory is the base of resources; host memory is _native.memory.resource.host()")
+            raise TypeError("Memory is the base of resources; host memory is inferd._native.memory.resource.host()")
 
     @property
     def name(self) -> str:

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.memory.mapping cimport Mapping
-from _native.memory.resource cimport Block
-from _native.protobuf.codec cimport Str
-from _native.threads cimport Mutex
+from inferd._native.memory.mapping cimport Mapping
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.threads cimport Mutex
 
 cdef enum RegionKind:
     REGION_SYSTEM            # a POSIX shared memory object

@@ -1,12 +1,12 @@
 """Shared memory of clients: the registered regions, who may use them, and how their bytes are accessed.
 
-A region is found by its name and the scope of the caller (`_native.memory.registry`). A block holds its memory: the
-registry has one reference, and every request that uses the region has another. Unregistering a region removes its name
-and the registry's reference; the memory is released after the last request.
+A region is found by its name and the scope of the caller (`inferd._native.memory.registry`). A block holds its memory:
+the registry has one reference, and every request that uses the region has another. Unregistering a region removes its
+name and the registry's reference; the memory is released after the last request.
 
 System regions are mapped. The mapping of a trusted client is used in place. Contents of any other mapping are
 copied before they are checked or computed with, because the client may change them at any time. If a client shortens
-its object, nothing is harmed in either case, see `_native.memory.mapping`.
+its object, nothing is harmed in either case, see `inferd._native.memory.mapping`.
 """
 
 from libc.errno cimport errno
@@ -15,10 +15,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from posix.unistd cimport close
 
-from _native.atomic cimport fetch_add64, load64
-from _native.list cimport list_append, list_remove
-from _native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
-from _native.memory.registry cimport (
+from inferd._native.atomic cimport fetch_add64, load64
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
+from inferd._native.memory.registry cimport (
     ENTERED,
     EVERY_KIND,
     NAME_TAKEN,
@@ -35,11 +35,11 @@ from _native.memory.registry cimport (
     registry_take,
     registry_use_all,
 )
-from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_wrap
-from _native.protobuf.codec cimport Str
-from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport clip, format_text
-from _native.threads cimport Mutex, lock, mutex_init, unlock
+from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_wrap
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport clip, format_text
+from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 import os
 import resource

@@ -35,7 +35,8 @@ cdef struct InputHead:
     uint32_t rank
     uint32_t first_parameter      # in tensor_parameters
     uint32_t parameter_count
-    Str body                      # the encoded InferInputTensor, re-read by contents_copy of _native.protobuf.contents
+    # the encoded InferInputTensor, re-read by contents_copy of inferd._native.protobuf.contents
+    Str body
     bint has_contents             # the `contents` submessage is present, possibly empty
     uint32_t contents_mask        # bit n set: field n of InferTensorContents holds at least one element
     uint64_t contents_count       # elements over all those fields

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.protobuf.tags cimport (
+from inferd._native.protobuf.tags cimport (
     CONTENTS_BOOL,
     CONTENTS_BYTES,
     CONTENTS_FP32,
@@ -33,7 +33,7 @@ from _native.protobuf.tags cimport (
     VALUE_UINT64,
     contents_wire_type,
 )
-from _native.protobuf.wire cimport (
+from inferd._native.protobuf.wire cimport (
     WIRE_LEN,
     likely,
     packed_varint_count,

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.protobuf.codec cimport InputHead
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.protobuf.codec cimport InputHead
+from inferd._native.protobuf.datatype cimport Datatype
 
 # The one field of InferTensorContents for elements of this datatype (FP32 -> 6, INT8 -> 2, ...); 0 for FP16 and BF16,
 # which have none.

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from _native.protobuf.codec cimport InputHead
-from _native.protobuf.datatype cimport (
+from inferd._native.protobuf.codec cimport InputHead
+from inferd._native.protobuf.datatype cimport (
     DT_BOOL,
     DT_BYTES,
     DT_FP32,
@@ -20,7 +20,7 @@ from _native.protobuf.datatype cimport (
     Datatype,
     datatype_size,
 )
-from _native.protobuf.tags cimport (
+from inferd._native.protobuf.tags cimport (
     CONTENTS_BOOL,
     CONTENTS_BYTES,
     CONTENTS_FP32,
@@ -32,7 +32,7 @@ from _native.protobuf.tags cimport (
     TENSOR_CONTENTS,
     contents_wire_type,
 )
-from _native.protobuf.wire cimport WIRE_LEN, read_size, read_tag, read_varint, skip_field
+from inferd._native.protobuf.wire cimport WIRE_LEN, read_size, read_tag, read_varint, skip_field
 
 
 cdef uint32_t contents_field(Datatype datatype) noexcept nogil:

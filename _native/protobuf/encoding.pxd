@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.protobuf.codec cimport Parameter, Str
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.protobuf.codec cimport Parameter, Str
+from inferd._native.protobuf.datatype cimport Datatype
 
 
 cdef struct ResponseOutput:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, strlen
 
-from _native.protobuf.codec cimport (
+from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
     PARAMETER_INT64,
@@ -12,8 +12,8 @@ from _native.protobuf.codec cimport (
     Parameter,
     Str,
 )
-from _native.protobuf.datatype cimport datatype_name
-from _native.protobuf.tags cimport (
+from inferd._native.protobuf.datatype cimport datatype_name
+from inferd._native.protobuf.tags cimport (
     ENTRY_KEY,
     ENTRY_VALUE,
     RESPONSE_ID,
@@ -31,7 +31,7 @@ from _native.protobuf.tags cimport (
     VALUE_STRING,
     VALUE_UINT64,
 )
-from _native.protobuf.wire cimport field_size, varint_size, write_prefix, write_varint
+from inferd._native.protobuf.wire cimport field_size, varint_size, write_prefix, write_varint
 
 
 cdef inline size_t text_size(Str text) noexcept nogil:

@@ -8,7 +8,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
-from _native.protobuf.writing cimport MESSAGE_BYTES, TEXT_BYTES, Buffer, framed, put_tag, put_text, reserve
+from inferd._native.protobuf.writing cimport MESSAGE_BYTES, TEXT_BYTES, Buffer, framed, put_tag, put_text, reserve
 
 cdef enum:
     FIELDS = 4

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from _native.protobuf.codec cimport (
+from inferd._native.protobuf.codec cimport (
     DECODE_LIMIT,
     DECODE_MALFORMED,
     DECODE_NO_MEMORY,
@@ -32,9 +32,9 @@ from _native.protobuf.codec cimport (
     infer_message_init,
     parameter_find,
 )
-from _native.protobuf.contents cimport contents_copy, contents_field, contents_size
-from _native.protobuf.datatype cimport Datatype, datatype_parse
-from _native.protobuf.encoding cimport (
+from inferd._native.protobuf.contents cimport contents_copy, contents_field, contents_size
+from inferd._native.protobuf.datatype cimport Datatype, datatype_parse
+from inferd._native.protobuf.encoding cimport (
     ResponseHead,
     ResponseOutput,
     raw_prefix_size,

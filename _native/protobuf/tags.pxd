@@ -4,7 +4,7 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.protobuf.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
+from inferd._native.protobuf.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
 
 cdef enum:      # ModelInferRequest
     REQUEST_MODEL_NAME = 1 << 3 | 2

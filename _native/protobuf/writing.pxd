@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memmove
 
-from _native.protobuf.wire cimport WIRE_LEN, varint_size, write_varint
+from inferd._native.protobuf.wire cimport WIRE_LEN, varint_size, write_varint
 
 cdef enum:
     # Enough bytes for a field: its tag of at most two bytes, and its size or value.

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.lane cimport Lane
-from _native.request.request cimport Request, Response
-from _native.request.statistics cimport Bounds, Execution, Failure, time_index
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Request, Response
+from inferd._native.request.statistics cimport Bounds, Execution, Failure, time_index
 
 # Count a request that has failed, or was abandoned, at `now`. Its reason is `otherwise`, unless its queue refused it or
 # it was abandoned.

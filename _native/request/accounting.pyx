@@ -6,12 +6,12 @@ Warm-up requests are not traffic, and no lane counts them.
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from _native.clock cimport now_ns
-from _native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
-from _native.request.lane cimport Lane
-from _native.request.record cimport Record
-from _native.request.request cimport Request, Response
-from _native.request.statistics cimport (
+from inferd._native.clock cimport now_ns
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.record cimport Record
+from inferd._native.request.request cimport Request, Response
+from inferd._native.request.statistics cimport (
     FAILURE_CANCELED,
     FAILURE_REJECTED,
     RESPONSE_CANCEL,
@@ -27,7 +27,7 @@ from _native.request.statistics cimport (
     statistics_failed,
     statistics_responded,
 )
-from _native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_OK
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_OK
 
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil:
     cdef int status = request.response.status

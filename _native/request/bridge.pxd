@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.request.callback cimport PostedCallback
-from _native.request.request cimport Request, Response
-from _native.threads cimport Mutex
-from _native.timers cimport Timers, TimersHandle
+from inferd._native.request.callback cimport PostedCallback
+from inferd._native.request.request cimport Request, Response
+from inferd._native.threads cimport Mutex
+from inferd._native.timers cimport Timers, TimersHandle
 
 cdef struct WatchedDescriptor:
     # a descriptor that the loop reads for another part of the server

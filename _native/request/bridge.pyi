@@ -1,4 +1,4 @@
-from _native.timers import TimersHandle
+from inferd._native.timers import TimersHandle
 
 class BridgeHandle:
     @property

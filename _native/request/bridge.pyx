@@ -3,7 +3,7 @@
 Instance threads append chains of responses, and write to an eventfd if the loop has not been signalled yet. The loop
 calls each sink's `deliver`, and frees the request after its final response. A sink gets the end at most once: by
 the final response, by DEADLINE_EXCEEDED from the timer, or not at all if it has left (`bridge_abandon`). If a
-model's responses must be in order (`_native.request.order`), early ones wait here.
+model's responses must be in order (`inferd._native.request.order`), early ones wait here.
 
 The loop can itself read a descriptor through which other processes send (a watched descriptor), so that no
 thread wakes only to wake the loop.
@@ -17,16 +17,16 @@ from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport close, write
 
-from _native.atomic cimport exchange32, fetch_add32, store32
-from _native.clock cimport now_ns
-from _native.memory.resource cimport block_give
-from _native.refusal cimport refusal_count, refusal_denies, refusal_usual
-from _native.request.accounting cimport account_failed, account_response
-from _native.request.lane cimport Lane
-from _native.request.life cimport request_end
-from _native.request.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
-from _native.request.record cimport Record, record_end, record_response
-from _native.request.request cimport (
+from inferd._native.atomic cimport exchange32, fetch_add32, store32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport block_give
+from inferd._native.refusal cimport refusal_count, refusal_denies, refusal_usual
+from inferd._native.request.accounting cimport account_failed, account_response
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.life cimport request_end
+from inferd._native.request.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
+from inferd._native.request.record cimport Record, record_end, record_response
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     Request,
     Response,
@@ -37,11 +37,11 @@ from _native.request.request cimport (
     response_free,
     response_move,
 )
-from _native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
-from _native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
-from _native.text cimport format_text, text_or_no_memory
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
-from _native.timers cimport Timer, TimersHandle, timers_clear, timers_set
+from inferd._native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
 
 cdef extern from *:
     """

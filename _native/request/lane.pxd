@@ -3,11 +3,11 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.memory.arena cimport Arena
-from _native.request.order cimport ResponseOrder
-from _native.request.request cimport Correlation, Request, Terms
-from _native.request.signature cimport Signature
-from _native.request.statistics cimport Statistics
+from inferd._native.memory.arena cimport Arena
+from inferd._native.request.order cimport ResponseOrder
+from inferd._native.request.request cimport Correlation, Request, Terms
+from inferd._native.request.signature cimport Signature
+from inferd._native.request.statistics cimport Statistics
 
 cdef enum Pushed:
     PUSHED
@@ -16,8 +16,8 @@ cdef enum Pushed:
     LANE_REFUSED             # the request carries the reason
 
 cdef struct Scheduler:
-    # The functions of a kind of lane that requests need; instances use BatchScheduler of `_native.scheduling.calling`.
-    # They get the struct that begins with the lane.
+    # The functions of a kind of lane that requests need; instances use BatchScheduler of
+    # `inferd._native.scheduling.calling`. They get the struct that begins with the lane.
 
     # On the loop: take a request, which then belongs to the lane. Does not block for long, and does not wake instances.
     # Anything but PUSHED: the request still belongs to the caller.
@@ -83,8 +83,8 @@ cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
     # the smaller of two limits, where 0 is none
     return min(a, b) if a and b else a + b
 
-# A structure of this size that begins with a Lane; its head is made from a backends.api.ModelSpec (read by attribute),
-# the rest is zero. Raises ValueError or MemoryError.
+# A structure of this size that begins with a Lane; its head is made from an inferd.backends.api.ModelSpec (read by
+# attribute), the rest is zero. Raises ValueError or MemoryError.
 cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL
 # Free a lane, at the end of the scheduler's `free`.
 cdef void lane_free(Lane *lane) noexcept nogil

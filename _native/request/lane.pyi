@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
-from _native.memory.arena import ArenaHandle
+from inferd._native.memory.arena import ArenaHandle
 
 Pair = tuple[int, int]
 

@@ -1,19 +1,19 @@
 """Lanes: the entry of requests into a model version. Behind it, a scheduler decides how they are executed.
 
-There is one kind of lane for each kind of scheduling, for example `_native.scheduling.queue` for models whose requests
-are independent. All have the same head, through which requests come in and instances take batches.
+There is one kind of lane for each kind of scheduling, for example `inferd._native.scheduling.queue` for models whose
+requests are independent. All have the same head, through which requests come in and instances take batches.
 """
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport fetch_add32, load32
-from _native.memory.arena cimport ArenaHandle, arena_give, arena_share
-from _native.memory.resource cimport LIVE_LANES, live_add
-from _native.request.order cimport order_free, order_new
-from _native.request.request cimport Request, request_free
-from _native.request.signature cimport signature_build, signature_clear
-from _native.request.statistics cimport (
+from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.memory.arena cimport ArenaHandle, arena_give, arena_share
+from inferd._native.memory.resource cimport LIVE_LANES, live_add
+from inferd._native.request.order cimport order_free, order_new
+from inferd._native.request.request cimport Request, request_free
+from inferd._native.request.signature cimport signature_build, signature_clear
+from inferd._native.request.statistics cimport (
     POWERS,
     TIMES,
     statistics_add_bounds,

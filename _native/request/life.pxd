@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.request.request cimport (
+from inferd._native.request.request cimport (
     REQUEST_ENDED,
     REQUEST_KEPT,
     REQUEST_NEW,

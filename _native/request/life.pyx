@@ -24,8 +24,8 @@ from libc.stdint cimport uint32_t
 from libc.stdio cimport fprintf, stderr
 from libc.stdlib cimport abort
 
-from _native.request.lane cimport Lane
-from _native.request.request cimport REQUEST_QUEUED, REQUEST_STATES
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport REQUEST_QUEUED, REQUEST_STATES
 
 cdef uint32_t[<int>REQUEST_STATES] may_become     # bits of states
 may_become[<int>REQUEST_NEW] = (
@@ -38,7 +38,7 @@ may_become[<int>REQUEST_TAKEN] = 1 << <int>REQUEST_QUEUED | 1 << <int>REQUEST_KE
 cdef void check_move(const Request *request, RequestState before, RequestState after) noexcept nogil:
     if request.state == before and may_become[<int>before] >> <int>after & 1:
         return
-    fprintf(stderr, "a request in state %d is moved from state %d to %d; see _native.request.life\n",
+    fprintf(stderr, "a request in state %d is moved from state %d to %d; see inferd._native.request.life\n",
             <int>request.state, <int>before, <int>after)
     abort()
 

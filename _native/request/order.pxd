@@ -1,7 +1,7 @@
 # Response order: responses leave in the order in which their requests came, whichever instance finishes first.
 
-from _native.request.callback cimport PostedCallback
-from _native.request.request cimport Request, Response
+from inferd._native.request.callback cimport PostedCallback
+from inferd._native.request.request cimport Request, Response
 
 cdef struct OrderEntry:
     # of one request, from when it is queued until its final response has left
@@ -13,7 +13,7 @@ cdef struct OrderEntry:
 
 cdef struct ResponseOrder:
     # Used on the loop.
-    PostedCallback callback  # the first member; see order_callback in _native.request.bridge
+    PostedCallback callback  # the first member; see order_callback in inferd._native.request.bridge
     void *lane               # Lane of the requests
     void *bridge             # Bridge through which they return
     bint posted              # the callback is posted and has not run

@@ -7,8 +7,8 @@ order at once, so nothing waits for it.
 
 from libc.stdlib cimport calloc, free
 
-from _native.list cimport list_append, list_remove
-from _native.request.request cimport Request, Response
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.request.request cimport Request, Response
 
 
 cdef ResponseOrder *order_new(void *lane) noexcept nogil:

@@ -3,9 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.request.request cimport Request, Response
-from _native.threads cimport Mutex
-from _native.traceparent cimport TraceContext
+from inferd._native.request.request cimport Request, Response
+from inferd._native.threads cimport Mutex
+from inferd._native.traceparent cimport TraceContext
 
 cdef struct Sampling:
     # which requests are traced, of the server or of one model; the recorder's lock protects it, the loop counts

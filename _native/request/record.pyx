@@ -2,7 +2,7 @@
 
 A request has a record only if one may be needed: it was chosen for a trace or for the access log at its arrival, or
 failed and slow requests are kept: those are known only at the end. The executor of the request writes the times. When
-the request ends, the record goes into a list, which another thread takes (`_native.request.recorder`).
+the request ends, the record goes into a list, which another thread takes (`inferd._native.request.recorder`).
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -11,13 +11,13 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strlen
 
-from _native.atomic cimport load32
-from _native.clock cimport now_ns
-from _native.protobuf.datatype cimport datatype_name
-from _native.request.request cimport InputData, OutputData, Request, Response
-from _native.status cimport STATUS_CANCELLED, STATUS_OK
-from _native.threads cimport lock, unlock
-from _native.traceparent cimport TraceContext, is_baggage
+from inferd._native.atomic cimport load32
+from inferd._native.clock cimport now_ns
+from inferd._native.protobuf.datatype cimport datatype_name
+from inferd._native.request.request cimport InputData, OutputData, Request, Response
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK
+from inferd._native.threads cimport lock, unlock
+from inferd._native.traceparent cimport TraceContext, is_baggage
 
 cdef enum:
     MOST_RECORDS = 8192      # of requests that have ended, in the list

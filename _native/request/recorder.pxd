@@ -1,6 +1,6 @@
 # The recorder of a server, for Python.
 
-from _native.request.record cimport Recorder, Sampling
+from inferd._native.request.record cimport Recorder, Sampling
 
 
 cdef class RecorderHandle:

@@ -1,4 +1,4 @@
-from _native.request.lane import LaneHandle
+from inferd._native.request.lane import LaneHandle
 
 class SamplingHandle:
     def set(self, *, on: bool, tensors: bool, rate: int, count: int) -> None: ...

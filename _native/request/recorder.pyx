@@ -4,12 +4,12 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
-from _native.atomic cimport store32
-from _native.clock cimport now_ns
-from _native.request.lane cimport LaneHandle
-from _native.request.record cimport Record, record_free
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
-from _native.traceparent cimport write_hex
+from inferd._native.atomic cimport store32
+from inferd._native.clock cimport now_ns
+from inferd._native.request.lane cimport LaneHandle
+from inferd._native.request.record cimport Record, record_free
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.traceparent cimport write_hex
 
 import os
 import time

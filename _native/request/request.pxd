@@ -2,14 +2,14 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
-from _native.memory.shm cimport Placement, Region
-from _native.protobuf.codec cimport InferMessage, Parameter, Str
-from _native.protobuf.datatype cimport Datatype
-from _native.refusal cimport Refusal
-from _native.request.signature cimport MAX_RANK, Signature
-from _native.request.statistics cimport Phases
-from _native.timers cimport Timer
+from inferd._native.memory.resource cimport Block
+from inferd._native.memory.shm cimport Placement, Region
+from inferd._native.protobuf.codec cimport InferMessage, Parameter, Str
+from inferd._native.protobuf.datatype cimport Datatype
+from inferd._native.refusal cimport Refusal
+from inferd._native.request.signature cimport MAX_RANK, Signature
+from inferd._native.request.statistics cimport Phases
+from inferd._native.timers cimport Timer
 
 cdef struct InputData:
     # one input of this request; `present` is False for an absent optional input
@@ -62,7 +62,7 @@ cdef struct Origin:
     # The call that a request serves, as far as is known. Made at the front door, frozen, and passed whole to every
     # request that is made to answer it: twins, parts, steps, calls of models. Its trace and its peer are in the Record
     # (record_inner), its forwarded headers are parameters of the message; request_inherit passes those on.
-    uint64_t caller          # id of a token, see _native.service.access; 0: none
+    uint64_t caller          # id of a token, see inferd._native.service.access; 0: none
     int64_t user             # of the process at a unix socket; -1: unknown
     uint64_t identity        # from the connection; 0: unknown
     uint64_t client          # the client with all its connections; 0: unknown
@@ -71,7 +71,8 @@ cdef struct Origin:
 
 cdef struct Terms:
     # A client's wishes about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
-    # request that serves several are those of all that wait for it (_native.caching.coalescer), and change with them.
+    # request that serves several are those of all that wait for it (inferd._native.caching.coalescer), and change with
+    # them.
     int64_t asked_ns         # when the client asked
     int64_t executable_ns    # when it could first be executed: its time in queues counts from here
     int64_t deadline_ns      # of the client; 0: none
@@ -80,7 +81,7 @@ cdef struct Terms:
     uint64_t priority        # 0: the model's default
 
 cdef struct Sequenced:
-    # data of sequence schedulers, zero for other requests; see _native.sequences.sequence
+    # data of sequence schedulers, zero for other requests; see inferd._native.sequences.sequence
     void *sequence           # the sequence in its lane; NULL: none
     InputData *states        # of the sequence: signature.state_count old states, and as many new ones
     bint unasked             # made by the lane itself: neither answered nor counted
@@ -89,7 +90,7 @@ cdef struct Sequenced:
     bint again               # to be rescheduled when its batch is finished
 
 cdef enum RequestState:
-    # see _native.request.life, which alone changes it
+    # see inferd._native.request.life, which alone changes it
     REQUEST_NEW              # belongs to its maker
     REQUEST_WAITING          # belongs to what `wait` names: a model that is loaded, or the response to another request
     REQUEST_QUEUED           # belongs to its lane
@@ -187,7 +188,7 @@ cdef struct Request:
     void *awaited            # the object for which a waiting request waits; see wait
 
 cdef struct Requests:
-    # a list of them; see _native.list
+    # a list of them; see inferd._native.list
     Request *first
     Request *last
 

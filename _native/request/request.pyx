@@ -4,23 +4,23 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.atomic cimport load32, spin_lock, spin_unlock, store32
-from _native.list cimport list_prepend, list_remove
-from _native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
-from _native.memory.shm cimport placements_free
-from _native.protobuf.codec cimport (
+from inferd._native.atomic cimport load32, spin_lock, spin_unlock, store32
+from inferd._native.list cimport list_prepend, list_remove
+from inferd._native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
+from inferd._native.memory.shm cimport placements_free
+from inferd._native.protobuf.codec cimport (
     InferMessage,
     infer_message_clear,
     infer_message_copy_parameters,
     infer_message_free,
     infer_message_init,
 )
-from _native.refusal cimport REFUSAL_QUEUE_TIMEOUT, Refusal, refusal_status
-from _native.request.signature cimport TensorSignature
-from _native.shape cimport bucket_of
-from _native.status cimport STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport format_text
-from _native.threads cimport Mutex, lock, mutex_init, unlock
+from inferd._native.refusal cimport REFUSAL_QUEUE_TIMEOUT, Refusal, refusal_status
+from inferd._native.request.signature cimport TensorSignature
+from inferd._native.shape cimport bucket_of
+from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef enum:
     IDLE_REQUESTS = 4096     # requests that are kept for reuse with their arrays
@@ -197,7 +197,7 @@ cdef void request_abandon(Request *request) noexcept nogil:
 
 
 cdef struct WatchedList:
-    # see _native.list
+    # see inferd._native.list
     Watched *first
     Watched *last
 

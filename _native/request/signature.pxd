@@ -2,14 +2,14 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport Datatype
 
 cdef enum:
     MAX_RANK = 16        # dimensions of a tensor, batch dimension included
 
 cdef enum SupplyKind:
-    # the content of an input that the batch provides; see _native.execution.supply
+    # the content of an input that the batch provides; see inferd._native.execution.supply
     SUPPLY_START
     SUPPLY_END
     SUPPLY_READY
@@ -88,6 +88,6 @@ cdef int str_copy(Str *out, str text) except -1
 cdef int input_find(const Signature *signature, Str name) noexcept nogil
 cdef int output_find(const Signature *signature, Str name) noexcept nogil
 
-# Build from a backends.api.ModelSpec (read by attribute, not imported); raises ValueError or MemoryError.
+# Build from an inferd.backends.api.ModelSpec (read by attribute, not imported); raises ValueError or MemoryError.
 cdef int signature_build(Signature *signature, object spec, int64_t version) except -1
 cdef void signature_clear(Signature *signature) noexcept nogil

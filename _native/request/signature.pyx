@@ -4,8 +4,16 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport DT_BOOL, DT_FP32, DT_INT32, DT_INVALID, Datatype, datatype_name, datatype_parse
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport (
+    DT_BOOL,
+    DT_FP32,
+    DT_INT32,
+    DT_INVALID,
+    Datatype,
+    datatype_name,
+    datatype_parse,
+)
 
 KINDS = {
     "START": SUPPLY_START,
@@ -21,7 +29,7 @@ KINDS = {
     "BATCH_ITEM_SHAPE": SUPPLY_ITEM_SHAPE,
     "BATCH_ITEM_SHAPE_FLATTEN": SUPPLY_ITEM_SHAPE_FLATTEN,
 }
-"""The kinds of backends.api.SuppliedSpec."""
+"""The kinds of inferd.backends.api.SuppliedSpec."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

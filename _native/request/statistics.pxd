@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.threads cimport Mutex
+from inferd._native.threads cimport Mutex
 
 cdef extern from *:
     int leading_zeros "__builtin_clzll"(unsigned long long value) noexcept nogil
@@ -141,8 +141,8 @@ cdef bint statistics_add_bounds(Statistics *statistics, const int64_t *ns, uint3
 # response, and the part of it in which the model computed.
 cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32_t index, int64_t passed_ns,
                                int64_t compute_ns) noexcept nogil
-# Count requests that failed, with their summed time from arrival; `_native.request.accounting` has a function for a
-# single one.
+# Count requests that failed, with their summed time from arrival; `inferd._native.request.accounting` has a function
+# for a single one.
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil
 # Count a request that got its response from the cache, with its time from arrival.
 cdef void statistics_shared(Statistics *statistics, uint64_t ns) noexcept nogil
@@ -164,7 +164,8 @@ cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
 cdef int64_t statistics_last_used(Statistics *statistics) noexcept nogil
 # The number of requests by time in the queue, with the bounds of every model: QUEUE_TIMES numbers.
 cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
-# (succeeded requests, failed requests, ns in which batches computed); see _native.request.lane.LaneHandle.totals.
+# (succeeded requests, failed requests, ns in which batches computed); see
+# inferd._native.request.lane.LaneHandle.totals.
 cdef tuple statistics_totals(Statistics *statistics)
-# All counters as a dict; see _native.request.lane.LaneHandle.statistics.
+# All counters as a dict; see inferd._native.request.lane.LaneHandle.statistics.
 cdef dict statistics_dict(Statistics *statistics)

@@ -8,8 +8,8 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from _native.clock cimport now_ns, wall_ms
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.clock cimport now_ns, wall_ms
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef enum:
     BATCH_SIZES = 1024       # batch sizes that are counted separately

@@ -12,7 +12,7 @@ if f is no longer than an instance takes to wake.
 
 Waiting is a bet on the next request. The instance gives it up when no request has come within three times g, and when
 it has waited for f in all. Whatever the delay, waiting requests are executed before their own time is over
-(`_native.scheduling.policy`).
+(`inferd._native.scheduling.policy`).
 
 g is learnt separately for each n: the mean time from when an instance found n requests, or the n-th came while it
 waited, until one more came, whether the instance waited for it or not. This tells independent requests, whose g is the

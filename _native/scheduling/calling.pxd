@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from _native.request.lane cimport Lane, Scheduler
-from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport Claim, Consumer, Dispatcher, Line
+from inferd._native.request.lane cimport Lane, Scheduler
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.dispatcher cimport Claim, Consumer, Dispatcher, Line
 
 cdef struct BatchScheduler:
     # the type of every lane's `scheduler`; it also finds the line of an instance

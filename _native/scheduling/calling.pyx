@@ -1,4 +1,4 @@
-"""Carries out the dispatcher's decisions (`_native.scheduling.dispatcher`).
+"""Carries out the dispatcher's decisions (`inferd._native.scheduling.dispatcher`).
 
 The thread of a waiting instance sleeps on a condition of its own. A thread that changes something takes the
 dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A woken thread
@@ -6,20 +6,20 @@ finds its batch in its consumer. Requests that come before it runs join the batc
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
 each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps
-(`_native.execution.remote`): the consumer is lent. If the loop cannot continue with it, the thread is called; if there
-is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the loop replaces the
-thread's own wait.
+(`inferd._native.execution.remote`): the consumer is lent. If the loop cannot continue with it, the thread is called; if
+there is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the loop replaces
+the thread's own wait.
 """
 
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from _native.atomic cimport fetch_add32
-from _native.clock cimport now_ns
-from _native.request.bridge cimport Bridge, bridge_post
-from _native.request.callback cimport PostedCallback
-from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.clock cimport now_ns
+from inferd._native.request.bridge cimport Bridge, bridge_post
+from inferd._native.request.callback cimport PostedCallback
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
     CONSUMER_CALLED,
     CONSUMER_IDLE,
@@ -35,9 +35,9 @@ from _native.scheduling.dispatcher cimport (
     line_init,
     line_touch,
 )
-from _native.scheduling.policy cimport NEVER, BatchPlan, plan_nothing
-from _native.threads cimport condition_destroy, condition_init, lock, notify_one, unlock, wait, wait_until
-from _native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.scheduling.policy cimport NEVER, BatchPlan, plan_nothing
+from inferd._native.threads cimport condition_destroy, condition_init, lock, notify_one, unlock, wait, wait_until
+from inferd._native.timers cimport Timer, timers_clear, timers_set
 
 
 cdef void consumer_init(Consumer *consumer) noexcept nogil:

@@ -3,11 +3,11 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.callback cimport PostedCallback
-from _native.request.request cimport Request
-from _native.scheduling.policy cimport BatchPlan
-from _native.threads cimport Condition, Mutex
-from _native.timers cimport Timer
+from inferd._native.request.callback cimport PostedCallback
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.policy cimport BatchPlan
+from inferd._native.threads cimport Condition, Mutex
+from inferd._native.timers cimport Timer
 
 cdef struct ResourcePool:
     # one resource of one device, or of all
@@ -43,8 +43,8 @@ cdef struct Consumer:
     uint32_t index           # 0, 1, ... among the instances of the version
     Claim *claim             # to the resources that it needs to execute; NULL: none
     const char *why          # the reason for its last batch, as text
-    # For an instance that the loop can use, too (see `_native.execution.remote`); otherwise NULL. `ready`: whether a
-    # batch can begin now; `begin`, on the loop: begin this one.
+    # For an instance that the loop can use, too (see `inferd._native.execution.remote`); otherwise NULL. `ready`:
+    # whether a batch can begin now; `begin`, on the loop: begin this one.
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
@@ -62,7 +62,7 @@ cdef struct Consumer:
     Condition called         # signalled for its thread
 
 cdef struct Consumers:
-    # a list of them; see _native.list
+    # a list of them; see inferd._native.list
     Consumer *first
     Consumer *last
 
@@ -94,13 +94,13 @@ cdef struct Line:
     uint64_t passed_since    # virtual time of the dispatcher when that began
     Line *previous           # among lacking lines
     Line *next
-    # for the loop, which uses instances (`_native.scheduling.calling`)
+    # for the loop, which uses instances (`inferd._native.scheduling.calling`)
     void *bridge             # Bridge of the requests; NULL: no request has come yet
     Timer alarm              # set to watched_ns
     PostedCallback silence   # clears the alarm when the lane is closed
 
 cdef struct Lines:
-    # a list of lines that lack resources; see _native.list
+    # a list of lines that lack resources; see inferd._native.list
     Line *first
     Line *last
 

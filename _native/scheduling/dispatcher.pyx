@@ -21,10 +21,10 @@ consumer watches the clock for it (`Line.watcher`), or the loop does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from _native.list cimport list_append, list_prepend, list_remove
-from _native.request.request cimport Request
-from _native.scheduling.policy cimport NEVER, BatchPlan
-from _native.threads cimport mutex_destroy, mutex_init
+from inferd._native.list cimport list_append, list_prepend, list_remove
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.policy cimport NEVER, BatchPlan
+from inferd._native.threads cimport mutex_destroy, mutex_init
 
 
 cdef enum:

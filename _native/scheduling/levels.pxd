@@ -3,8 +3,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.life cimport request_move
-from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, REQUEST_TAKEN, Request
+from inferd._native.request.life cimport request_move
+from inferd._native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, REQUEST_TAKEN, Request
 
 cdef extern from *:
     """
@@ -37,9 +37,9 @@ cdef struct Levels:
     Level *levels            # the highest priority first
     Segment *segments        # of level i: 2 * i those in time, 2 * i + 1 the others
 
-# Read a backends.api.QueuePolicySpec.
+# Read an inferd.backends.api.QueuePolicySpec.
 cdef int level_init(Level *level, object spec) except -1
-# Read a backends.api.QueueSpec; raises ValueError or MemoryError.
+# Read an inferd.backends.api.QueueSpec; raises ValueError or MemoryError.
 cdef int levels_init(Levels *self, object spec) except -1
 cdef void levels_clear(Levels *self) noexcept nogil
 # The level of a request with this priority: 1 is the highest; numbers that are no level mean the default.

@@ -11,8 +11,8 @@ must not wait for ever needs a timeout or a deadline.
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.request.life cimport request_move
-from _native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
+from inferd._native.request.life cimport request_move
+from inferd._native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
 
 cdef int level_init(Level *level, object spec) except -1:
     level.max_size = spec.max_size

@@ -1,6 +1,6 @@
 # The rate limiter: instances execute only while they hold the resources that they need.
 
-from _native.scheduling.dispatcher cimport Claim, Dispatcher
+from inferd._native.scheduling.dispatcher cimport Claim, Dispatcher
 
 
 cdef class RateLimiter:

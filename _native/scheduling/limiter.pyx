@@ -4,15 +4,15 @@ A resource is a name and a number: how much of it may be used at a time, on each
 instance needs amounts of several resources, and holds them from when it is given a batch until it asks for the next
 one. Requests wait for resources in the queue, so they can time out, be cancelled, or be taken by another instance.
 
-All lanes whose instances need resources share the dispatcher of their limiter (`_native.scheduling.dispatcher`), which
-decides who goes first.
+All lanes whose instances need resources share the dispatcher of their limiter (`inferd._native.scheduling.dispatcher`),
+which decides who goes first.
 """
 
 from libc.stdlib cimport calloc, free
 
-from _native.clock cimport now_ns
-from _native.scheduling.calling cimport lines_look
-from _native.scheduling.dispatcher cimport (
+from inferd._native.clock cimport now_ns
+from inferd._native.scheduling.calling cimport lines_look
+from inferd._native.scheduling.dispatcher cimport (
     Line,
     Need,
     ResourcePool,
@@ -20,7 +20,7 @@ from _native.scheduling.dispatcher cimport (
     dispatcher_clear,
     dispatcher_init,
 )
-from _native.threads cimport lock, unlock
+from inferd._native.threads cimport lock, unlock
 
 
 cdef class Resource:

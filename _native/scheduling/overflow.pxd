@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.request.request cimport Request
-from _native.scheduling.levels cimport level_at, levels_remove
-from _native.scheduling.queue cimport Queue
-from _native.shares cimport shares_subtract
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.levels cimport level_at, levels_remove
+from inferd._native.scheduling.queue cimport Queue
+from inferd._native.shares cimport shares_subtract
 
 # Whether no further request fits in the queue.
 cdef inline bint is_full(const Queue *queue) noexcept nogil:

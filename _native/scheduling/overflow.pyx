@@ -1,21 +1,21 @@
 """Full queues: requests of the client with most of the queue make room for those of other clients.
 
 While a queue is full, and until it is half empty again, it counts how many requests of each client wait at each level
-(`_native.shares`).
+(`inferd._native.shares`).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.clock cimport now_ns
-from _native.refusal cimport REFUSAL_QUEUE_FULL
-from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.request cimport Request, request_refuse
-from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.levels cimport level_at, level_is_full, levels_last
-from _native.scheduling.queue cimport Queue
-from _native.shares cimport Share, shares_add, shares_begin, shares_yielding
-from _native.text cimport format_text
+from inferd._native.clock cimport now_ns
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL
+from inferd._native.request.accounting cimport account_failed
+from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.request cimport Request, request_refuse
+from inferd._native.request.statistics cimport FAILURE_OTHER
+from inferd._native.scheduling.levels cimport level_at, level_is_full, levels_last
+from inferd._native.scheduling.queue cimport Queue
+from inferd._native.shares cimport Share, shares_add, shares_begin, shares_yielding
+from inferd._native.text cimport format_text
 
 cdef enum:
     OUSTED = 32              # the part of a full queue that makes room at a time

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.request cimport Request
-from _native.scheduling.adaptive cimport ArrivalPredictor
-from _native.scheduling.preferred cimport Preferred, preferred_from
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.adaptive cimport ArrivalPredictor
+from inferd._native.scheduling.preferred cimport Preferred, preferred_from
 
 cdef struct Policy:
     bint batching
@@ -42,7 +42,8 @@ cdef const char *LARGE
 cdef int64_t NEVER
 cdef int64_t LONGEST_DELAY   # adding it to a time does not overflow
 
-# Fill the policy from a backends.api.ModelSpec. Raises ValueError if the spec asks for more than the server can do.
+# Fill the policy from an inferd.backends.api.ModelSpec. Raises ValueError if the spec asks for more than the server can
+# do.
 cdef int policy_set(Policy *policy, object spec) except -1
 # The same for sequences with the strategy "oldest".
 cdef int policy_set_oldest(Policy *policy, object spec) except -1

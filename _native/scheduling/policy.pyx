@@ -12,19 +12,19 @@ It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
   an adaptive delay in the same way, but not a fixed one: the operator has configured both.
 * Once the oldest of the candidates has waited for the delay, all of them go. They go earlier when no further request
   can join: they are full, the next one does not fit, or the first alone exceeds every preferred size. If the delay is
-  adaptive, they also go once waiting no longer pays (`_native.scheduling.adaptive`).
+  adaptive, they also go once waiting no longer pays (`inferd._native.scheduling.adaptive`).
 
 Without dynamic batching every request is a batch of its own.
 
-The callers walk over the waiting requests: `policy_plan` over those of a queue, `_native.sequences.batch` over the
-sequences of an instance.
+The callers walk over the waiting requests: `policy_plan` over those of a queue, `inferd._native.sequences.batch` over
+the sequences of an instance.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.request cimport Request, request_alike
-from _native.scheduling.adaptive cimport ArrivalPredictor, predictor_due, predictor_enough, predictor_latest
-from _native.scheduling.preferred cimport preferred_set
+from inferd._native.request.request cimport Request, request_alike
+from inferd._native.scheduling.adaptive cimport ArrivalPredictor, predictor_due, predictor_enough, predictor_latest
+from inferd._native.scheduling.preferred cimport preferred_set
 
 cdef enum:
     ANY_ROWS = 1

@@ -2,14 +2,14 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.request.lane cimport Lane, LaneHandle, Pushed
-from _native.request.request cimport Request
-from _native.request.statistics cimport Duration
-from _native.scheduling.adaptive cimport ArrivalPredictor
-from _native.scheduling.dispatcher cimport Dispatcher, Line
-from _native.scheduling.levels cimport Levels
-from _native.scheduling.policy cimport Policy
-from _native.shares cimport Shares
+from inferd._native.request.lane cimport Lane, LaneHandle, Pushed
+from inferd._native.request.request cimport Request
+from inferd._native.request.statistics cimport Duration
+from inferd._native.scheduling.adaptive cimport ArrivalPredictor
+from inferd._native.scheduling.dispatcher cimport Dispatcher, Line
+from inferd._native.scheduling.levels cimport Levels
+from inferd._native.scheduling.policy cimport Policy
+from inferd._native.shares cimport Shares
 
 cdef struct Queue:
     Lane lane

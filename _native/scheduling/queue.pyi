@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-from _native.request.lane import LaneHandle
-from _native.scheduling.limiter import RateLimiter
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.limiter import RateLimiter
 
 class Learnt(TypedDict):
     gap_ns: int

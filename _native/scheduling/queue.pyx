@@ -1,8 +1,8 @@
 """Queues: where the requests of a stateless model wait for an instance.
 
-A queue is one line of the dispatcher (`_native.scheduling.dispatcher`) for all instances. The policy
-(`_native.scheduling.policy`) says whether the waiting requests are a batch. If not, it says until when, or until how
-many rows, there will be none; so most requests that come while an instance waits for more cost no decision. Batches
+A queue is one line of the dispatcher (`inferd._native.scheduling.dispatcher`) for all instances. The policy
+(`inferd._native.scheduling.policy`) says whether the waiting requests are a batch. If not, it says until when, or until
+how many rows, there will be none; so most requests that come while an instance waits for more cost no decision. Batches
 grow exactly while all instances are busy, and no request waits beside an idle instance longer than `max_queue_delay`.
 
 Requests of different shapes share no batch. When a request of another shape closes a batch, waiting requests of the
@@ -10,15 +10,15 @@ batch's shape behind it join, so alternating shapes make batches as large as a s
 longest is always served next, so a request is passed by at most the batches of those before it. Within one shape the
 order stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes another.
 
-`_native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
-request, requests of the client with most of the queue make room (`_native.scheduling.overflow`). Timers of the loop
-watch timeouts, so these are on time even while all instances are busy.
+`inferd._native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
+request, requests of the client with most of the queue make room (`inferd._native.scheduling.overflow`). Timers of the
+loop watch timeouts, so these are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.refusal cimport REFUSAL_QUEUE_FULL
-from _native.request.lane cimport (
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL
+from inferd._native.request.lane cimport (
     LANE_CLOSED,
     LANE_FULL,
     LANE_REFUSED,
@@ -30,9 +30,9 @@ from _native.request.lane cimport (
     lane_free,
     lane_new,
 )
-from _native.request.request cimport REQUEST_QUEUED, Request, Terms, request_alike, request_refuse
-from _native.request.statistics cimport Duration
-from _native.scheduling.adaptive cimport (
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, Terms, request_alike, request_refuse
+from inferd._native.request.statistics cimport Duration
+from inferd._native.scheduling.adaptive cimport (
     ArrivalPredictor,
     predictor_arrival,
     predictor_ask,
@@ -42,8 +42,8 @@ from _native.scheduling.adaptive cimport (
     predictor_latest,
     predictor_take,
 )
-from _native.scheduling.calling cimport BatchScheduler, line_look, line_silence
-from _native.scheduling.dispatcher cimport (
+from inferd._native.scheduling.calling cimport BatchScheduler, line_look, line_silence
+from inferd._native.scheduling.dispatcher cimport (
     Consumer,
     Dispatcher,
     Line,
@@ -51,7 +51,7 @@ from _native.scheduling.dispatcher cimport (
     dispatcher_init,
     line_init,
 )
-from _native.scheduling.levels cimport (
+from inferd._native.scheduling.levels cimport (
     level_at,
     level_is_full,
     level_of,
@@ -64,9 +64,9 @@ from _native.scheduling.levels cimport (
     levels_yield,
     set_limit,
 )
-from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
-from _native.scheduling.policy cimport (
+from inferd._native.scheduling.limiter cimport RateLimiter
+from inferd._native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
+from inferd._native.scheduling.policy cimport (
     MISFIT,
     NEVER,
     BatchPlan,
@@ -76,9 +76,9 @@ from _native.scheduling.policy cimport (
     policy_plan,
     policy_set,
 )
-from _native.shares cimport shares_add, shares_end, shares_subtract
-from _native.text cimport format_text
-from _native.threads cimport lock, unlock
+from inferd._native.shares cimport shares_add, shares_end, shares_subtract
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport lock, unlock
 
 cdef const char *GATHERED = "gathered from among other shapes"
 
@@ -449,7 +449,7 @@ cdef class QueueLane(LaneHandle):
     """The lane of a model whose requests are independent.
 
     Args:
-        spec: the version's backends.api.ModelSpec.
+        spec: the version's inferd.backends.api.ModelSpec.
         version: its number.
         max_queue: requests that may wait in it, over all levels; 0 for any number.
         held: make no batch before so many requests have waited once; 0: make batches from the beginning.

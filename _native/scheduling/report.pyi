@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
-from _native.request.lane import LaneHandle
-from _native.scheduling.queue import Learnt
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.queue import Learnt
 
 def encode_statistics(versions: Sequence[tuple[LaneHandle, Learnt | None, Sequence[tuple[str, int, int]]]]) -> bytes:
     """The statistics of these versions, as entries of an encoded inference.ModelStatisticsResponse.

@@ -9,8 +9,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from _native.protobuf.codec cimport Str
-from _native.protobuf.writing cimport (
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.writing cimport (
     MESSAGE_BYTES,
     NUMBER_BYTES,
     TEXT_BYTES,
@@ -21,8 +21,8 @@ from _native.protobuf.writing cimport (
     put_text,
     reserve,
 )
-from _native.request.lane cimport Lane, LaneHandle
-from _native.request.statistics cimport (
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
     FAILURE_OTHER,
@@ -38,7 +38,7 @@ from _native.request.statistics cimport (
     last_inference_ms,
     statistics_queue_times,
 )
-from _native.threads cimport lock, unlock
+from inferd._native.threads cimport lock, unlock
 
 cdef enum:
     # Bytes that are enough for one of these.

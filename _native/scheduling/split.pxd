@@ -1,6 +1,6 @@
 # Splits requests with more rows than the model takes at once.
 
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 # Split a bound request: the parts, a chain by Request.next, each to be pushed. The request waits for them. NULL: no
 # memory; the request still belongs to the caller.

@@ -9,16 +9,16 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.atomic cimport fetch_add32
-from _native.clock cimport now_ns
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES, bytes_of_elements
-from _native.refusal cimport REFUSAL_NONE
-from _native.request.accounting cimport account_answered, account_failed
-from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
-from _native.request.lane cimport Lane, lane_discard
-from _native.request.life cimport request_reconsider, request_stop_waiting, request_wait
-from _native.request.request cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
+from inferd._native.protobuf.datatype cimport DT_BYTES, bytes_of_elements
+from inferd._native.refusal cimport REFUSAL_NONE
+from inferd._native.request.accounting cimport account_answered, account_failed
+from inferd._native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
+from inferd._native.request.lane cimport Lane, lane_discard
+from inferd._native.request.life cimport request_reconsider, request_stop_waiting, request_wait
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     REQUEST_TAKEN,
     InputData,
@@ -31,11 +31,11 @@ from _native.request.request cimport (
     request_free,
     request_twin,
 )
-from _native.request.statistics cimport FAILURE_BACKEND, FAILURE_CANCELED, FAILURE_OTHER, Failure
-from _native.shape cimport elements_of
-from _native.status cimport STATUS_INTERNAL, STATUS_OK
-from _native.tensors.completion cimport response_complete, response_lacks
-from _native.text cimport format_text
+from inferd._native.request.statistics cimport FAILURE_BACKEND, FAILURE_CANCELED, FAILURE_OTHER, Failure
+from inferd._native.shape cimport elements_of
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_OK
+from inferd._native.tensors.completion cimport response_complete, response_lacks
+from inferd._native.text cimport format_text
 
 cdef struct Part:
     Split *split

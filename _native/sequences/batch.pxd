@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.request.request cimport Request
-from _native.scheduling.policy cimport BatchPlan
-from _native.sequences.slots cimport Slots
+from inferd._native.request.request cimport Request
+from inferd._native.scheduling.policy cimport BatchPlan
+from inferd._native.sequences.slots cimport Slots
 
 # Whether there is a batch for an instance (plan.count); if not, plan.wake_ns says when to ask again unless
 # something changes before.

@@ -1,13 +1,13 @@
-"""Forms batches of sequences by the model's strategy (`_native.sequences.slots`)."""
+"""Forms batches of sequences by the model's strategy (`inferd._native.sequences.slots`)."""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcmp
 
-from _native.execution.supply cimport END_CLIENT
-from _native.memory.resource cimport block_share
-from _native.refusal cimport REFUSAL_NONE
-from _native.request.life cimport request_move
-from _native.request.request cimport (
+from inferd._native.execution.supply cimport END_CLIENT
+from inferd._native.memory.resource cimport block_share
+from inferd._native.refusal cimport REFUSAL_NONE
+from inferd._native.request.life cimport request_move
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     REQUEST_QUEUED,
     REQUEST_TAKEN,
@@ -18,7 +18,7 @@ from _native.request.request cimport (
     request_new,
     request_reserve,
 )
-from _native.scheduling.policy cimport (
+from inferd._native.scheduling.policy cimport (
     MISFIT,
     NEVER,
     BatchPlan,
@@ -30,8 +30,8 @@ from _native.scheduling.policy cimport (
     plan_nothing,
     policy_end,
 )
-from _native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
-from _native.sequences.slots cimport (
+from inferd._native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
+from inferd._native.sequences.slots cimport (
     InstanceSlots,
     Slots,
     slots_count,
@@ -41,7 +41,7 @@ from _native.sequences.slots cimport (
     slots_set_of,
     slots_unlist,
 )
-from _native.status cimport STATUS_RESOURCE_EXHAUSTED
+from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
 
 cdef int64_t RETRY_NS = 10_000_000           # after a lack of memory
 

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from _native.request.lane cimport Pushed
-from _native.request.request cimport Request
-from _native.sequences.slots cimport Slots
+from inferd._native.request.lane cimport Pushed
+from inferd._native.request.request cimport Request
+from inferd._native.sequences.slots cimport Slots
 
 # Anything but PUSHED: the request still belongs to the caller. LANE_REFUSED: it has its error.
 cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil

@@ -7,7 +7,7 @@ batcher ("sequence_batch_scheduler.cc"), followed by what came and what to do.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from _native.execution.supply cimport (
+from inferd._native.execution.supply cimport (
     END_CANCELLED,
     END_IDLE,
     END_NONE,
@@ -16,13 +16,20 @@ from _native.execution.supply cimport (
     END_TIMEOUT,
     END_UNLOADED,
 )
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name
-from _native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SEQUENCE_ENDED
-from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
-from _native.request.life cimport request_move
-from _native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, Correlation, Request, request_fail, request_refuse
-from _native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
-from _native.sequences.sequence cimport (
+from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SEQUENCE_ENDED
+from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
+from inferd._native.request.life cimport request_move
+from inferd._native.request.request cimport (
+    REQUEST_NEW,
+    REQUEST_QUEUED,
+    Correlation,
+    Request,
+    request_fail,
+    request_refuse,
+)
+from inferd._native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
+from inferd._native.sequences.sequence cimport (
     Sequence,
     correlation_hash,
     sequence_append,
@@ -34,7 +41,7 @@ from _native.sequences.sequence cimport (
     table_find_sequence,
     table_remove_sequence,
 )
-from _native.sequences.slots cimport (
+from inferd._native.sequences.slots cimport (
     Eviction,
     Slots,
     slots_count,
@@ -45,8 +52,8 @@ from _native.sequences.slots cimport (
     slots_set_of,
     slots_stir,
 )
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
-from _native.text cimport clip, format_text
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from inferd._native.text cimport clip, format_text
 
 cdef int64_t NEVER = 0x7fffffffffffffff
 

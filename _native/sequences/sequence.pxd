@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
-from _native.request.request cimport Correlation, InputData, Request, Requests
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport Correlation, InputData, Request, Requests
 
 cdef struct StatePlan:
     # the initial value of a state, and how it is kept
@@ -37,7 +37,7 @@ cdef struct Sequence:
     Block **own              # state_count: the own memory of each state; NULL: none
 
 cdef struct Sequences:
-    # a list of sequences in the order in which they were added; see _native.list
+    # a list of sequences in the order in which they were added; see inferd._native.list
     Sequence *first
     Sequence *last
     uint32_t count

@@ -10,11 +10,11 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memmove
 
-from _native.atomic cimport load32
-from _native.list cimport list_append, list_prepend, list_remove
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.request.request cimport Correlation, InputData, Request
-from _native.siphash cimport siphash
+from inferd._native.atomic cimport load32
+from inferd._native.list cimport list_append, list_prepend, list_remove
+from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.request.request cimport Correlation, InputData, Request
+from inferd._native.siphash cimport siphash
 
 import os
 

@@ -2,11 +2,11 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.request.bridge cimport PostedCallback
-from _native.request.lane cimport Lane, LaneHandle
-from _native.scheduling.dispatcher cimport Dispatcher, Line
-from _native.sequences.slots cimport Slots
-from _native.timers cimport Timer
+from inferd._native.request.bridge cimport PostedCallback
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.scheduling.dispatcher cimport Dispatcher, Line
+from inferd._native.sequences.slots cimport Slots
+from inferd._native.timers cimport Timer
 
 cdef struct Notice:
     # a posted callback about the lane; counts as in flight on it

@@ -1,7 +1,7 @@
 from typing import Any
 
-from _native.request.lane import LaneHandle
-from _native.scheduling.limiter import RateLimiter
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.limiter import RateLimiter
 
 class SequenceLane(LaneHandle):
     def __init__(self, spec: Any, version: int, *, max_queue: int = 0, limiter: RateLimiter | None = None) -> None: ...

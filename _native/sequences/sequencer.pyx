@@ -1,7 +1,8 @@
 """Sequencers: the lane of a model whose requests belong to sequences.
 
-`_native.sequences.slots` has the policy; this module adds the lock, the responses and the clock. Each instance has a
-line of the dispatcher (`_native.scheduling.dispatcher`) of its own, because sequences are tied to instances.
+`inferd._native.sequences.slots` has the policy; this module adds the lock, the responses and the clock. Each instance
+has a line of the dispatcher (`inferd._native.scheduling.dispatcher`) of its own, because sequences are tied to
+instances.
 
 One timer of the loop ends idle sequences. It is set while any sequence is live, and counts as a request in flight, so
 the lane outlives it.
@@ -11,12 +12,12 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
-from _native.atomic cimport fetch_add32, load32
-from _native.clock cimport now_ns
-from _native.memory.resource cimport block_take
-from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, PostedCallback, bridge_post, bridge_return
-from _native.request.lane cimport (
+from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport block_take
+from inferd._native.request.accounting cimport account_failed
+from inferd._native.request.bridge cimport Bridge, PostedCallback, bridge_post, bridge_return
+from inferd._native.request.lane cimport (
     PUSHED,
     Lane,
     LaneHandle,
@@ -27,11 +28,11 @@ from _native.request.lane cimport (
     lane_new,
     stricter,
 )
-from _native.request.request cimport Correlation, InputData, Request, Terms, request_fail
-from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
-from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.calling cimport BatchScheduler, lines_look
-from _native.scheduling.dispatcher cimport (
+from inferd._native.request.request cimport Correlation, InputData, Request, Terms, request_fail
+from inferd._native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from inferd._native.request.statistics cimport FAILURE_OTHER
+from inferd._native.scheduling.calling cimport BatchScheduler, lines_look
+from inferd._native.scheduling.dispatcher cimport (
     Consumer,
     Dispatcher,
     Line,
@@ -40,12 +41,12 @@ from _native.scheduling.dispatcher cimport (
     line_init,
     line_touch,
 )
-from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
-from _native.sequences.batch cimport slots_cut, slots_plan
-from _native.sequences.entry cimport slot_deadline, slots_push
-from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
-from _native.sequences.slots cimport (
+from inferd._native.scheduling.limiter cimport RateLimiter
+from inferd._native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
+from inferd._native.sequences.batch cimport slots_cut, slots_plan
+from inferd._native.sequences.entry cimport slot_deadline, slots_push
+from inferd._native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
+from inferd._native.sequences.slots cimport (
     EVICTIONS,
     Eviction,
     Slots,
@@ -63,10 +64,10 @@ from _native.sequences.slots cimport (
     slots_request_done,
     slots_supersede,
 )
-from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport format_text
-from _native.threads cimport lock, unlock
-from _native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport lock, unlock
+from inferd._native.timers cimport Timer, timers_clear, timers_set
 
 import os
 
@@ -432,7 +433,7 @@ cdef class SequenceLane(LaneHandle):
     """The lane of a model whose requests belong to sequences.
 
     Args:
-        spec: the version's backends.api.ModelSpec, with its `sequence`.
+        spec: the version's inferd.backends.api.ModelSpec, with its `sequence`.
         version: its number.
         max_queue: requests that may wait in it, unless its queue policy allows fewer; 0 for any number.
         limiter: of the resources that its instances need; None: they need none.

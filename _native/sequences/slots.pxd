@@ -3,12 +3,12 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.execution.supply cimport EndReason
-from _native.refusal cimport Refusal
-from _native.request.lane cimport Lane
-from _native.request.request cimport Correlation, Request, Terms
-from _native.scheduling.policy cimport Policy
-from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
+from inferd._native.execution.supply cimport EndReason
+from inferd._native.refusal cimport Refusal
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Correlation, Request, Terms
+from inferd._native.scheduling.policy cimport Policy
+from inferd._native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 
 cdef enum:
     EVICTIONS = 1024         # ids for which the reason of the end is remembered
@@ -83,8 +83,8 @@ cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept
 cdef bint slots_add_set(Slots *slots) noexcept nogil
 cdef void slots_clear(Slots *slots) noexcept nogil
 
-# For arriving requests (_native.sequences.entry) and for batches (_native.sequences.batch). Give a new sequence the
-# lowest free slot; there must be one.
+# For arriving requests (inferd._native.sequences.entry) and for batches (inferd._native.sequences.batch). Give a new
+# sequence the lowest free slot; there must be one.
 cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil
 # Give the sequence's slot to the next of the backlog.
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil

@@ -10,7 +10,7 @@ utilization, a batch waits until enough slots have a request, or until the oldes
 request determines the shapes of a batch; rows of other shapes wait for the next one.
 
 *oldest*: a slot is a candidate, and each instance batches the next requests of its candidates by the rules of dynamic
-batching (`_native.scheduling.policy`), in the order in which they became ready.
+batching (`inferd._native.scheduling.policy`), in the order in which they became ready.
 
 A sequence ends with the request that has END; when it has had no request for `max_sequence_idle_microseconds`; when a
 request of it is cancelled while it waits, together with the requests behind it; and with its stream, if it is tied to
@@ -25,8 +25,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from _native.atomic cimport fetch_add32
-from _native.execution.supply cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.execution.supply cimport (
     END_CANCELLED,
     END_IDLE,
     END_REPLACED,
@@ -35,13 +35,13 @@ from _native.execution.supply cimport (
     END_UNLOADED,
     EndReason,
 )
-from _native.memory.resource cimport block_give, block_take
-from _native.protobuf.datatype cimport DT_BYTES, datatype_size
-from _native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT, Refusal
-from _native.request.lane cimport lane_discard
-from _native.request.life cimport request_move
-from _native.request.record cimport Record
-from _native.request.request cimport (
+from inferd._native.memory.resource cimport block_give, block_take
+from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_size
+from inferd._native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT, Refusal
+from inferd._native.request.lane cimport lane_discard
+from inferd._native.request.life cimport request_move
+from inferd._native.request.record cimport Record
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     REQUEST_QUEUED,
     REQUEST_TAKEN,
@@ -54,9 +54,9 @@ from _native.request.request cimport (
     request_reserve,
     terms_begin,
 )
-from _native.request.signature cimport Signature, TensorSignature
-from _native.scheduling.policy cimport policy_end
-from _native.sequences.sequence cimport (
+from inferd._native.request.signature cimport Signature, TensorSignature
+from inferd._native.scheduling.policy cimport policy_end
+from inferd._native.sequences.sequence cimport (
     Sequence,
     sequence_append,
     sequence_cut,
@@ -68,8 +68,8 @@ from _native.sequences.sequence cimport (
     table_free_sequences,
     table_remove_sequence,
 )
-from _native.status cimport STATUS_CANCELLED, STATUS_UNAVAILABLE
-from _native.text cimport format_text
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_UNAVAILABLE
+from inferd._native.text cimport format_text
 
 cdef int64_t NEVER = 0x7fffffffffffffff
 

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.protobuf.codec cimport Str
-from _native.refusal cimport Refusal
-from _native.service.tokens cimport MAX_SECRET, Tokens
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport Refusal
+from inferd._native.service.tokens cimport MAX_SECRET, Tokens
 
 cdef enum:
     TRUSTED = 2              # the id of callers that are never asked for a token; no token has it

@@ -3,28 +3,28 @@
 There are two kinds of rules; both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with
 a value. A *token* identifies a caller and its RPC groups and models. A call must pass all rules that concern it.
 
-Values of headers are compared in constant time; tokens are found by a keyed hash (`_native.service.tokens`). No text of
-an error contains either.
+Values of headers are compared in constant time; tokens are found by a keyed hash (`inferd._native.service.tokens`). No
+text of an error contains either.
 
-`_native.service.authorizer` applies the rules. It checks a call when its headers are complete, before a message is
-received, and keeps the caller's id only. Each message is checked again when it has come: by group and by model, both by
-the line of the token file that is in force then. So a changed or removed line takes effect with the next message, also
-in an open stream.
+`inferd._native.service.authorizer` applies the rules. It checks a call when its headers are complete, before a message
+is received, and keeps the caller's id only. Each message is checked again when it has come: by group and by model, both
+by the line of the token file that is in force then. So a changed or removed line takes effect with the next message,
+also in an open stream.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.protobuf.codec cimport Str
-from _native.refusal cimport (
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport (
     REFUSAL_CALLER_AS_TRITON,
     REFUSAL_NOT_ALLOWED,
     REFUSAL_RIGHT_AS_TRITON,
     REFUSAL_UNKNOWN_CALLER,
     Refusal,
 )
-from _native.service.tokens cimport MAX_SECRET, Rights, tokens_find, tokens_of_id
-from _native.text cimport clip, format_text
+from inferd._native.service.tokens cimport MAX_SECRET, Rights, tokens_find, tokens_of_id
+from inferd._native.text cimport clip, format_text
 
 cdef enum:
     STATUS_PERMISSION_DENIED = 7

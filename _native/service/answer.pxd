@@ -3,9 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.protobuf.codec cimport Str
-from _native.request.request cimport Response
-from _native.transport.outgoing cimport Outgoing
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.request cimport Response
+from inferd._native.transport.outgoing cimport Outgoing
 
 # The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
 # `streamed`: as a ModelStreamInferResponse, with a parameter that says whether the response is the final one.

@@ -8,8 +8,8 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from _native.protobuf.codec cimport PARAMETER_BOOL, Parameter, Str
-from _native.protobuf.encoding cimport (
+from inferd._native.protobuf.codec cimport PARAMETER_BOOL, Parameter, Str
+from inferd._native.protobuf.encoding cimport (
     ResponseHead,
     ResponseOutput,
     raw_prefix_size,
@@ -17,9 +17,9 @@ from _native.protobuf.encoding cimport (
     response_head_size,
     response_head_write,
 )
-from _native.protobuf.wire cimport varint_size, write_varint
-from _native.request.request cimport OutputData, Request, Response
-from _native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
+from inferd._native.protobuf.wire cimport varint_size, write_varint
+from inferd._native.request.request cimport OutputData, Request, Response
+from inferd._native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
 
 cdef enum:
     COPY_BELOW = 8192        # responses smaller than this are written as one piece

@@ -1,7 +1,7 @@
 # A store of responses outside of the server, implemented in Python.
 
-from _native.caching.coalescer cimport Memo
-from _native.service.submission cimport Submission
+from inferd._native.caching.coalescer cimport Memo
+from inferd._native.service.submission cimport Submission
 
 
 cdef class Lookup:

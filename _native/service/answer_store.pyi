@@ -1,6 +1,6 @@
 import abc
 
-from _native.memory.resource import BlockView
+from inferd._native.memory.resource import BlockView
 
 Input = tuple[str, str, list[int], BlockView | bytes]
 Output = tuple[str, str, list[int], bytes]

@@ -1,8 +1,8 @@
 """Stores: responses that are kept outside of the server and looked up over a network.
 
 A model with such a cache is too slow to be executed for each request, so Python is fast enough here. The
-coalescer (`_native.caching.coalescer`) holds the request back, with identical ones that come meanwhile, until the
-lookup has a result. Everything happens on the loop.
+coalescer (`inferd._native.caching.coalescer`) holds the request back, with identical ones that come meanwhile, until
+the lookup has a result. Everything happens on the loop.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -11,16 +11,23 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from _native.caching.cache_key cimport key_parts
-from _native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
-from _native.memory.resource cimport Block, block_give, block_of_object, block_take
-from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_STRING, PARAMETER_UINT64, Parameter, Str
-from _native.protobuf.codec cimport ParameterKind
-from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
-from _native.request.request cimport OutputData, Request, Response
-from _native.request.signature cimport MAX_RANK, Signature, output_find
-from _native.service.answer cimport answer_bytes
-from _native.service.submission cimport Submission, submission_wake, submit_work
+from inferd._native.caching.cache_key cimport key_parts
+from inferd._native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
+from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_take
+from inferd._native.protobuf.codec cimport (
+    PARAMETER_BOOL,
+    PARAMETER_DOUBLE,
+    PARAMETER_STRING,
+    PARAMETER_UINT64,
+    Parameter,
+    Str,
+)
+from inferd._native.protobuf.codec cimport ParameterKind
+from inferd._native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
+from inferd._native.request.request cimport OutputData, Request, Response
+from inferd._native.request.signature cimport MAX_RANK, Signature, output_find
+from inferd._native.service.answer cimport answer_bytes
+from inferd._native.service.submission cimport Submission, submission_wake, submit_work
 
 import abc
 import math

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.protobuf.codec cimport Str
-from _native.service.access cimport AccessPolicy, Verdict
-from _native.service.tokens cimport TokenTable
-from _native.transport.stream cimport Stream
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.service.access cimport AccessPolicy, Verdict
+from inferd._native.service.tokens cimport TokenTable
+from inferd._native.transport.stream cimport Stream
 
 # Refuse a native call, and note it for the log; `model` is the model that it calls, empty if unknown.
 cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
-from _native.service.tokens import TokenTable
-from _native.transport.endpoint import Endpoint, InterceptorHandle
+from inferd._native.service.tokens import TokenTable
+from inferd._native.transport.endpoint import Endpoint, InterceptorHandle
 
 GROUPS: tuple[str, ...]
 TRUSTED_CALLER: int

@@ -1,4 +1,4 @@
-"""The authorizer: applies the rules of access (`_native.service.access`) to the calls of both front doors.
+"""The authorizer: applies the rules of access (`inferd._native.service.access`) to the calls of both front doors.
 
 For native calls it is the interceptor of their endpoint or listener. For other calls the front doors call its methods.
 It notes refusals for the log.
@@ -8,9 +8,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from _native.protobuf.codec cimport Str
-from _native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_name, refusal_status
-from _native.service.access cimport (
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_name, refusal_status
+from inferd._native.service.access cimport (
     ALLOWED,
     INFERENCE,
     TRUSTED,
@@ -31,18 +31,18 @@ from _native.service.access cimport (
     group_text,
     secret_set,
 )
-from _native.service.tokens cimport MAX_SECRET, TokenTable, group_bits
-from _native.text cimport format_text, text_or_no_memory
-from _native.transport.call cimport CallOwner
-from _native.transport.endpoint cimport Endpoint, InterceptorHandle
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.headers cimport header_value
-from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.transport.stream cimport Stream
+from inferd._native.service.tokens cimport MAX_SECRET, TokenTable, group_bits
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.transport.call cimport CallOwner
+from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.headers cimport header_value
+from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
+from inferd._native.transport.stream cimport Stream
 
 import os
 
-from _native.service.tokens import GROUPS
+from inferd._native.service.tokens import GROUPS
 
 TRUSTED_CALLER = <int>TRUSTED
 

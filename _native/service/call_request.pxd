@@ -2,12 +2,12 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from _native.memory.resource cimport Block
-from _native.request.record cimport Record
-from _native.request.request cimport Request
-from _native.service.submission cimport Submission, submit_call
-from _native.transport.call cimport call_peer
-from _native.transport.stream cimport Stream
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.record cimport Record
+from inferd._native.request.request cimport Request
+from inferd._native.service.submission cimport Submission, submit_call
+from inferd._native.transport.call cimport call_peer
+from inferd._native.transport.stream cimport Stream
 
 
 cdef inline void submit_for_call(Submission *submission, Request *request, const Stream *stream, Block *block,

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from _native.request.request cimport Response
-from _native.service.submission cimport Submission
-from _native.transport.errorinfo cimport LoadReport
-from _native.transport.stream cimport Service, Stream
+from inferd._native.request.request cimport Response
+from inferd._native.service.submission cimport Submission
+from inferd._native.transport.errorinfo cimport LoadReport
+from inferd._native.transport.stream cimport Service, Stream
 
 cdef struct Exchange
 

@@ -10,18 +10,18 @@ transport has taken it, so a client that does not read stops the model, too. Suc
 its limits, but not the instance: if other requests wait for the instance and the client does not read for some seconds,
 its stream ends, and the model learns that its responses are discarded.
 
-`server.rpc.exchange` is the same for the grpcio front door.
+`inferd.server.rpc.exchange` is the same for the grpcio front door.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
-from _native.atomic cimport add_own
-from _native.chain cimport Chain, Link, chain_pop, chain_push
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
-from _native.refusal cimport (
+from inferd._native.atomic cimport add_own
+from inferd._native.chain cimport Chain, Link, chain_pop, chain_push
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
+from inferd._native.refusal cimport (
     REFUSAL_CLIENT_LIMIT,
     REFUSAL_LIMIT_EXCEEDED,
     REFUSAL_NONE,
@@ -30,24 +30,24 @@ from _native.refusal cimport (
     refusal_count,
     refusal_status,
 )
-from _native.request.bridge cimport bridge_abandon, bridge_post
-from _native.request.callback cimport PostedCallback
-from _native.request.lane cimport Lane
-from _native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
-from _native.service.answer cimport answer_error_outgoing, answer_outgoing
-from _native.service.call_request cimport submit_for_call
-from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
-from _native.text cimport format_text, text_or_no_memory
-from _native.timers cimport Timer, timers_clear, timers_set
-from _native.transport.budget cimport COST_FRAME
-from _native.transport.client cimport Client, client_begin_stream, client_end_stream
-from _native.transport.errorinfo cimport final_trailers, stream_refuse
-from _native.transport.expiry cimport stream_watch
-from _native.transport.headers cimport header_value
-from _native.transport.ledger cimport CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
-from _native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.transport.outgoing cimport Outgoing, outgoing_free
-from _native.transport.stream cimport (
+from inferd._native.request.bridge cimport bridge_abandon, bridge_post
+from inferd._native.request.callback cimport PostedCallback
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
+from inferd._native.service.answer cimport answer_error_outgoing, answer_outgoing
+from inferd._native.service.call_request cimport submit_for_call
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.transport.budget cimport COST_FRAME
+from inferd._native.transport.client cimport Client, client_begin_stream, client_end_stream
+from inferd._native.transport.errorinfo cimport final_trailers, stream_refuse
+from inferd._native.transport.expiry cimport stream_watch
+from inferd._native.transport.headers cimport header_value
+from inferd._native.transport.ledger cimport CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
+from inferd._native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     WRITABLE_BELOW,
     Stream,
@@ -60,7 +60,7 @@ from _native.transport.stream cimport (
     stream_time_left,
     stream_unsent,
 )
-from _native.transport.unary cimport call_admit, call_wants, message_take
+from inferd._native.transport.unary cimport call_admit, call_wants, message_take
 
 cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char *a, const char *b, size_t size)

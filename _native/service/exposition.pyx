@@ -9,9 +9,9 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from _native.atomic cimport load64
-from _native.request.lane cimport Lane, LaneHandle
-from _native.request.statistics cimport (
+from inferd._native.atomic cimport load64
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
     FAILURE_OTHER,
@@ -25,7 +25,7 @@ from _native.request.statistics cimport (
     counters_clear,
     statistics_read,
 )
-from _native.text_buffer cimport Text, put, put_number, put_scaled, put_text
+from inferd._native.text_buffer cimport Text, put, put_number, put_scaled, put_text
 
 cdef enum Kind:
     SUCCESS

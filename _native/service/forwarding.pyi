@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from _native.transport.endpoint import Endpoint
+from inferd._native.transport.endpoint import Endpoint
 
 RESERVED: frozenset[str]
 

@@ -12,14 +12,14 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
-from _native.protobuf.wire cimport varint_size, write_varint
-from _native.refusal cimport REFUSAL_INVALID_REQUEST, REFUSAL_LIMIT_EXCEEDED
-from _native.text cimport format_text
-from _native.transport.endpoint cimport Endpoint
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.headers cimport header_value
-from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.transport.stream cimport Stream
+from inferd._native.protobuf.wire cimport varint_size, write_varint
+from inferd._native.refusal cimport REFUSAL_INVALID_REQUEST, REFUSAL_LIMIT_EXCEEDED
+from inferd._native.text cimport format_text
+from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.headers cimport header_value
+from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
+from inferd._native.transport.stream cimport Stream
 
 import re
 

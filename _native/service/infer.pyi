@@ -1,16 +1,16 @@
 from collections.abc import Callable
 
-from _native.memory.shm import Regions
-from _native.request.bridge import BridgeHandle
-from _native.request.lane import LaneHandle
-from _native.request.recorder import RecorderHandle
-from _native.service.answer_store import AnswerStore
-from _native.service.authorizer import Authorizer
-from _native.service.forwarding import Forwarder
-from _native.service.table import ModelTable
-from _native.service.ticket import Ticket
-from _native.timers import TimersHandle
-from _native.transport.endpoint import Endpoint
+from inferd._native.memory.shm import Regions
+from inferd._native.request.bridge import BridgeHandle
+from inferd._native.request.lane import LaneHandle
+from inferd._native.request.recorder import RecorderHandle
+from inferd._native.service.answer_store import AnswerStore
+from inferd._native.service.authorizer import Authorizer
+from inferd._native.service.forwarding import Forwarder
+from inferd._native.service.table import ModelTable
+from inferd._native.service.ticket import Ticket
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.endpoint import Endpoint
 
 class InferService:
     def __init__(self, table: ModelTable, bridge: BridgeHandle, *, max_inflight: int = 0) -> None: ...

@@ -1,8 +1,8 @@
 """ModelInfer: from the front doors to a submission, and from a response to the call that waits for it.
 
 The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects; its
-streams are in `_native.service.exchange`. All other requests enter by `InferService.submit`, and get responses by a
-`Ticket` (`_native.service.ticket`).
+streams are in `inferd._native.service.exchange`. All other requests enter by `InferService.submit`, and get responses
+by a `Ticket` (`inferd._native.service.ticket`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -12,26 +12,26 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from _native.atomic cimport add_own
-from _native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
-from _native.execution.warmup cimport Outcome, warmup_requests
-from _native.memory.resource cimport Block, block_give, block_of_object
-from _native.memory.shm cimport Regions
-from _native.protobuf.codec cimport Str
-from _native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal
-from _native.request.bridge cimport BridgeHandle, bridge_abandon
-from _native.request.lane cimport Lane, LaneHandle
-from _native.request.record cimport Record
-from _native.request.recorder cimport RecorderHandle
-from _native.request.request cimport Request, Response, request_free, request_new
-from _native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, access_message
-from _native.service.answer cimport answer_outgoing
-from _native.service.answer_store cimport StoreBase, store_install
-from _native.service.authorizer cimport Authorizer, access_deny, access_note
-from _native.service.call_request cimport submit_for_call
-from _native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
-from _native.service.forwarding cimport Forwarder, forwarder_claims
-from _native.service.submission cimport (
+from inferd._native.atomic cimport add_own
+from inferd._native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
+from inferd._native.execution.warmup cimport Outcome, warmup_requests
+from inferd._native.memory.resource cimport Block, block_give, block_of_object
+from inferd._native.memory.shm cimport Regions
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal
+from inferd._native.request.bridge cimport BridgeHandle, bridge_abandon
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.request.record cimport Record
+from inferd._native.request.recorder cimport RecorderHandle
+from inferd._native.request.request cimport Request, Response, request_free, request_new
+from inferd._native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, access_message
+from inferd._native.service.answer cimport answer_outgoing
+from inferd._native.service.answer_store cimport StoreBase, store_install
+from inferd._native.service.authorizer cimport Authorizer, access_deny, access_note
+from inferd._native.service.call_request cimport submit_for_call
+from inferd._native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
+from inferd._native.service.forwarding cimport Forwarder, forwarder_claims
+from inferd._native.service.submission cimport (
     Submission,
     submission_after_read,
     submission_awaits,
@@ -41,18 +41,18 @@ from _native.service.submission cimport (
     submit_request,
     submit_work,
 )
-from _native.service.table cimport ModelTable, message_model, table_place
-from _native.service.ticket cimport Ticket, ticket_new
-from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport format_text, text_or_no_memory
-from _native.timers cimport TimersHandle
-from _native.traceparent cimport TraceContext, traceparent_read
-from _native.transport.endpoint cimport Endpoint
-from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
-from _native.transport.nghttp2 cimport nghttp2_nv
-from _native.transport.outgoing cimport Outgoing
-from _native.transport.stream cimport Stream, stream_end, stream_reply
-from _native.transport.unary cimport UNARY, Unary
+from inferd._native.service.table cimport ModelTable, message_model, table_place
+from inferd._native.service.ticket cimport Ticket, ticket_new
+from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.timers cimport TimersHandle
+from inferd._native.traceparent cimport TraceContext, traceparent_read
+from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
+from inferd._native.transport.nghttp2 cimport nghttp2_nv
+from inferd._native.transport.outgoing cimport Outgoing
+from inferd._native.transport.stream cimport Stream, stream_end, stream_reply
+from inferd._native.transport.unary cimport UNARY, Unary
 
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -451,7 +451,8 @@ cdef class InferService:
             stream_number: of the stream, for sequences that end with it; 0 for none.
             caller: the caller's id, from `Authorizer.authorize`.
             user: the user of the client's process, if the kernel knows it; -1 otherwise.
-            identity: a number for the client's certificate or user, from `server.front.peer`; 0 if neither is known.
+            identity: a number for the client's certificate or user, from `inferd.server.front.peer`; 0 if neither is
+                known.
             client: a number for the client with all its connections, such as `ClientUse.number`; 0 if unknown.
             trace: the client's `traceparent` and `baggage`, as W3C writes them.
             peer: the client's address, for logs and traces.

@@ -1,7 +1,7 @@
 # Waits for a model to be loaded that are not requests themselves: steps of ensembles whose model was unloaded
 # meanwhile.
 
-from _native.protobuf.codec cimport Str
+from inferd._native.protobuf.codec cimport Str
 
 cdef struct ModelWait:
     ModelWait *previous

@@ -1,9 +1,9 @@
-"""Waits for models that are being loaded. Requests wait in `_native.service.submission`."""
+"""Waits for models that are being loaded. Requests wait in `inferd._native.service.submission`."""
 
 from libc.string cimport memcmp
 
-from _native.list cimport list_append, list_remove
-from _native.protobuf.codec cimport Str
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.protobuf.codec cimport Str
 
 
 cdef inline bint is_for(const ModelWait *wait, const Str *model) noexcept nogil:

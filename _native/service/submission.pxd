@@ -2,18 +2,18 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.caching.coalescer cimport Coalescer
-from _native.memory.resource cimport Block
-from _native.protobuf.codec cimport Str
-from _native.request.bridge cimport Bridge
-from _native.request.lane cimport Lane
-from _native.request.record cimport Recorder
-from _native.request.request cimport Request
-from _native.service.access cimport AccessPolicy
-from _native.service.model_waits cimport ModelWaits
-from _native.service.table cimport Table
-from _native.tensors.placement cimport RegionAccess
-from _native.traceparent cimport TraceContext
+from inferd._native.caching.coalescer cimport Coalescer
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.bridge cimport Bridge
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.record cimport Recorder
+from inferd._native.request.request cimport Request
+from inferd._native.service.access cimport AccessPolicy
+from inferd._native.service.model_waits cimport ModelWaits
+from inferd._native.service.table cimport Table
+from inferd._native.tensors.placement cimport RegionAccess
+from inferd._native.traceparent cimport TraceContext
 
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together

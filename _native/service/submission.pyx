@@ -4,12 +4,12 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp
 
-from _native.atomic cimport add_own, load32
-from _native.caching.coalescer cimport coalescer_enter, coalescer_settle
-from _native.clock cimport now_ns
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
-from _native.protobuf.codec cimport (
+from inferd._native.atomic cimport add_own, load32
+from inferd._native.caching.coalescer cimport coalescer_enter, coalescer_settle
+from inferd._native.clock cimport now_ns
+from inferd._native.list cimport list_append, list_remove
+from inferd._native.memory.resource cimport SHARED_WITH_NOBODY, Block
+from inferd._native.protobuf.codec cimport (
     DECODE_OK,
     InferMessage,
     infer_decode,
@@ -17,18 +17,26 @@ from _native.protobuf.codec cimport (
     infer_message_free,
     infer_message_init,
 )
-from _native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SERVER_FULL
-from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
-from _native.request.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
-from _native.request.life cimport request_admit, request_stop_waiting, request_wait
-from _native.request.order cimport order_enter, order_leave
-from _native.request.record cimport Record, Sampling, record_begin
-from _native.request.request cimport REQUEST_NEW, Request, Wait, request_fail, request_refuse, terms_begin, terms_limit
-from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.split cimport split_enter, split_refused
-from _native.sequences.sequence cimport correlation_hash
-from _native.service.access cimport (
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SERVER_FULL
+from inferd._native.request.accounting cimport account_failed
+from inferd._native.request.bridge cimport Bridge, bridge_return, bridge_watch
+from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
+from inferd._native.request.life cimport request_admit, request_stop_waiting, request_wait
+from inferd._native.request.order cimport order_enter, order_leave
+from inferd._native.request.record cimport Record, Sampling, record_begin
+from inferd._native.request.request cimport (
+    REQUEST_NEW,
+    Request,
+    Wait,
+    request_fail,
+    request_refuse,
+    terms_begin,
+    terms_limit,
+)
+from inferd._native.request.statistics cimport FAILURE_OTHER
+from inferd._native.scheduling.split cimport split_enter, split_refused
+from inferd._native.sequences.sequence cimport correlation_hash
+from inferd._native.service.access cimport (
     ALLOWED,
     INFERENCE,
     TRUSTED,
@@ -38,19 +46,19 @@ from _native.service.access cimport (
     access_refusal,
     access_text,
 )
-from _native.service.model_waits cimport model_waits_for, model_waits_resume
-from _native.service.table cimport table_find, table_route
-from _native.status cimport (
+from inferd._native.service.model_waits cimport model_waits_for, model_waits_resume
+from inferd._native.service.table cimport table_find, table_route
+from inferd._native.status cimport (
     STATUS_NOT_FOUND,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.tensors.binding cimport request_bind, request_decode, request_identify
-from _native.text cimport format_text
-from _native.timers cimport timers_clear, timers_have_room
-from _native.traceparent cimport TraceContext
+from inferd._native.tensors.binding cimport request_bind, request_decode, request_identify
+from inferd._native.text cimport format_text
+from inferd._native.timers cimport timers_clear, timers_have_room
+from inferd._native.traceparent cimport TraceContext
 
 import secrets
 

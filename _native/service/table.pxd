@@ -3,11 +3,11 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.memory.resource cimport Block
-from _native.protobuf.codec cimport Str
-from _native.request.lane cimport Lane
-from _native.request.request cimport Correlation
-from _native.threads cimport Mutex
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport Correlation
+from inferd._native.threads cimport Mutex
 
 cdef struct VersionEntry:
     int64_t version

@@ -1,6 +1,6 @@
 from collections.abc import Mapping, Sequence
 
-from _native.request.lane import LaneHandle
+from inferd._native.request.lane import LaneHandle
 
 class ModelTable:
     def set(

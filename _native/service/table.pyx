@@ -9,14 +9,14 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
-from _native.atomic cimport fetch_add32
-from _native.memory.arena cimport arena_take
-from _native.protobuf.codec cimport Str
-from _native.request.lane cimport Lane, LaneHandle
-from _native.request.request cimport Correlation
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_NOT_FOUND, STATUS_OK, STATUS_UNAVAILABLE
-from _native.text cimport clip, format_text
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.memory.arena cimport arena_take
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.request.request cimport Correlation
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_NOT_FOUND, STATUS_OK, STATUS_UNAVAILABLE
+from inferd._native.text cimport clip, format_text
+from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef enum:
     MODEL_NAME_TAG = 1 << 3 | 2

@@ -1,6 +1,6 @@
 # Requests that come through Python.
 
-from _native.request.request cimport Request, Response
+from inferd._native.request.request cimport Request, Response
 
 
 cdef class Ticket:

@@ -6,14 +6,14 @@ A `Ticket` is the sink of such a request. It keeps itself alive until the final 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
 
-from _native.atomic cimport add_own
-from _native.memory.resource cimport block_view
-from _native.refusal cimport refusal_name
-from _native.request.bridge cimport bridge_abandon
-from _native.request.lane cimport Lane
-from _native.request.request cimport REQUEST_QUEUED, Request, Response
-from _native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
-from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.atomic cimport add_own
+from inferd._native.memory.resource cimport block_view
+from inferd._native.refusal cimport refusal_name
+from inferd._native.request.bridge cimport bridge_abandon
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response
+from inferd._native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
+from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 
 from collections import deque
 

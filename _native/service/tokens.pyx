@@ -11,7 +11,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from _native.siphash cimport siphash
+from inferd._native.siphash cimport siphash
 
 # The RPC groups in the order of their bits; Triton's, and reflection.
 GROUPS = (

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint8_t
 
-from _native.memory.resource cimport Block
-from _native.request.request cimport Request
-from _native.request.signature cimport Signature
-from _native.tensors.placement cimport RegionAccess
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport Request
+from inferd._native.request.signature cimport Signature
+from inferd._native.tensors.placement cimport RegionAccess
 
 # Take over `block` (also on failure), and decode `size` bytes at `data` in it. False: status and details are set.
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil

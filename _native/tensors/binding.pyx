@@ -8,8 +8,8 @@ expected and what came.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.memory.resource cimport Block, block_share, block_take
-from _native.protobuf.codec cimport (
+from inferd._native.memory.resource cimport Block, block_share, block_take
+from inferd._native.protobuf.codec cimport (
     DECODE_LIMIT,
     DECODE_NO_MEMORY,
     DECODE_OK,
@@ -23,15 +23,15 @@ from _native.protobuf.codec cimport (
     infer_decode,
     parameter_find,
 )
-from _native.protobuf.contents cimport contents_copy, contents_field, contents_size
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
-from _native.request.request cimport InputData, Request, request_fail, request_reserve
-from _native.request.signature cimport MAX_RANK, Signature, TensorSignature, input_find, output_find
-from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
-from _native.tensors.parameters cimport take_correlation, take_parameters, wrong_parameter
-from _native.tensors.placement cimport RegionAccess, is_placed, place_input, place_output
-from _native.tensors.refusals cimport contents_name, refuse, refuse_missing, refuse_shape
-from _native.text cimport clip, format_text
+from inferd._native.protobuf.contents cimport contents_copy, contents_field, contents_size
+from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from inferd._native.request.request cimport InputData, Request, request_fail, request_reserve
+from inferd._native.request.signature cimport MAX_RANK, Signature, TensorSignature, input_find, output_find
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.tensors.parameters cimport take_correlation, take_parameters, wrong_parameter
+from inferd._native.tensors.placement cimport RegionAccess, is_placed, place_input, place_output
+from inferd._native.tensors.refusals cimport contents_name, refuse, refuse_missing, refuse_shape
+from inferd._native.text cimport clip, format_text
 
 
 cdef extern from *:

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from _native.memory.resource cimport Block
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport Datatype
 
 
 cdef enum ClassifyResult:

@@ -5,10 +5,10 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.protobuf.codec cimport Str
-from _native.protobuf.datatype cimport DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
-from _native.protobuf.datatype cimport DT_UINT8, DT_UINT64, Datatype, datatype_parse, datatype_size
+from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.protobuf.datatype cimport DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
+from inferd._native.protobuf.datatype cimport DT_UINT8, DT_UINT64, Datatype, datatype_parse, datatype_size
 
 cdef extern from *:
     """

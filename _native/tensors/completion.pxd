@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.request.request cimport Response
+from inferd._native.request.request cimport Response
 
 # Check that every wanted output exists, and convert it as the client asked; only steps of ensembles may lack outputs.
 # False: the response carries the error.

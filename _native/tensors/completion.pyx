@@ -3,12 +3,12 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.memory.resource cimport SHARED_WITH_NOBODY, Block, block_give
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name
-from _native.request.request cimport OutputData, Request, Response, response_fail
-from _native.request.signature cimport Signature, TensorSignature
-from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
-from _native.tensors.classify cimport (
+from inferd._native.memory.resource cimport SHARED_WITH_NOBODY, Block, block_give
+from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name
+from inferd._native.request.request cimport OutputData, Request, Response, response_fail
+from inferd._native.request.signature cimport Signature, TensorSignature
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.tensors.classify cimport (
     CLASSIFY_LIMIT,
     CLASSIFY_OK,
     CLASSIFY_TOO_LARGE,
@@ -16,8 +16,8 @@ from _native.tensors.classify cimport (
     ClassifyResult,
     classify,
 )
-from _native.tensors.placement cimport response_place
-from _native.text cimport format_text
+from inferd._native.tensors.placement cimport response_place
+from inferd._native.text cimport format_text
 
 
 cdef void refuse_classes(Response *response, const TensorSignature *tensor, size_t elements,

@@ -1,7 +1,7 @@
 # The parameters of a request that the server itself interprets.
 
-from _native.protobuf.codec cimport Str
-from _native.request.request cimport Request
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.request cimport Request
 
 # Read them from the decoded message. If several have the same key, the last one counts; earlier ones may be malformed.
 # False: status and details are set.

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, strlen
 
-from _native.protobuf.codec cimport (
+from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_INT64,
     PARAMETER_NONE,
@@ -16,9 +16,9 @@ from _native.protobuf.codec cimport (
     PARAMETER_UINT64,
     Parameter,
 )
-from _native.request.request cimport request_fail
-from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
-from _native.text cimport clip, format_text
+from inferd._native.request.request cimport request_fail
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.text cimport clip, format_text
 
 import secrets
 

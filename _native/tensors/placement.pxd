@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
-from _native.memory.shm cimport Placement, Registry
-from _native.protobuf.codec cimport InputHead, OutputHead
-from _native.request.request cimport Request, Response
+from inferd._native.memory.resource cimport Block
+from inferd._native.memory.shm cimport Placement, Registry
+from inferd._native.protobuf.codec cimport InputHead, OutputHead
+from inferd._native.request.request cimport Request, Response
 
 cdef struct RegionAccess:
     # how requests may use regions

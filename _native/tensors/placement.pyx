@@ -8,9 +8,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcmp, memmove, strlen
 
-from _native.atomic cimport load32
-from _native.cuda.region cimport cuda_region_read, cuda_region_write
-from _native.memory.resource cimport (
+from inferd._native.atomic cimport load32
+from inferd._native.cuda.region cimport cuda_region_read, cuda_region_write
+from inferd._native.memory.resource cimport (
     SHARED_WITH_NOBODY,
     SHARED_WITH_STRANGER,
     Block,
@@ -20,7 +20,7 @@ from _native.memory.resource cimport (
     block_share,
     block_take,
 )
-from _native.memory.shm cimport (
+from inferd._native.memory.shm cimport (
     REGION_CUDA,
     REGION_SYSTEM,
     SCOPE_NONE,
@@ -32,7 +32,7 @@ from _native.memory.shm cimport (
     region_intact,
     region_refusal,
 )
-from _native.protobuf.codec cimport (
+from inferd._native.protobuf.codec cimport (
     PARAMETER_INT64,
     PARAMETER_STRING,
     InputHead,
@@ -41,18 +41,18 @@ from _native.protobuf.codec cimport (
     Str,
     parameter_find,
 )
-from _native.protobuf.datatype cimport DT_BYTES
-from _native.request.lane cimport Lane
-from _native.request.request cimport InputData, OutputData, Request, Response, request_fail, response_fail
-from _native.request.signature cimport TensorSignature
-from _native.status cimport (
+from inferd._native.protobuf.datatype cimport DT_BYTES
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.request cimport InputData, OutputData, Request, Response, request_fail, response_fail
+from inferd._native.request.signature cimport TensorSignature
+from inferd._native.status cimport (
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNIMPLEMENTED,
 )
-from _native.text cimport clip, format_text
+from inferd._native.text cimport clip, format_text
 
 
 cdef bint is_placed(const Request *request, uint32_t first, uint32_t count) noexcept nogil:

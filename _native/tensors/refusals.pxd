@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.request.request cimport Request
-from _native.request.signature cimport TensorSignature
+from inferd._native.request.request cimport Request
+from inferd._native.request.signature cimport TensorSignature
 
 # Fail a request with INVALID_ARGUMENT. Takes over `text`, which is from malloc (NULL: no memory), and writes the
 # request's id in front of it, as Triton's core does.

@@ -4,11 +4,11 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.protobuf.codec cimport Str
-from _native.request.request cimport Request, request_fail
-from _native.request.signature cimport Signature, TensorSignature
-from _native.status cimport STATUS_INVALID_ARGUMENT
-from _native.text cimport clip, format_text, shape_text
+from inferd._native.protobuf.codec cimport Str
+from inferd._native.request.request cimport Request, request_fail
+from inferd._native.request.signature cimport Signature, TensorSignature
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT
+from inferd._native.text cimport clip, format_text, shape_text
 
 
 cdef void refuse(Request *request, char *text) noexcept nogil:

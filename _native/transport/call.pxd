@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from _native.transport.stream cimport Service, Stream
+from inferd._native.transport.stream cimport Service, Stream
 
 cdef Service PYTHON          # of all paths that are not a native method's
 

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 
-from _native.transport.connection import Connection
+from inferd._native.transport.connection import Connection
 
 EVENT_MESSAGE: str
 EVENT_HALF_CLOSE: str

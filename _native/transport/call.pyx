@@ -1,6 +1,7 @@
 """Calls of methods that Python handles.
 
-A new call comes to `Endpoint.on_call` (`_native.transport.endpoint`). No method of a call blocks; a call has events.
+A new call comes to `Endpoint.on_call` (`inferd._native.transport.endpoint`). No method of a call blocks; a call has
+events.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -8,24 +9,24 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.refusal cimport REFUSAL_LIMIT_EXCEEDED
-from _native.text cimport format_text
-from _native.transport.budget cimport COST_PYTHON_RESET
-from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.expiry cimport stream_watch
-from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
-from _native.transport.incoming cimport stream_drop_message
-from _native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
-from _native.transport.nghttp2 cimport (
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.text cimport format_text
+from inferd._native.transport.budget cimport COST_PYTHON_RESET
+from inferd._native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.expiry cimport stream_watch
+from inferd._native.transport.headers cimport header_value, metadata_headers, metadata_pairs
+from inferd._native.transport.incoming cimport stream_drop_message
+from inferd._native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
+from inferd._native.transport.nghttp2 cimport (
     NGHTTP2_INTERNAL_ERROR,
     NGHTTP2_NV_FLAG_NONE,
     nghttp2_nv,
     nghttp2_rcbuf_get_buf,
     nghttp2_vec,
 )
-from _native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
-from _native.transport.stream cimport (
+from inferd._native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     WRITABLE_BELOW,
     Incoming,

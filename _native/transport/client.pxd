@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from _native.transport.ledger cimport Account
+from inferd._native.transport.ledger cimport Account
 
 cdef struct Client:
     uint64_t number          # one that no other client has or had; never 0

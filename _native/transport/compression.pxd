@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from _native.memory.resource cimport Block
-from _native.transport.outgoing cimport Outgoing
-from _native.transport.zlib cimport z_stream
+from inferd._native.memory.resource cimport Block
+from inferd._native.transport.outgoing cimport Outgoing
+from inferd._native.transport.zlib cimport z_stream
 
 cdef enum Encoding:
     ENCODING_IDENTITY

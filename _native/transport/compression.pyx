@@ -11,8 +11,8 @@ pages cost nothing, and nothing stays in the pool when the message is freed.
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.memory.resource cimport Block, block_give, block_take, block_wrap
-from _native.transport.outgoing cimport (
+from inferd._native.memory.resource cimport Block, block_give, block_take, block_wrap
+from inferd._native.transport.outgoing cimport (
     Outgoing,
     Segment,
     outgoing_add,
@@ -20,7 +20,7 @@ from _native.transport.outgoing cimport (
     outgoing_new,
     write_message_prefix,
 )
-from _native.transport.zlib cimport *
+from inferd._native.transport.zlib cimport *
 
 cdef extern from *:
     """

@@ -1,10 +1,10 @@
 # Connections, as objects for Python.
 
-from _native.transport.call cimport CallOwner
-from _native.transport.client cimport ClientUse
-from _native.transport.direct_read cimport ReadTarget
-from _native.transport.endpoint cimport Endpoint, InterceptorHandle
-from _native.transport.stream cimport Conn
+from inferd._native.transport.call cimport CallOwner
+from inferd._native.transport.client cimport ClientUse
+from inferd._native.transport.direct_read cimport ReadTarget
+from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
+from inferd._native.transport.stream cimport Conn
 
 
 cdef class Connection(CallOwner):

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from _native.transport.client import ClientUse
-from _native.transport.endpoint import Endpoint, InterceptorHandle, ReceiveBuffer
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.endpoint import Endpoint, InterceptorHandle, ReceiveBuffer
 
 STATES: tuple[str, ...]
 

@@ -1,21 +1,21 @@
 """Connections, as objects for Python.
 
 The owner of a connection reads from its socket into `Connection.receive_buffer`, or that of the `Endpoint`
-(`_native.transport.endpoint`), calls `Connection.received`, and writes the output of `Connection.take_output`. Calls of
-methods that are not native come to `Endpoint.on_call` as `_native.transport.call.Call` objects.
+(`inferd._native.transport.endpoint`), calls `Connection.received`, and writes the output of `Connection.take_output`.
+Calls of methods that are not native come to `Endpoint.on_call` as `inferd._native.transport.call.Call` objects.
 """
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 
-from _native.memory.resource cimport Block, block_give, block_share
-from _native.status cimport STATUS_DEADLINE_EXCEEDED
-from _native.transport.call cimport Call, CallOwner
-from _native.transport.client cimport ClientUse
-from _native.transport.closing cimport CONN_PARTING
-from _native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
-from _native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
-from _native.transport.http2 cimport (
+from inferd._native.memory.resource cimport Block, block_give, block_share
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
+from inferd._native.transport.call cimport Call, CallOwner
+from inferd._native.transport.client cimport ClientUse
+from inferd._native.transport.closing cimport CONN_PARTING
+from inferd._native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
+from inferd._native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
+from inferd._native.transport.http2 cimport (
     conn_announce_shutdown,
     conn_calm,
     conn_close,
@@ -29,14 +29,14 @@ from _native.transport.http2 cimport (
     conn_ping,
     conn_shut,
 )
-from _native.transport.expiry cimport conn_waits
-from _native.transport.outgoing cimport output_part, output_take, output_write
-from _native.transport.stream cimport host_look
+from inferd._native.transport.expiry cimport conn_waits
+from inferd._native.transport.outgoing cimport output_part, output_take, output_write
+from inferd._native.transport.stream cimport host_look
 
 from collections import deque
 
-from _native.transport.call import EVENT_CALL, EVENT_DEADLINE
-from _native.transport.endpoint import EVENT_PING, EVENT_REFUSED
+from inferd._native.transport.call import EVENT_CALL, EVENT_DEADLINE
+from inferd._native.transport.endpoint import EVENT_PING, EVENT_REFUSED
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
 

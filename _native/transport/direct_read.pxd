@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint8_t
 
-from _native.memory.resource cimport Block
-from _native.transport.stream cimport Conn
+from inferd._native.memory.resource cimport Block
+from inferd._native.transport.stream cimport Conn
 
 cdef struct ReadTarget:
     # the destination of a read

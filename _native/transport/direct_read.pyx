@@ -11,11 +11,11 @@ all bytes that there are.
 
 from libc.stdint cimport uint8_t
 
-from _native.memory.resource cimport block_give, block_share
-from _native.transport.closing cimport CONN_PARTING
-from _native.transport.http2 cimport conn_receive
-from _native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
-from _native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
+from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.transport.closing cimport CONN_PARTING
+from inferd._native.transport.http2 cimport conn_receive
+from inferd._native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
+from inferd._native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
 
 cdef enum:
     HEAD = 9                 # bytes of a frame's head

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t
 
-from _native.timers cimport TimersHandle
-from _native.transport.stream cimport Host, Interceptor, Service
-from _native.transport.workers cimport Workers
+from inferd._native.timers cimport TimersHandle
+from inferd._native.transport.stream cimport Host, Interceptor, Service
+from inferd._native.transport.workers cimport Workers
 
 cdef enum:
     RECEIVE_BUFFER = 256 << 10   # bytes of the buffer that sockets are read to

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 
-from _native.timers import TimersHandle
-from _native.transport.call import Call
-from _native.transport.workers import Workers
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.call import Call
+from inferd._native.transport.workers import Workers
 
 EVENT_PING: str
 EVENT_REFUSED: str

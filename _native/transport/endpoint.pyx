@@ -6,12 +6,12 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.memory.small cimport smalls_clear
-from _native.timers cimport TimersHandle, timers_clear, timers_fire
-from _native.transport.call cimport PYTHON, CallOwner
-from _native.transport.eviction cimport host_relieve
-from _native.transport.expiry cimport conn_collected
-from _native.transport.ledger cimport (
+from inferd._native.memory.small cimport smalls_clear
+from inferd._native.timers cimport TimersHandle, timers_clear, timers_fire
+from inferd._native.transport.call cimport PYTHON, CallOwner
+from inferd._native.transport.eviction cimport host_relieve
+from inferd._native.transport.expiry cimport conn_collected
+from inferd._native.transport.ledger cimport (
     STAGE_ANSWERED,
     STAGE_ARRIVING,
     STAGE_EXECUTED,
@@ -23,9 +23,18 @@ from _native.transport.ledger cimport (
     account_agrees,
     account_exceeded,
 )
-from _native.transport.stream cimport MAX_NATIVES, STATUSES, CallCounts, Conn, Method, Service, end_round, host_look
-from _native.transport.trim cimport host_note
-from _native.transport.workers cimport Workers, thread_pool_drain
+from inferd._native.transport.stream cimport (
+    MAX_NATIVES,
+    STATUSES,
+    CallCounts,
+    Conn,
+    Method,
+    Service,
+    end_round,
+    host_look,
+)
+from inferd._native.transport.trim cimport host_note
+from inferd._native.transport.workers cimport Workers, thread_pool_drain
 
 # Events of a connection itself, in addition to those of its calls, in CallOwner.events.
 EVENT_PING = "ping"              # for Connection.on_ping
@@ -251,7 +260,8 @@ cdef class Endpoint:
 
 
 cdef class InterceptorHandle:
-    """The check of native calls: none here, subclasses set one (`_native.service.authorizer.ListenerInterceptor`)."""
+    """The check of native calls: none here, subclasses set one
+    (`inferd._native.service.authorizer.ListenerInterceptor`)."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t
 
-from _native.refusal cimport Refusal
-from _native.transport.nghttp2 cimport nghttp2_nv
-from _native.transport.stream cimport Stream
+from inferd._native.refusal cimport Refusal
+from inferd._native.transport.nghttp2 cimport nghttp2_nv
+from inferd._native.transport.stream cimport Stream
 
 cdef enum:
     MAX_REPORT = 2048        # bytes of an encoded load report in base64

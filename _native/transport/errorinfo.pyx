@@ -12,8 +12,8 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, strlen
 
-from _native.protobuf.wire cimport utf8_valid, write_varint
-from _native.refusal cimport (
+from inferd._native.protobuf.wire cimport utf8_valid, write_varint
+from inferd._native.refusal cimport (
     Refusal,
     refusal_count,
     refusal_name,
@@ -22,10 +22,10 @@ from _native.refusal cimport (
     refusal_status,
     refusal_usual,
 )
-from _native.status cimport STATUS_OK
-from _native.text cimport text_or_no_memory
-from _native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
-from _native.transport.stream cimport Stream, stream_end, stream_ended
+from inferd._native.status cimport STATUS_OK
+from inferd._native.text cimport text_or_no_memory
+from inferd._native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
+from inferd._native.transport.stream cimport Stream, stream_end, stream_ended
 
 import binascii
 

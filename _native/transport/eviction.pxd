@@ -1,6 +1,6 @@
 # Ends calls when the server holds more bytes than it may.
 
-from _native.transport.stream cimport Conn, Host, Stream
+from inferd._native.transport.stream cimport Conn, Host, Stream
 
 # If the server holds more than it may, end calls until it holds clearly less. Call this between rounds, when no
 # response is being delivered and no bytes are being received. Other connections than the current one may then have

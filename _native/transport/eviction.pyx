@@ -12,14 +12,14 @@ Framed output cannot be taken back from a stream: if it is the largest debt, its
 
 from libc.stdint cimport int64_t
 
-from _native.refusal cimport REFUSAL_SERVER_BYTES
-from _native.text cimport format_text
-from _native.transport.closing cimport CONN_SHUT, closing_break
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
-from _native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_ENHANCE_YOUR_CALM
-from _native.transport.outgoing cimport Outgoing, output_clear
-from _native.transport.stream cimport (
+from inferd._native.refusal cimport REFUSAL_SERVER_BYTES
+from inferd._native.text cimport format_text
+from inferd._native.transport.closing cimport CONN_SHUT, closing_break
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
+from inferd._native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_ENHANCE_YOUR_CALM
+from inferd._native.transport.outgoing cimport Outgoing, output_clear
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     Conn,
     Host,

@@ -8,7 +8,7 @@
 
 from libc.stddef cimport size_t
 
-from _native.transport.stream cimport Conn, Stream
+from inferd._native.transport.stream cimport Conn, Stream
 
 # Set the stream's timer to the earliest of these times. Call this when something new becomes due, or something becomes
 # due sooner; other events need no call.

@@ -9,16 +9,16 @@ not move the timer: when it fires, the call is checked, and the timer is set aga
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport free
 
-from _native.refusal cimport REFUSAL_SLOW_REQUEST
-from _native.status cimport STATUS_DEADLINE_EXCEEDED
-from _native.text cimport format_text, text_or_no_memory
-from _native.timers cimport Timer, timers_clear, timers_set
-from _native.transport.closing cimport CONN_PARTING
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.eviction cimport conn_evict, stream_evict
-from _native.transport.http2 cimport conn_calm
-from _native.transport.incoming cimport stream_refuse_client
-from _native.transport.ledger cimport (
+from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.transport.closing cimport CONN_PARTING
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.eviction cimport conn_evict, stream_evict
+from inferd._native.transport.http2 cimport conn_calm
+from inferd._native.transport.incoming cimport stream_refuse_client
+from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     STAGE_ARRIVING,
     STAGE_FRAMED,
@@ -27,9 +27,9 @@ from _native.transport.ledger cimport (
     charge_release,
     charge_resize,
 )
-from _native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
-from _native.transport.outgoing cimport Outgoing, outgoing_keep, output_keep
-from _native.transport.stream cimport (
+from inferd._native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
+from inferd._native.transport.outgoing cimport Outgoing, outgoing_keep, output_keep
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     RECEIVING_HEADERS,
     RECEIVING_PREFIX,

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_vec
-from _native.transport.stream cimport KNOWN_FIELDS, Conn, KnownField, Stream
+from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_vec
+from inferd._native.transport.stream cimport KNOWN_FIELDS, Conn, KnownField, Stream
 
 cdef enum:
     MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2

@@ -7,17 +7,17 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp
 
-from _native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
-from _native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
-from _native.text cimport format_text
-from _native.traceparent cimport traceparent_read
-from _native.transport.client cimport Client
-from _native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.expiry cimport stream_watch
-from _native.transport.headers cimport header_value, timeout_parse
-from _native.transport.nghttp2 cimport *
-from _native.transport.stream cimport (
+from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text
+from inferd._native.traceparent cimport traceparent_read
+from inferd._native.transport.client cimport Client
+from inferd._native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.expiry cimport stream_watch
+from inferd._native.transport.headers cimport header_value, timeout_parse
+from inferd._native.transport.nghttp2 cimport *
+from inferd._native.transport.stream cimport (
     HEADER_BAD_ENCODING,
     HEADER_BAD_TIMEOUT,
     HEADER_GRPC,

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from _native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_rcbuf_get_buf, nghttp2_vec
+from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_rcbuf_get_buf, nghttp2_vec
 
 # A grpc-timeout value in nanoseconds; -1 if it is malformed. Values beyond 292 years are reduced to that.
 cdef int64_t timeout_parse(const uint8_t *text, size_t size) noexcept nogil

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
-from _native.transport.stream cimport Conn, Host
+from inferd._native.transport.stream cimport Conn, Host
 
 # Begin a session; False if there is no memory. The Conn is zeroed, and must not move until conn_close.
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil

@@ -1,16 +1,16 @@
 """HTTP/2 of a server connection, on libnghttp2, without I/O and without Python.
 
 `conn_receive` takes bytes from the socket, `conn_collect` gives bytes for it. In between, headers are read and
-checked, messages assembled and native methods run (`_native.transport.incoming`), and responses framed under flow
-control (`_native.transport.stream`). The `Service` of its method serves a call: natively
-(`_native.transport.unary`), or in Python (`_native.transport.connection`).
+checked, messages assembled and native methods run (`inferd._native.transport.incoming`), and responses framed under
+flow control (`inferd._native.transport.stream`). The `Service` of its method serves a call: natively
+(`inferd._native.transport.unary`), or in Python (`inferd._native.transport.connection`).
 
 Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages no
 handler takes.
 
 Floods. Frames that advance no call, including resets and streams that the server must reset because of the peer's
-errors, are paid from a budget (`_native.transport.budget`); a peer without budget is disconnected. nghttp2 limits
-CONTINUATION frames and queued acknowledgements.
+errors, are paid from a budget (`inferd._native.transport.budget`); a peer without budget is disconnected. nghttp2
+limits CONTINUATION frames and queued acknowledgements.
 
 Frames of closed streams. Some versions of nghttp2 keep closed streams, which costs memory with every call; others
 forget them. So each connection remembers the numbers of a few. HEADERS of a stream that the peer has ended or
@@ -23,14 +23,14 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memset, strlen
 
-from _native.list cimport list_prepend, list_remove
-from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
-from _native.memory.small cimport Smalls, small_give, small_resize, small_take
-from _native.refusal cimport REFUSAL_STOPPING
-from _native.text cimport format_text, text_or_no_memory
-from _native.timers cimport timers_clear
-from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
-from _native.transport.closing cimport (
+from inferd._native.list cimport list_prepend, list_remove
+from inferd._native.memory.resource cimport LIVE_CONNECTIONS, live_add
+from inferd._native.memory.small cimport Smalls, small_give, small_resize, small_take
+from inferd._native.refusal cimport REFUSAL_STOPPING
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.timers cimport timers_clear
+from inferd._native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from inferd._native.transport.closing cimport (
     CONN_ANNOUNCED,
     CONN_DRAINING,
     CONN_GONE,
@@ -42,17 +42,17 @@ from _native.transport.closing cimport (
     closing_break,
     closing_move,
 )
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.eviction cimport host_relieve
-from _native.transport.expiry cimport conn_collected, conn_watch
-from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
-from _native.transport.headers cimport header_value
-from _native.transport.http1 cimport HTTP1_ANSWER, is_http1
-from _native.transport.incoming cimport stream_half_closed, stream_receive
-from _native.transport.ledger cimport account_exceeded, charge_release
-from _native.transport.nghttp2 cimport *
-from _native.transport.outgoing cimport output_clear, output_copy
-from _native.transport.stream cimport (
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.eviction cimport host_relieve
+from inferd._native.transport.expiry cimport conn_collected, conn_watch
+from inferd._native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
+from inferd._native.transport.headers cimport header_value
+from inferd._native.transport.http1 cimport HTTP1_ANSWER, is_http1
+from inferd._native.transport.incoming cimport stream_half_closed, stream_receive
+from inferd._native.transport.ledger cimport account_exceeded, charge_release
+from inferd._native.transport.nghttp2 cimport *
+from inferd._native.transport.outgoing cimport output_clear, output_copy
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     REMEMBERED,
     Conn,
@@ -68,8 +68,8 @@ from _native.transport.stream cimport (
     stream_new,
     stream_shut,
 )
-from _native.transport.trim cimport host_note
-from _native.transport.unary cimport calls_resume
+from inferd._native.transport.trim cimport host_note
+from inferd._native.transport.unary cimport calls_resume
 
 cdef enum:
     STREAM_WINDOW = 4 << 20          # request bytes a peer may send ahead on one stream

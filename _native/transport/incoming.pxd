@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.transport.stream cimport Stream
+from inferd._native.transport.stream cimport Stream
 
 # Process bytes of the call's body; `last`: they are in the last frame.
 cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint last) noexcept nogil

@@ -11,14 +11,14 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
-from _native.chain cimport chain_pop, chain_push
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
-from _native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
-from _native.text cimport format_text, text_or_no_memory
-from _native.transport.budget cimport budget_spend
-from _native.transport.client cimport Client
-from _native.transport.compression cimport (
+from inferd._native.chain cimport chain_pop, chain_push
+from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.transport.budget cimport budget_spend
+from inferd._native.transport.client cimport Client
+from inferd._native.transport.compression cimport (
     ENCODING_IDENTITY,
     RESULT_NO_MEMORY,
     RESULT_OK,
@@ -27,10 +27,10 @@ from _native.transport.compression cimport (
     Result,
     encoding_name,
 )
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.expiry cimport stream_watch
-from _native.transport.http2 cimport conn_calm
-from _native.transport.ledger cimport (
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.expiry cimport stream_watch
+from inferd._native.transport.http2 cimport conn_calm
+from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     MESSAGE_MEMORY,
     STAGE_ARRIVING,
@@ -44,10 +44,10 @@ from _native.transport.ledger cimport (
     charge_release,
     charge_resize,
 )
-from _native.transport.message_compression cimport message_inflate
-from _native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
-from _native.transport.outgoing cimport PREFIX
-from _native.transport.stream cimport (
+from inferd._native.transport.message_compression cimport message_inflate
+from inferd._native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
+from inferd._native.transport.outgoing cimport PREFIX
+from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     RECEIVING_MESSAGE,
     RECEIVING_PREFIX,

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from _native.atomic cimport fetch_add64, load64
+from inferd._native.atomic cimport fetch_add64, load64
 
-from _native.memory.resource import add_counter
+from inferd._native.memory.resource import add_counter
 
 cdef int64_t charged = 0     # accounts of connections that hold something
 

@@ -1,9 +1,9 @@
 # Compression and inflation of messages: small ones at once, large ones on the thread pool.
 
-from _native.transport.compression cimport Result
-from _native.transport.outgoing cimport Outgoing
-from _native.transport.stream cimport Incoming, Stream, deflated_fn, inflated_fn
-from _native.transport.workers cimport Job
+from inferd._native.transport.compression cimport Result
+from inferd._native.transport.outgoing cimport Outgoing
+from inferd._native.transport.stream cimport Incoming, Stream, deflated_fn, inflated_fn
+from inferd._native.transport.workers cimport Job
 
 # Inflate the message. True: done, `result` is set. False: `then` will be called with the message, and until then
 # stream.inflating is set.

@@ -6,9 +6,9 @@ The caller keeps the order of messages: it gives one message of each stream and 
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport load32, store32
-from _native.memory.resource cimport block_give
-from _native.transport.compression cimport (
+from inferd._native.atomic cimport load32, store32
+from inferd._native.memory.resource cimport block_give
+from inferd._native.transport.compression cimport (
     RESULT_CANCELLED,
     RESULT_MORE,
     RESULT_NO_MEMORY,
@@ -28,10 +28,10 @@ from _native.transport.compression cimport (
     inflater_end,
     inflater_slice,
 )
-from _native.transport.ledger cimport Charge, charge_make, charge_release
-from _native.transport.outgoing cimport Outgoing, outgoing_free
-from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
-from _native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
+from inferd._native.transport.ledger cimport Charge, charge_make, charge_release
+from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
+from inferd._native.transport.stream cimport Host, Incoming, Stream, incoming_free
+from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
 
 cdef enum:
     COMPRESS_HERE = 8 << 10          # bytes up to which a response is compressed at once, on the calling thread

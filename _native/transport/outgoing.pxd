@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.chain cimport Link
-from _native.memory.resource cimport Block
-from _native.transport.ledger cimport Charge
+from inferd._native.chain cimport Link
+from inferd._native.memory.resource cimport Block
+from inferd._native.transport.ledger cimport Charge
 
 cdef struct Segment:
     const uint8_t *data

@@ -5,8 +5,8 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
-from _native.memory.resource cimport Block, block_give, block_share, block_take, block_view
-from _native.transport.ledger cimport MESSAGE_MEMORY, charge_release, charge_resize
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take, block_view
+from inferd._native.transport.ledger cimport MESSAGE_MEMORY, charge_release, charge_resize
 
 cdef enum:
     SCRATCH = 16384          # bytes collected before a new piece begins

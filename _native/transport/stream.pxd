@@ -3,20 +3,26 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from _native.chain cimport Chain, Link
-from _native.clock cimport now_ns
-from _native.memory.resource cimport Block, block_give
-from _native.memory.small cimport Smalls
-from _native.timers cimport Timer, Timers
-from _native.traceparent cimport TraceContext
-from _native.transport.budget cimport Budget
-from _native.transport.client cimport Client
-from _native.transport.closing cimport ConnState
-from _native.transport.compression cimport Encoding, Result
-from _native.transport.ledger cimport Account, Charge, charge_release
-from _native.transport.nghttp2 cimport nghttp2_data_source, nghttp2_frame, nghttp2_nv, nghttp2_rcbuf, nghttp2_session
-from _native.transport.outgoing cimport Outgoing, Output
-from _native.transport.workers cimport Job, ThreadPool
+from inferd._native.chain cimport Chain, Link
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.memory.small cimport Smalls
+from inferd._native.timers cimport Timer, Timers
+from inferd._native.traceparent cimport TraceContext
+from inferd._native.transport.budget cimport Budget
+from inferd._native.transport.client cimport Client
+from inferd._native.transport.closing cimport ConnState
+from inferd._native.transport.compression cimport Encoding, Result
+from inferd._native.transport.ledger cimport Account, Charge, charge_release
+from inferd._native.transport.nghttp2 cimport (
+    nghttp2_data_source,
+    nghttp2_frame,
+    nghttp2_nv,
+    nghttp2_rcbuf,
+    nghttp2_session,
+)
+from inferd._native.transport.outgoing cimport Outgoing, Output
+from inferd._native.transport.workers cimport Job, ThreadPool
 
 # The states of a call, one for each direction. Only the transitions in the table occur.
 #
@@ -192,7 +198,7 @@ cdef struct Stream:
     Stream *previous         # in Conn.open
     Stream *next
 
-# Lists of these; see _native.list.
+# Lists of these; see inferd._native.list.
 
 cdef struct Streams:
     Stream *first

@@ -8,25 +8,32 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from _native.chain cimport Chain, chain_pop, chain_push, chain_remove
-from _native.list cimport list_prepend, list_remove
-from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
-from _native.memory.small cimport small_give, small_take
-from _native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
-from _native.timers cimport timers_clear
-from _native.transport.closing cimport closing_break
-from _native.transport.compression cimport (
+from inferd._native.chain cimport Chain, chain_pop, chain_push, chain_remove
+from inferd._native.list cimport list_prepend, list_remove
+from inferd._native.memory.resource cimport LIVE_STREAMS, block_give, live_add
+from inferd._native.memory.small cimport small_give, small_take
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.timers cimport timers_clear
+from inferd._native.transport.closing cimport closing_break
+from inferd._native.transport.compression cimport (
     ENCODING_DEFLATE,
     ENCODING_GZIP,
     ENCODING_IDENTITY,
     ENCODING_UNKNOWN,
     encoding_name,
 )
-from _native.transport.headers cimport message_encode
-from _native.transport.ledger cimport MESSAGE_MEMORY, STAGE_ANSWERED, STAGE_UNSENT, Stage, charge_make, charge_release
-from _native.transport.message_compression cimport compression_abandon, message_deflate
-from _native.transport.nghttp2 cimport *
-from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
+from inferd._native.transport.headers cimport message_encode
+from inferd._native.transport.ledger cimport (
+    MESSAGE_MEMORY,
+    STAGE_ANSWERED,
+    STAGE_UNSENT,
+    Stage,
+    charge_make,
+    charge_release,
+)
+from inferd._native.transport.message_compression cimport compression_abandon, message_deflate
+from inferd._native.transport.nghttp2 cimport *
+from inferd._native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
 
 cdef enum:
     COMPRESS_FROM = 1 << 10          # bytes of a response below which compressing does not pay

@@ -1,6 +1,6 @@
 # Returns memory to the system after a peak.
 
-from _native.transport.stream cimport Host
+from inferd._native.transport.stream cimport Host
 
 cdef enum:
     PEAK_FROM = 16 << 20         # smaller peaks are not worth a trim

@@ -3,11 +3,11 @@
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from _native.memory.host cimport host_trim
-from _native.memory.small cimport smalls_clear
-from _native.timers cimport Timer, timers_clear, timers_set
-from _native.transport.stream cimport Host
-from _native.transport.workers cimport Job, ThreadPool, thread_pool_submit
+from inferd._native.memory.host cimport host_trim
+from inferd._native.memory.small cimport smalls_clear
+from inferd._native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.transport.stream cimport Host
+from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit
 
 cdef extern from *:
     """

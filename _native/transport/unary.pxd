@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from _native.memory.resource cimport Block
-from _native.transport.stream cimport Conn, Service, Stream
+from inferd._native.memory.resource cimport Block
+from inferd._native.transport.stream cimport Conn, Service, Stream
 
 cdef struct Unary:
     # Method.context of such a method

@@ -8,16 +8,16 @@ connection of a proxy, and one of them that does not read must not stop the othe
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.chain cimport chain_pop, chain_push
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.refusal cimport REFUSAL_LIMIT_EXCEEDED
-from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTED
-from _native.text cimport format_text
-from _native.transport.budget cimport COST_FRAME
-from _native.transport.compression cimport ENCODING_UNKNOWN
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.incoming cimport stream_drop_message
-from _native.transport.stream cimport (
+from inferd._native.chain cimport chain_pop, chain_push
+from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text
+from inferd._native.transport.budget cimport COST_FRAME
+from inferd._native.transport.compression cimport ENCODING_UNKNOWN
+from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.incoming cimport stream_drop_message
+from inferd._native.transport.stream cimport (
     Conn,
     Forwarding,
     Incoming,

@@ -1,13 +1,13 @@
 # The thread pool: work that would block the event loop too long, and the way of its results back to the loop.
 #
-# A thread does a slice of a job, charges the client for it (`_native.shares`), and takes a job of the client whose turn
-# is next. So a client with large messages, or with many, does not delay another client's small one.
+# A thread does a slice of a job, charges the client for it (`inferd._native.shares`), and takes a job of the client
+# whose turn is next. So a client with large messages, or with many, does not delay another client's small one.
 
 from libc.stdint cimport int32_t, uint64_t
 
-from _native.shares cimport Shares, Waiting
-from _native.threads cimport Condition, Mutex
-from _native.transport.ledger cimport Account
+from inferd._native.shares cimport Shares, Waiting
+from inferd._native.threads cimport Condition, Mutex
+from inferd._native.transport.ledger cimport Account
 
 cdef struct Job:
     # One piece of work; the first member of the structure that describes it.

@@ -8,7 +8,7 @@ cores are scarce, the loop and instances go first.
 from libc.stdint cimport uint64_t
 from posix.unistd cimport close, read, write
 
-from _native.shares cimport (
+from inferd._native.shares cimport (
     shares_begin,
     shares_charge,
     shares_end,
@@ -17,7 +17,7 @@ from _native.shares cimport (
     shares_put_back,
     shares_take,
 )
-from _native.threads cimport (
+from inferd._native.threads cimport (
     condition_destroy,
     condition_init,
     lock,

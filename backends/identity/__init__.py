@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native.cuda.device import device
-from backends.api import (
+from inferd._native.cuda.device import device
+from inferd.backends.api import (
     Backend,
     BackendError,
     GpuInstance,
@@ -25,11 +25,11 @@ from backends.api import (
     ModelSpec,
     NativeInstance,
 )
-from backends.identity._identity import LONGEST_US, make_executor
-from backends.parameters import Parameters
+from inferd.backends.identity._identity import LONGEST_US, make_executor
+from inferd.backends.parameters import Parameters
 
 if TYPE_CHECKING:
-    from _native.gpu.batch import GpuBatch
+    from inferd._native.gpu.batch import GpuBatch
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"

@@ -6,17 +6,17 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport fetch_add32
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_detach, batch_fail, execute_fn
-from _native.execution.gather cimport batch_gather
-from _native.execution.scatter cimport batch_set_output, batch_wants
-from _native.execution.supply cimport GatheredInput
-from _native.memory.resource cimport Block, block_give, block_share, block_take, block_wrap
-from _native.protobuf.datatype cimport datatype_size
-from _native.request.accounting cimport execution_add
-from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.request cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_detach, batch_fail, execute_fn
+from inferd._native.execution.gather cimport batch_gather
+from inferd._native.execution.scatter cimport batch_set_output, batch_wants
+from inferd._native.execution.supply cimport GatheredInput
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take, block_wrap
+from inferd._native.protobuf.datatype cimport datatype_size
+from inferd._native.request.accounting cimport execution_add
+from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.request cimport (
     InputData,
     OutputData,
     Request,
@@ -27,12 +27,12 @@ from _native.request.request cimport (
     response_free,
     response_new,
 )
-from _native.request.signature cimport Signature, TensorSignature
-from _native.request.statistics cimport Execution, statistics_executed
-from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
-from _native.tensors.completion cimport response_complete
-from _native.text cimport format_text
-from _native.threads cimport (
+from inferd._native.request.signature cimport Signature, TensorSignature
+from inferd._native.request.statistics cimport Execution, statistics_executed
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.tensors.completion cimport response_complete
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport (
     Condition,
     Mutex,
     condition_destroy,

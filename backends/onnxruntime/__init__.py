@@ -8,6 +8,6 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from backends.onnxruntime.backend import OnnxRuntimeBackend
+from inferd.backends.onnxruntime.backend import OnnxRuntimeBackend
 
 __all__ = ["OnnxRuntimeBackend"]

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from backends.api import AcceleratorSpec, BackendError, ModelSource
-from backends.onnxruntime.providers import OPENVINO
-from backends.openvino.backend import OpenVinoModel
-from backends.openvino.options import CACHE, PINNING, PRECISION, STREAMS, THREADS, Options
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.api import AcceleratorSpec, BackendError, ModelSource
+from inferd.backends.onnxruntime.providers import OPENVINO
+from inferd.backends.openvino.backend import OpenVinoModel
+from inferd.backends.openvino.options import CACHE, PINNING, PRECISION, STREAMS, THREADS, Options
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 
 if TYPE_CHECKING:
     import openvino

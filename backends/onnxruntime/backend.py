@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from backends.api import (
+from inferd.backends.api import (
     Backend,
     BackendError,
     Instance,
@@ -29,22 +29,22 @@ from backends.api import (
     Signature,
     TensorSpec,
 )
-from backends.onnxruntime import accelerated, options
-from backends.onnxruntime.gpu import OnnxGpuInstance
-from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
-from backends.onnxruntime.session import MODEL_FILE, Shape, known_shapes, open_session
-from backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
-from backends.opening import import_framework
-from backends.openvino.reading import make_core
-from backends.parameters import Parameters
+from inferd.backends.onnxruntime import accelerated, options
+from inferd.backends.onnxruntime.gpu import OnnxGpuInstance
+from inferd.backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
+from inferd.backends.onnxruntime.session import MODEL_FILE, Shape, known_shapes, open_session
+from inferd.backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
+from inferd.backends.opening import import_framework
+from inferd.backends.openvino.reading import make_core
+from inferd.backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime
     import openvino
 
-    from _native.execution.python_batch import Batch
-    from _native.execution.view import View
-    from backends.openvino.backend import OpenVinoModel
+    from inferd._native.execution.python_batch import Batch
+    from inferd._native.execution.view import View
+    from inferd.backends.openvino.backend import OpenVinoModel
 
 
 class OnnxRuntimeBackend(Backend):

@@ -9,17 +9,17 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from _native.cuda.device import device
-from backends.api import BackendError, GpuInstance, InstanceSpec, ModelSource, TensorSpec
-from backends.onnxruntime import options
-from backends.onnxruntime.providers import TENSORRT, Provider, check_active, gpu_providers
-from backends.onnxruntime.session import engine_cache, fixed_outputs, open_session
-from backends.parameters import Parameters
+from inferd._native.cuda.device import device
+from inferd.backends.api import BackendError, GpuInstance, InstanceSpec, ModelSource, TensorSpec
+from inferd.backends.onnxruntime import options
+from inferd.backends.onnxruntime.providers import TENSORRT, Provider, check_active, gpu_providers
+from inferd.backends.onnxruntime.session import engine_cache, fixed_outputs, open_session
+from inferd.backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from _native.gpu.batch import GpuBatch
+    from inferd._native.gpu.batch import GpuBatch
 
 log = logging.getLogger("inferd.onnxruntime")
 

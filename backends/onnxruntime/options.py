@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from backends.api import BackendError, ModelSpec
-from backends.onnxruntime.providers import CUDA_PARAMETERS
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.api import BackendError, ModelSpec
+from inferd.backends.onnxruntime.providers import CUDA_PARAMETERS
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from backends.api import AcceleratorSpec, BackendError, InstanceSpec, ModelSpec
-from backends.installing import pip_install
-from backends.parameters import Parameters
+from inferd.backends.api import AcceleratorSpec, BackendError, InstanceSpec, ModelSpec
+from inferd.backends.installing import pip_install
+from inferd.backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.api import BackendError, ModelSource, ModelSpec
-from backends.onnxruntime.providers import CPU, Provider
+from inferd.backends.api import BackendError, ModelSource, ModelSpec
+from inferd.backends.onnxruntime.providers import CPU, Provider
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from backends.agreement import check_dims, check_names, check_none_missing
-from backends.api import BackendError, ModelSpec, TensorSpec
+from inferd.backends.agreement import check_dims, check_names, check_none_missing
+from inferd.backends.api import BackendError, ModelSpec, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -9,6 +9,6 @@ import sys
 if "openvino" not in sys.modules:
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
-from backends.openvino.backend import OpenVinoBackend
+from inferd.backends.openvino.backend import OpenVinoBackend
 
 __all__ = ["OpenVinoBackend"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, Signature
-from backends.openvino.graph import Graph, Shared
-from backends.openvino.instance import OpenVinoInstance, plan_inputs, plan_outputs
-from backends.openvino.options import MODEL_FILE, STREAMS, Options, alone, failed, read_options, warn_unknown
-from backends.openvino.reading import compile_model, convert_types, make_core, read_model, shape_model
-from backends.openvino.signature import check, describe, ports_of
+from inferd.backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, Signature
+from inferd.backends.openvino.graph import Graph, Shared
+from inferd.backends.openvino.instance import OpenVinoInstance, plan_inputs, plan_outputs
+from inferd.backends.openvino.options import MODEL_FILE, STREAMS, Options, alone, failed, read_options, warn_unknown
+from inferd.backends.openvino.reading import compile_model, convert_types, make_core, read_model, shape_model
+from inferd.backends.openvino.signature import check, describe, ports_of
 
 if TYPE_CHECKING:
     import openvino

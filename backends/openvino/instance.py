@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.api import AsyncInstance, BackendError, ModelSpec, RequestError
-from backends.openvino.graph import Graph
-from backends.openvino.options import PADDING, reason
-from backends.openvino.signature import Port, by_name
+from inferd.backends.api import AsyncInstance, BackendError, ModelSpec, RequestError
+from inferd.backends.openvino.graph import Graph
+from inferd.backends.openvino.options import PADDING, reason
+from inferd.backends.openvino.signature import Port, by_name
 
 if TYPE_CHECKING:
     import openvino
 
-    from _native.execution.python_batch import Batch
-    from _native.execution.view import View
+    from inferd._native.execution.python_batch import Batch
+    from inferd._native.execution.view import View
 
 
 MOST_PADDED = 64 << 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.api import BackendError, ModelSource, ModelSpec
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.api import BackendError, ModelSource, ModelSpec
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 
 if TYPE_CHECKING:
     import openvino

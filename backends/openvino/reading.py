@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.api import BackendError, ModelSource, ModelSpec
-from backends.openvino.options import CPU, FIXED_BATCH, MODEL_FILE, PADDING, Options, failed, reason
-from backends.openvino.signature import ELEMENTS, Port, by_name
+from inferd.backends.api import BackendError, ModelSource, ModelSpec
+from inferd.backends.openvino.options import CPU, FIXED_BATCH, MODEL_FILE, PADDING, Options, failed, reason
+from inferd.backends.openvino.signature import ELEMENTS, Port, by_name
 
 if TYPE_CHECKING:
     import openvino

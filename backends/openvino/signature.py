@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from backends.agreement import check_dims, check_names, check_none_missing
-from backends.api import BackendError, ModelSpec, Signature, TensorSpec
+from inferd.backends.agreement import check_dims, check_names, check_none_missing
+from inferd.backends.api import BackendError, ModelSpec, Signature, TensorSpec
 
 if TYPE_CHECKING:
     import openvino

@@ -1,5 +1,5 @@
 """The Python backend: models that are a `model.py`, each instance in a process of its own."""
 
-from backends.python.backend import PythonBackend
+from inferd.backends.python.backend import PythonBackend
 
 __all__ = ["PythonBackend"]

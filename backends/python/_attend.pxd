@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from backends.python._channel cimport Channel
-from backends.python._wire cimport Head
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._wire cimport Head
 
 cdef enum:
     # indexes in the list of descriptors

@@ -9,13 +9,13 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
-from _native.atomic cimport exchange32, load32, load64, store32
-from _native.clock cimport now_ns
-from _native.memory.arena cimport arena_trim
-from _native.memory.resource cimport Block, block_give
-from _native.threads cimport lock, unlock
-from backends.python._bls cimport bls_take
-from backends.python._channel cimport (
+from inferd._native.atomic cimport exchange32, load32, load64, store32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.arena cimport arena_trim
+from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._bls cimport bls_take
+from inferd.backends.python._channel cimport (
     Channel,
     Outlet,
     awake,
@@ -24,10 +24,10 @@ from backends.python._channel cimport (
     outlet_flush,
     packet_receive,
 )
-from backends.python._grants cimport grant_asked
-from backends.python._life cimport WORKER_ENDING
-from backends.python._side cimport side_record, side_take
-from backends.python._wire cimport ALLOCATE, CALL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, Head
+from inferd.backends.python._grants cimport grant_asked
+from inferd.backends.python._life cimport WORKER_ENDING
+from inferd.backends.python._side cimport side_record, side_take
+from inferd.backends.python._wire cimport ALLOCATE, CALL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, Head
 
 import logging
 

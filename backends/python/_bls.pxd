@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from backends.python._channel cimport Channel
-from backends.python._wire cimport Head
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._wire cimport Head
 
 # On the attendant's thread: a worker was started, or has ended. The loop begins, or stops, to read its socket of calls.
 cdef void bls_open(Channel *channel) noexcept nogil

@@ -16,11 +16,11 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from _native.atomic cimport fetch_add32, load32
-from _native.request.bridge cimport PostedCallback, WatchedDescriptor, bridge_attach, bridge_detach, bridge_post
-from _native.service.submission cimport Submission
-from backends.python._bls_answers cimport BlsCall
-from backends.python._bls_calls cimport (
+from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.request.bridge cimport PostedCallback, WatchedDescriptor, bridge_attach, bridge_detach, bridge_post
+from inferd._native.service.submission cimport Submission
+from inferd.backends.python._bls_answers cimport BlsCall
+from inferd.backends.python._bls_calls cimport (
     call_cancel,
     call_credit,
     call_find,
@@ -29,7 +29,7 @@ from backends.python._bls_calls cimport (
     calls_cancel,
     calls_leave,
 )
-from backends.python._channel cimport (
+from inferd.backends.python._channel cimport (
     Channel,
     channel_break,
     channel_exhausted,
@@ -38,7 +38,7 @@ from backends.python._channel cimport (
     channel_share,
     packet_poll,
 )
-from backends.python._wire cimport BLS_CANCEL, BLS_CREDIT, BLS_REQUEST, BLS_WINDOW, IN_ARENA, PACKET, Head
+from inferd.backends.python._wire cimport BLS_CANCEL, BLS_CREDIT, BLS_REQUEST, BLS_WINDOW, IN_ARENA, PACKET, Head
 
 cdef enum:
     MOST_PACKETS = 32        # packets that are read at a time

@@ -3,11 +3,11 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
-from _native.request.bridge cimport PostedCallback
-from _native.request.request cimport Request, Response
-from backends.python._channel cimport Channel
-from backends.python._wire cimport Head
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.bridge cimport PostedCallback
+from inferd._native.request.request cimport Request, Response
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._wire cimport Head
 
 cdef struct Held:
     # a response that waits for credit

@@ -9,11 +9,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from _native.memory.arena cimport arena_take
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.request.request cimport Response
-from _native.service.answer cimport answer_size, answer_write_to
-from _native.status cimport (
+from inferd._native.memory.arena cimport arena_take
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
+from inferd._native.request.request cimport Response
+from inferd._native.service.answer cimport answer_size, answer_write_to
+from inferd._native.status cimport (
     STATUS_CANCELLED,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
@@ -21,10 +21,10 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.threads cimport lock, unlock
-from backends.python._channel cimport Channel, calls_send, channel_exhausted, channel_life
-from backends.python._loans cimport LOAN_MESSAGE, loan_begin
-from backends.python._wire cimport (
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._channel cimport Channel, calls_send, channel_exhausted, channel_life
+from inferd.backends.python._loans cimport LOAN_MESSAGE, loan_begin
+from inferd.backends.python._wire cimport (
     BLS_RESPONSE,
     CODE_CANCELLED,
     CODE_INTERNAL,

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.request.bridge cimport PostedCallback
-from backends.python._bls_answers cimport BlsCall
-from backends.python._channel cimport Channel
-from backends.python._wire cimport Head
+from inferd._native.request.bridge cimport PostedCallback
+from inferd.backends.python._bls_answers cimport BlsCall
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._wire cimport Head
 
 # From any thread: read a BLS_REQUEST; the callback of the call makes it. NULL: it was refused, or the worker is ended.
 cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil

@@ -11,13 +11,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from _native.atomic cimport fetch_add32, load32
-from _native.clock cimport now_ns
-from _native.memory.resource cimport Block, block_give
-from _native.request.bridge cimport PostedCallback, bridge_abandon
-from _native.request.lane cimport Lane
-from _native.request.record cimport record_inner
-from _native.request.request cimport (
+from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.request.bridge cimport PostedCallback, bridge_abandon
+from inferd._native.request.lane cimport Lane
+from inferd._native.request.record cimport record_inner
+from inferd._native.request.request cimport (
     REQUEST_NEW,
     REQUEST_QUEUED,
     Request,
@@ -26,11 +26,11 @@ from _native.request.request cimport (
     request_new,
     terms_lend,
 )
-from _native.request.signature cimport Signature
-from _native.service.submission cimport CALLER_SERVER, Submission, submit_message
-from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
-from _native.threads cimport lock, unlock
-from backends.python._bls_answers cimport (
+from inferd._native.request.signature cimport Signature
+from inferd._native.service.submission cimport CALLER_SERVER, Submission, submit_message
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._bls_answers cimport (
     BlsCall,
     call_answer,
     call_drop_held,
@@ -38,7 +38,7 @@ from backends.python._bls_answers cimport (
     call_refuse,
     call_send_held,
 )
-from backends.python._channel cimport (
+from inferd.backends.python._channel cimport (
     BLS_BUCKETS,
     Channel,
     Team,
@@ -48,10 +48,10 @@ from backends.python._channel cimport (
     channel_life,
     channel_share,
 )
-from backends.python._grants cimport record_copy
-from backends.python._side cimport side_record
-from backends.python._slots cimport Slot, slot_find
-from backends.python._wire cimport BLS_WINDOW, DECOUPLED, EMPTY, FINAL, IN_ARENA, BlsRecord, Head
+from inferd.backends.python._grants cimport record_copy
+from inferd.backends.python._side cimport side_record
+from inferd.backends.python._slots cimport Slot, slot_find
+from inferd.backends.python._wire cimport BLS_WINDOW, DECOUPLED, EMPTY, FINAL, IN_ARENA, BlsRecord, Head
 
 logger = logging.getLogger("inferd.python")
 

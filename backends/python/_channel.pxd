@@ -3,19 +3,19 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.atomic cimport load64
-from _native.execution.remote cimport Remote
-from _native.memory.arena cimport Arena
-from _native.memory.resource cimport Block
-from _native.memory.shm cimport RegionWatch
-from _native.request.bridge cimport WatchedDescriptor
-from _native.request.request cimport Request
-from _native.threads cimport Condition, Mutex
-from _native.timers cimport Timer
-from backends.python._life cimport WorkerState
-from backends.python._loans cimport Ledger
-from backends.python._slots cimport Slots
-from backends.python._wire cimport Head
+from inferd._native.atomic cimport load64
+from inferd._native.execution.remote cimport Remote
+from inferd._native.memory.arena cimport Arena
+from inferd._native.memory.resource cimport Block
+from inferd._native.memory.shm cimport RegionWatch
+from inferd._native.request.bridge cimport WatchedDescriptor
+from inferd._native.request.request cimport Request
+from inferd._native.threads cimport Condition, Mutex
+from inferd._native.timers cimport Timer
+from inferd.backends.python._life cimport WorkerState
+from inferd.backends.python._loans cimport Ledger
+from inferd.backends.python._slots cimport Slots
+from inferd.backends.python._wire cimport Head
 
 cdef enum:
     BLS_BUCKETS = 256

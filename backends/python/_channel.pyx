@@ -14,20 +14,20 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strdup
 
-from _native.atomic cimport fetch_add32, load32, store32, store64
-from _native.clock cimport now_ns
-from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
-from _native.memory.resource cimport Block, block_give
-from _native.memory.shm cimport region_unwatch
-from _native.refusal cimport REFUSAL_WORKER_DIED
-from _native.request.accounting cimport account_detached, account_failed
-from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.life cimport MOVES_CHECKED
-from _native.request.request cimport Request, request_refuse, request_unfollow
-from _native.request.statistics cimport FAILURE_BACKEND
-from _native.status cimport STATUS_OK
-from _native.text cimport format_text, text_or_no_memory
-from _native.threads cimport (
+from inferd._native.atomic cimport fetch_add32, load32, store32, store64
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.arena cimport Arena, arena_give, arena_share, arena_take
+from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.memory.shm cimport region_unwatch
+from inferd._native.refusal cimport REFUSAL_WORKER_DIED
+from inferd._native.request.accounting cimport account_detached, account_failed
+from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.life cimport MOVES_CHECKED
+from inferd._native.request.request cimport Request, request_refuse, request_unfollow
+from inferd._native.request.statistics cimport FAILURE_BACKEND
+from inferd._native.status cimport STATUS_OK
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.threads cimport (
     condition_destroy,
     condition_init,
     lock,
@@ -38,7 +38,7 @@ from _native.threads cimport (
     wait,
     wait_until,
 )
-from backends.python._life cimport (
+from inferd.backends.python._life cimport (
     WORKER_CLOSED,
     WORKER_ENDING,
     WORKER_STARTING,
@@ -46,15 +46,15 @@ from backends.python._life cimport (
     WorkerState,
     check_worker_move,
 )
-from backends.python._loans cimport (
+from inferd.backends.python._loans cimport (
     Kept,
     execution_forget,
     kept_give,
     ledger_free,
     loan_end_last,
 )
-from backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
-from backends.python._wire cimport CREDIT, FORGET, PACKET, SLOT_MASK, SLOTS, Head
+from inferd.backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
+from inferd.backends.python._wire cimport CREDIT, FORGET, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)

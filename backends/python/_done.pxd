@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint64_t
 
-from _native.execution.batch cimport NativeBatch
-from backends.python._channel cimport Channel
-from backends.python._slots cimport Slot
-from backends.python._wire cimport Head
+from inferd._native.execution.batch cimport NativeBatch
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._slots cimport Slot
+from inferd.backends.python._wire cimport Head
 
 # With the lock: the slot of a request of the batch. Waits until the attendant has finished with it.
 cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil

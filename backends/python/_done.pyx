@@ -7,20 +7,20 @@ then each response. A worker that breaks a rule is ended.
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_detach, batch_reschedule
-from _native.memory.resource cimport block_give, block_share
-from _native.request.request cimport InputData, Request, request_fail
-from _native.status cimport STATUS_INTERNAL, STATUS_OK
-from _native.text cimport format_text
-from _native.threads cimport lock, unlock, wait
-from backends.python._channel cimport Channel, channel_break, finish_detached
-from backends.python._grants cimport granted_record, grants_learn
-from backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kept_give, kept_new
-from backends.python._record cimport record_refers
-from backends.python._responses cimport Origin, response_peek, response_read, status_of_code
-from backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, slot_open
-from backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_detach, batch_reschedule
+from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.request.request cimport InputData, Request, request_fail
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_OK
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport lock, unlock, wait
+from inferd.backends.python._channel cimport Channel, channel_break, finish_detached
+from inferd.backends.python._grants cimport granted_record, grants_learn
+from inferd.backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kept_give, kept_new
+from inferd.backends.python._record cimport record_refers
+from inferd.backends.python._responses cimport Origin, response_peek, response_read, status_of_code
+from inferd.backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, slot_open
+from inferd.backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
 
 cdef const char *UNREADABLE = "sent a response that cannot be read"
 cdef const char *NO_MEMORY_TO_KEEP = "keeps views of its inputs, which the server has no memory to track"

@@ -1,6 +1,6 @@
 # EXECUTE and DONE.
 
-from backends.python._channel cimport Channel
+from inferd.backends.python._channel cimport Channel
 
 # On the attendant's thread: let the loop read the work socket of the worker that is up, and stop that.
 cdef void results_open(Channel *channel) noexcept nogil

@@ -10,26 +10,26 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport exchange32, load32
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, await_fn, batch_fail, execute_fn
-from _native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
-from _native.execution.supply cimport supply_each, supply_free
-from _native.memory.resource cimport Block
-from _native.refusal cimport REFUSAL_WORKER_DIED
-from _native.request.bridge cimport (
+from inferd._native.atomic cimport exchange32, load32
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, await_fn, batch_fail, execute_fn
+from inferd._native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
+from inferd._native.execution.supply cimport supply_each, supply_free
+from inferd._native.memory.resource cimport Block
+from inferd._native.refusal cimport REFUSAL_WORKER_DIED
+from inferd._native.request.bridge cimport (
     WatchedDescriptor,
     bridge_attach,
     bridge_detach,
     bridge_look_again,
 )
-from _native.request.request cimport InputData, Request, request_follow, request_refuse, request_unfollow
-from _native.service.submission cimport Submission
-from _native.text cimport format_text, text_or_no_memory
-from _native.threads cimport lock, notify_all, unlock, wait
-from _native.timers cimport Timer, timers_clear, timers_set
-from backends.python._bls cimport bls_leave
-from backends.python._channel cimport (
+from inferd._native.request.request cimport InputData, Request, request_follow, request_refuse, request_unfollow
+from inferd._native.service.submission cimport Submission
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.threads cimport lock, notify_all, unlock, wait
+from inferd._native.timers cimport Timer, timers_clear, timers_set
+from inferd.backends.python._bls cimport bls_leave
+from inferd.backends.python._channel cimport (
     MSG_DONTWAIT,
     Channel,
     channel_await,
@@ -42,13 +42,13 @@ from backends.python._channel cimport (
     packet_send,
     slot_cancelled,
 )
-from backends.python._done cimport done_take, slot_at_rest
-from backends.python._grants cimport grant, grant_asked, grant_outputs, grants_end
-from backends.python._life cimport WORKER_CLOSED, WORKER_ENDING, WORKER_UP
-from backends.python._loans cimport execution_begin
-from backends.python._record cimport RecordSize, record_copies, record_size, record_write
-from backends.python._slots cimport slot_give, slot_take
-from backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, SLOTS, Head
+from inferd.backends.python._done cimport done_take, slot_at_rest
+from inferd.backends.python._grants cimport grant, grant_asked, grant_outputs, grants_end
+from inferd.backends.python._life cimport WORKER_CLOSED, WORKER_ENDING, WORKER_UP
+from inferd.backends.python._loans cimport execution_begin
+from inferd.backends.python._record cimport RecordSize, record_copies, record_size, record_write
+from inferd.backends.python._slots cimport slot_give, slot_take
+from inferd.backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch

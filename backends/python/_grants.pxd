@@ -2,11 +2,11 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.memory.resource cimport Block
-from backends.python._channel cimport Channel
-from backends.python._loans cimport LoanKind
-from backends.python._wire cimport Head
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.resource cimport Block
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._loans cimport LoanKind
+from inferd.backends.python._wire cimport Head
 
 # A copy of a record that the worker cannot change; NULL: no memory.
 cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil

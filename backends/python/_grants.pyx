@@ -5,15 +5,15 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport load32
-from _native.execution.batch cimport NativeBatch
-from _native.memory.arena cimport arena_holds, arena_take
-from _native.memory.resource cimport Block, block_give, block_take
-from _native.request.request cimport Request
-from _native.threads cimport lock, unlock
-from backends.python._channel cimport MSG_DONTWAIT, Channel, channel_break, channel_exhausted, packet_send
-from backends.python._loans cimport LOAN_OUTPUT, LoanKind, loan_begin, loan_end_one, loan_find
-from backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
+from inferd._native.atomic cimport load32
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.arena cimport arena_holds, arena_take
+from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.request.request cimport Request
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._channel cimport MSG_DONTWAIT, Channel, channel_break, channel_exhausted, packet_send
+from inferd.backends.python._loans cimport LOAN_OUTPUT, LoanKind, loan_begin, loan_end_one, loan_find
+from inferd.backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
 
 cdef enum:
     SPARE = 4096             # bytes of a grant beyond the expected size

@@ -35,5 +35,5 @@ may_become[<int>WORKER_CLOSED] = 1 << <int>WORKER_CLOSED
 cdef void check_worker_move(WorkerState before, WorkerState after) noexcept nogil:
     if may_become[<int>before] >> <int>after & 1:
         return
-    fprintf(stderr, "a worker goes from state %d to %d; see backends.python._life\n", <int>before, <int>after)
+    fprintf(stderr, "a worker goes from state %d to %d; see inferd.backends.python._life\n", <int>before, <int>after)
     abort()

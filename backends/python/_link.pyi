@@ -1,6 +1,6 @@
 from typing import Protocol
 
-from _native.memory.arena import ArenaHandle
+from inferd._native.memory.arena import ArenaHandle
 
 class Listener(Protocol):
     def on_output(self, stream: int, data: bytes, /) -> None: ...

@@ -5,14 +5,14 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strdup
 
-from _native.atomic cimport store32
-from _native.clock cimport now_ns
-from _native.memory.arena cimport ArenaHandle, arena_take
-from _native.memory.resource cimport Block, BlockView, block_give, block_view
-from _native.threads cimport lock, unlock
-from backends.python._attend cimport AT_END, AT_WAKE, AT_WORK, Watch, watch_is_ending, watch_loop
-from backends.python._bls cimport bls_abandon, bls_close, bls_open
-from backends.python._channel cimport (
+from inferd._native.atomic cimport store32
+from inferd._native.clock cimport now_ns
+from inferd._native.memory.arena cimport ArenaHandle, arena_take
+from inferd._native.memory.resource cimport Block, BlockView, block_give, block_view
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._attend cimport AT_END, AT_WAKE, AT_WORK, Watch, watch_is_ending, watch_loop
+from inferd.backends.python._bls cimport bls_abandon, bls_close, bls_open
+from inferd.backends.python._channel cimport (
     Channel,
     Team,
     channel_connect,
@@ -29,11 +29,11 @@ from backends.python._channel cimport (
     team_give,
     team_new,
 )
-from backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
-from backends.python._grants cimport granted_record, grants_end
-from backends.python._life cimport WORKER_CLOSED, WORKER_NONE
-from backends.python._slots cimport SLOT_GIVEN, SLOT_OPEN
-from backends.python._wire cimport IN_ARENA, PACKET, Head
+from inferd.backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
+from inferd.backends.python._grants cimport granted_record, grants_end
+from inferd.backends.python._life cimport WORKER_CLOSED, WORKER_NONE
+from inferd.backends.python._slots cimport SLOT_GIVEN, SLOT_OPEN
+from inferd.backends.python._wire cimport IN_ARENA, PACKET, Head
 
 
 cdef bint given_up(Channel *channel) noexcept nogil:

@@ -10,7 +10,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from _native.memory.resource cimport Block
+from inferd._native.memory.resource cimport Block
 
 cdef enum LoanKind:
     LOAN_OUTPUT              # grant for outputs of the batch

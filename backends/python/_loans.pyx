@@ -9,8 +9,8 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memmove
 
-from _native.atomic cimport store32
-from _native.memory.resource cimport Block, block_give
+from inferd._native.atomic cimport store32
+from inferd._native.memory.resource cimport Block, block_give
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 # Size of the object in bytes; 0 if the request has no parameters except those for the server.
 cdef size_t parameters_size(const Request *request) noexcept nogil

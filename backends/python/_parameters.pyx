@@ -8,7 +8,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.protobuf.codec cimport (
+from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
     PARAMETER_INT64,
@@ -18,7 +18,7 @@ from _native.protobuf.codec cimport (
     Str,
     parameter_find,
 )
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 cdef extern from *:
     """

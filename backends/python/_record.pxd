@@ -3,10 +3,10 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint64_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.memory.resource cimport Block
-from _native.request.request cimport InputData
-from backends.python._channel cimport Channel
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport InputData
+from inferd.backends.python._channel cimport Channel
 
 cdef struct RecordSize:
     size_t heads             # in front of the tensors

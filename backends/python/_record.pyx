@@ -7,19 +7,19 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.cuda.region cimport cuda_region_handle
-from _native.execution.batch cimport NativeBatch
-from _native.memory.arena cimport arena_holds
-from _native.memory.resource cimport SHARED_WITH_FRIEND, Block
-from _native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region, region_watch
-from _native.request.record cimport Record
-from _native.request.request cimport InputData, Request
-from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
-from _native.shape cimport reshape
-from _native.traceparent cimport TRACEPARENT, traceparent_write
-from backends.python._channel cimport KEPT_REGIONS, Channel
-from backends.python._parameters cimport parameters_size, parameters_write
-from backends.python._wire cimport (
+from inferd._native.cuda.region cimport cuda_region_handle
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.memory.arena cimport arena_holds
+from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, Block
+from inferd._native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region, region_watch
+from inferd._native.request.record cimport Record
+from inferd._native.request.request cimport InputData, Request
+from inferd._native.request.signature cimport MAX_RANK, Signature, TensorSignature
+from inferd._native.shape cimport reshape
+from inferd._native.traceparent cimport TRACEPARENT, traceparent_write
+from inferd.backends.python._channel cimport KEPT_REGIONS, Channel
+from inferd.backends.python._parameters cimport parameters_size, parameters_write
+from inferd.backends.python._wire cimport (
     ALL_OUTPUTS,
     PLACE_ARENA,
     PLACE_CUDA,

@@ -3,11 +3,11 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
 
-from _native.memory.arena cimport Arena
-from _native.memory.resource cimport Block
-from _native.request.request cimport Response
-from _native.threads cimport Mutex
-from backends.python._loans cimport Ledger, LoanKind
+from inferd._native.memory.arena cimport Arena
+from inferd._native.memory.resource cimport Block
+from inferd._native.request.request cimport Response
+from inferd._native.threads cimport Mutex
+from inferd.backends.python._loans cimport Ledger, LoanKind
 
 cdef struct Origin:
     # the responses of one packet, and the memory in which their tensors may be

@@ -10,9 +10,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.execution.scatter cimport request_set_state
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.protobuf.codec cimport (
+from inferd._native.execution.scatter cimport request_set_state
+from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
+from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
     PARAMETER_STRING,
@@ -20,7 +20,7 @@ from _native.protobuf.codec cimport (
     Parameter,
     ParameterKind,
 )
-from _native.protobuf.datatype cimport (
+from inferd._native.protobuf.datatype cimport (
     DT_BF16,
     DT_BYTES,
     DT_UINT16,
@@ -29,10 +29,10 @@ from _native.protobuf.datatype cimport (
     datatype_name,
     datatype_size,
 )
-from _native.request.request cimport InputData, OutputData, Request, Response, response_fail
-from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
-from _native.shape cimport reshape, shape_fits
-from _native.status cimport (
+from inferd._native.request.request cimport InputData, OutputData, Request, Response, response_fail
+from inferd._native.request.signature cimport MAX_RANK, Signature, TensorSignature
+from inferd._native.shape cimport reshape, shape_fits
+from inferd._native.status cimport (
     STATUS_CANCELLED,
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
@@ -40,10 +40,10 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.text cimport format_text
-from _native.threads cimport lock, unlock
-from backends.python._loans cimport Loan, loan_find
-from backends.python._wire cimport (
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport lock, unlock
+from inferd.backends.python._loans cimport Loan, loan_find
+from inferd.backends.python._wire cimport (
     CODE_ALREADY_EXISTS,
     CODE_CANCELLED,
     CODE_INVALID_ARG,

@@ -3,9 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.memory.resource cimport Block
-from backends.python._channel cimport Channel
-from backends.python._wire cimport Head
+from inferd._native.memory.resource cimport Block
+from inferd.backends.python._channel cimport Channel
+from inferd.backends.python._wire cimport Head
 
 # On the attendant's thread: process a packet; False: it is another kind of packet.
 cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil

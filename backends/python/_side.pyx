@@ -5,15 +5,15 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.atomic cimport load32
-from _native.memory.resource cimport Block, block_give, block_wrap
-from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.request cimport Request, Response, response_fail, response_free, response_new
-from _native.status cimport STATUS_INTERNAL, STATUS_OK
-from _native.tensors.completion cimport response_complete
-from _native.text cimport format_text
-from _native.threads cimport lock, notify_all, unlock
-from backends.python._channel cimport (
+from inferd._native.atomic cimport load32
+from inferd._native.memory.resource cimport Block, block_give, block_wrap
+from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.request cimport Request, Response, response_fail, response_free, response_new
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_OK
+from inferd._native.tensors.completion cimport response_complete
+from inferd._native.text cimport format_text
+from inferd._native.threads cimport lock, notify_all, unlock
+from inferd.backends.python._channel cimport (
     Channel,
     channel_break,
     channel_exhausted,
@@ -23,8 +23,8 @@ from backends.python._channel cimport (
     send_credit,
     side_send,
 )
-from backends.python._grants cimport allocated, lend, lent_record, record_copy
-from backends.python._loans cimport (
+from inferd.backends.python._grants cimport allocated, lend, lent_record, record_copy
+from inferd.backends.python._loans cimport (
     LOAN_MESSAGE,
     LOAN_PACKET,
     Kept,
@@ -35,8 +35,8 @@ from backends.python._loans cimport (
     loan_end,
     loan_find,
 )
-from backends.python._responses cimport Origin, response_read
-from backends.python._slots cimport (
+from inferd.backends.python._responses cimport Origin, response_read
+from inferd.backends.python._slots cimport (
     READ_FURTHER,
     READ_NOTHING,
     READ_OWN,
@@ -50,7 +50,7 @@ from backends.python._slots cimport (
     slot_response,
     slot_return,
 )
-from backends.python._wire cimport (
+from inferd.backends.python._wire cimport (
     ALLOCATE,
     CREDIT,
     EMPTY,

@@ -12,7 +12,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.request.request cimport Request
+from inferd._native.request.request cimport Request
 
 cdef enum SlotState:
     SLOT_FREE

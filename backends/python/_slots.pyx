@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memset
 
-from _native.request.request cimport Request
-from backends.python._wire cimport (
+from inferd._native.request.request cimport Request
+from inferd.backends.python._wire cimport (
     EMPTY,
     FINAL,
     RESPONSE_OK,

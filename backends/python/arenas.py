@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from _native.memory.arena import ArenaHandle
+from inferd._native.memory.arena import ArenaHandle
 
 _arenas: weakref.WeakValueDictionary[str, ArenaHandle] = weakref.WeakValueDictionary()
 _lock = threading.Lock()

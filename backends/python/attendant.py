@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from _native.memory.arena import ArenaHandle
-from backends.api import BackendError, WorkerStatus
-from backends.python._link import Link, TeamHandle
-from backends.python.output import Lines
-from backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, end
-from backends.python.thread import ThreadWorker
-from backends.python.worker import protocol
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.api import BackendError, WorkerStatus
+from inferd.backends.python._link import Link, TeamHandle
+from inferd.backends.python.output import Lines
+from inferd.backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, end
+from inferd.backends.python.thread import ThreadWorker
+from inferd.backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from _native.cuda import driver
-from _native.memory.arena import ArenaHandle
-from backends.api import (
+from inferd._native.cuda import driver
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.api import (
     Backend,
     BackendError,
     InstanceSpec,
@@ -23,14 +23,14 @@ from backends.api import (
     Services,
     TensorSpec,
 )
-from backends.python._link import TeamHandle
-from backends.python.arenas import arena_of
-from backends.python.attendant import Post
-from backends.python.completion import complete, may_complete
-from backends.python.environment import SERVERS_OWN, Environment, find_environment
-from backends.python.instance import PythonInstance
-from backends.python.options import ENVIRONMENT, BackendOptions, read_backend_options, read_model_options
-from backends.python.process import Launch
+from inferd.backends.python._link import TeamHandle
+from inferd.backends.python.arenas import arena_of
+from inferd.backends.python.attendant import Post
+from inferd.backends.python.completion import complete, may_complete
+from inferd.backends.python.environment import SERVERS_OWN, Environment, find_environment
+from inferd.backends.python.instance import PythonInstance
+from inferd.backends.python.options import ENVIRONMENT, BackendOptions, read_backend_options, read_model_options
+from inferd.backends.python.process import Launch
 
 log = logging.getLogger("inferd.python")
 

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from _native.memory.arena import ArenaHandle
-from backends.api import BackendError
-from backends.python._link import Link, TeamHandle
-from backends.python.output import Lines
-from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, end
-from backends.python.worker import protocol
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.api import BackendError
+from inferd.backends.python._link import Link, TeamHandle
+from inferd.backends.python.output import Lines
+from inferd.backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, end
+from inferd.backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.api import BackendError
-from backends.paths import OutsideError, inside
-from backends.python.options import ENVIRONMENT
+from inferd.backends.api import BackendError
+from inferd.backends.paths import OutsideError, inside
+from inferd.backends.python.options import ENVIRONMENT
 
 log = logging.getLogger("inferd.python")
 

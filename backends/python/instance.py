@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from backends.api import BackendError, NativeInstance, Services, WorkerStatus
-from backends.python._attend import FloodError, NonsenseError
-from backends.python.attendant import Attendant, Post
-from backends.python.worker import protocol
+from inferd.backends.api import BackendError, NativeInstance, Services, WorkerStatus
+from inferd.backends.python._attend import FloodError, NonsenseError
+from inferd.backends.python.attendant import Attendant, Post
+from inferd.backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.api import ModelSpec
-from backends.parameters import Parameters
+from inferd.backends.api import ModelSpec
+from inferd.backends.parameters import Parameters
 
 log = logging.getLogger("inferd.python")
 

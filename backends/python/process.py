@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _native.memory.arena import ArenaHandle
-from backends.python import _spawn
-from backends.python._link import Link
-from backends.python._spawn import spawn
-from backends.python.environment import Environment, passed_on
-from backends.python.options import LOAD_TIMEOUT
-from backends.python.worker import protocol
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.python import _spawn
+from inferd.backends.python._link import Link
+from inferd.backends.python._spawn import spawn
+from inferd.backends.python.environment import Environment, passed_on
+from inferd.backends.python.options import LOAD_TIMEOUT
+from inferd.backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import BackendError, ModelSource, Services
-from backends.installing import pip_install
-from backends.python.backend import PythonModel
-from backends.python.environment import MODEL_DIRECTORY, SERVERS_OWN
-from backends.python.options import KEYS, MODE, PROCESS, read_backend_options
+from inferd.backends.api import BackendError, ModelSource, Services
+from inferd.backends.installing import pip_install
+from inferd.backends.python.backend import PythonModel
+from inferd.backends.python.environment import MODEL_DIRECTORY, SERVERS_OWN
+from inferd.backends.python.options import KEYS, MODE, PROCESS, read_backend_options
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENT = "environment"

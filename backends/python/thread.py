@@ -14,11 +14,11 @@ import sys
 import threading
 from typing import NoReturn
 
-from _native.memory.arena import ArenaHandle
-from backends.python.process import AnyWorker, Launch, socket_pair
-from backends.python.worker import utils
-from backends.python.worker.link import Link
-from backends.python.worker.worker import Worker
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.python.process import AnyWorker, Launch, socket_pair
+from inferd.backends.python.worker import utils
+from inferd.backends.python.worker.link import Link
+from inferd.backends.python.worker.worker import Worker
 
 _numbers = itertools.count(1)
 

@@ -1,5 +1,5 @@
 """TorchScript models on PyTorch. The framework is imported when the first model is loaded."""
 
-from backends.pytorch.backend import PyTorchBackend
+from inferd.backends.pytorch.backend import PyTorchBackend
 
 __all__ = ["PyTorchBackend"]

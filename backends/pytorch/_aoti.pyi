@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from backends.pytorch.wrapper import ExpectedInput
+from inferd.backends.pytorch.wrapper import ExpectedInput
 
 class Executor:
     @property

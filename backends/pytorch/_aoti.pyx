@@ -11,14 +11,14 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlclose, dlerror, dlopen, dlsym
 
-from _native.execution.batch cimport execute_fn
-from _native.execution.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
-from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_parse
-from _native.request.signature cimport MAX_RANK
-from backends.pytorch._program cimport NOWHERE, Argument, Dim, Program, execute_program, reason, run_fn
-from backends.pytorch._shim cimport Handle, datatype_of, find_torch, symbol, tensor_over, torch
+from inferd._native.execution.batch cimport execute_fn
+from inferd._native.execution.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
+from inferd._native.protobuf.datatype cimport Datatype, datatype_name, datatype_parse
+from inferd._native.request.signature cimport MAX_RANK
+from inferd.backends.pytorch._program cimport NOWHERE, Argument, Dim, Program, execute_program, reason, run_fn
+from inferd.backends.pytorch._shim cimport Handle, datatype_of, find_torch, symbol, tensor_over, torch
 
-from backends.pytorch._shim import AotiError
+from inferd.backends.pytorch._shim import AotiError
 
 
 cdef struct Exported:

@@ -3,9 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.execution.batch cimport NativeBatch
-from _native.request.signature cimport MAX_RANK
-from backends.pytorch._shim cimport Handle
+from inferd._native.execution.batch cimport NativeBatch
+from inferd._native.request.signature cimport MAX_RANK
+from inferd.backends.pytorch._shim cimport Handle
 
 cdef enum:
     NOWHERE = 0xffffffff     # a result that the configuration does not name

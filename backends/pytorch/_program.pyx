@@ -4,18 +4,18 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
 
-from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
-from _native.execution.gather cimport batch_gather
-from _native.execution.scatter cimport batch_set_output, batch_wants
-from _native.execution.supply cimport GatheredInput
-from _native.memory.resource cimport Block, block_share, block_wrap
-from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_size
-from _native.request.request cimport request_fail
-from _native.request.signature cimport MAX_RANK
-from _native.status cimport STATUS_INVALID_ARGUMENT
-from _native.text cimport format_text, text_or_no_memory
-from backends.pytorch._shim cimport (
+from inferd._native.clock cimport now_ns
+from inferd._native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
+from inferd._native.execution.gather cimport batch_gather
+from inferd._native.execution.scatter cimport batch_set_output, batch_wants
+from inferd._native.execution.supply cimport GatheredInput
+from inferd._native.memory.resource cimport Block, block_share, block_wrap
+from inferd._native.protobuf.datatype cimport Datatype, datatype_name, datatype_size
+from inferd._native.request.request cimport request_fail
+from inferd._native.request.signature cimport MAX_RANK
+from inferd._native.status cimport STATUS_INVALID_ARGUMENT
+from inferd._native.text cimport format_text, text_or_no_memory
+from inferd.backends.pytorch._shim cimport (
     Handle,
     contiguous_copy,
     datatype_of,

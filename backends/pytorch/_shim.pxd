@@ -4,8 +4,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from _native.memory.resource cimport Block
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.memory.resource cimport Block
+from inferd._native.protobuf.datatype cimport Datatype
 
 cdef enum:
     TYPES = 16               # the protocol's datatypes, and room for more

@@ -5,8 +5,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
 
-from _native.memory.resource cimport Block, block_take
-from _native.protobuf.datatype cimport (
+from inferd._native.memory.resource cimport Block, block_take
+from inferd._native.protobuf.datatype cimport (
     DT_BF16,
     DT_BOOL,
     DT_FP16,
@@ -24,7 +24,7 @@ from _native.protobuf.datatype cimport (
     Datatype,
     datatype_size,
 )
-from _native.request.signature cimport MAX_RANK
+from inferd._native.request.signature cimport MAX_RANK
 
 ctypedef int32_t (*number_fn)() noexcept nogil
 

@@ -1,7 +1,7 @@
 """The PyTorch backend: TorchScript modules on CPU and GPU, one copy an instance unless weights are shared.
 
 Tensors go in and out without a copy through DLPack, and a module runs without the GIL. Models that were compiled ahead
-of time are served by `backends.pytorch.inductor`.
+of time are served by `inferd.backends.pytorch.inductor`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.api import (
+from inferd.backends.api import (
     Backend,
     BackendError,
     GpuInstance,
@@ -25,20 +25,20 @@ from backends.api import (
     Signature,
     TensorSpec,
 )
-from backends.opening import import_framework
-from backends.parameters import Parameters
-from backends.pytorch import inductor, package_signature, runtime
-from backends.pytorch.datatypes import torch_type
-from backends.pytorch.forward import Forward
-from backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
-from backends.pytorch.options import Options, read_options
+from inferd.backends.opening import import_framework
+from inferd.backends.parameters import Parameters
+from inferd.backends.pytorch import inductor, package_signature, runtime
+from inferd.backends.pytorch.datatypes import torch_type
+from inferd.backends.pytorch.forward import Forward
+from inferd.backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
+from inferd.backends.pytorch.options import Options, read_options
 
 if TYPE_CHECKING:
     import torch
 
-    from _native.execution.python_batch import Batch
-    from _native.execution.view import View
-    from _native.gpu.batch import GpuBatch
+    from inferd._native.execution.python_batch import Batch
+    from inferd._native.execution.view import View
+    from inferd._native.gpu.batch import GpuBatch
 
 WARMUP_RUNS = 3
 """Calls before the server records a graph: TorchScript profiles the first ones, and then recompiles the module."""
@@ -59,7 +59,7 @@ class PyTorchBackend(Backend):
 
     def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
         """Find the inputs and outputs of a TorchScript archive by its operators, and by running it."""
-        from backends.pytorch.guessing import guess
+        from inferd.backends.pytorch.guessing import guess
 
         return guess(source.spec.name, load_module(source), known, whole=whole)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from backends.api import BackendError, ModelSpec, RequestError, TensorSpec
-from backends.pytorch.naming import input_positions, output_positions
-from backends.pytorch.package import Package
-from backends.pytorch.wrapper import Dimension, ExpectedInput, mismatch
+from inferd.backends.api import BackendError, ModelSpec, RequestError, TensorSpec
+from inferd.backends.pytorch.naming import input_positions, output_positions
+from inferd.backends.pytorch.package import Package
+from inferd.backends.pytorch.wrapper import Dimension, ExpectedInput, mismatch
 
 log = logging.getLogger("inferd.backends")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.api import BackendError, ModelSpec, TensorSpec
-from backends.pytorch.naming import input_positions, output_positions
+from inferd.backends.api import BackendError, ModelSpec, TensorSpec
+from inferd.backends.pytorch.naming import input_positions, output_positions
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _native.cuda.device import device
-from backends.api import BackendError, InstanceSpec, ModelSpec
-from backends.installing import pip_install
+from inferd._native.cuda.device import device
+from inferd.backends.api import BackendError, InstanceSpec, ModelSpec
+from inferd.backends.installing import pip_install
 
 if TYPE_CHECKING:
     import torch

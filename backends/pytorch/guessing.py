@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from backends.api import BackendError, Signature, TensorSpec
-from backends.pytorch.datatypes import V2_NAMES, torch_type
-from backends.pytorch.forward import ANY, STRINGS, TENSOR, TENSORS_BY_NAME, text_of
+from inferd.backends.api import BackendError, Signature, TensorSpec
+from inferd.backends.pytorch.datatypes import V2_NAMES, torch_type
+from inferd.backends.pytorch.forward import ANY, STRINGS, TENSOR, TENSORS_BY_NAME, text_of
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from backends.api import (
+from inferd.backends.api import (
     BackendError,
     GpuInstance,
     Instance,
@@ -23,26 +23,26 @@ from backends.api import (
     NativeInstance,
     TensorSpec,
 )
-from backends.opening import import_framework
-from backends.pytorch.call_order import CallOrder
-from backends.pytorch.datatypes import torch_type
-from backends.pytorch.gpu import TorchStream, check_capability, check_cuda, check_no_text
-from backends.pytorch.options import Options
-from backends.pytorch.package import Package, read_package
-from backends.temporary import TemporaryFolder
+from inferd.backends.opening import import_framework
+from inferd.backends.pytorch.call_order import CallOrder
+from inferd.backends.pytorch.datatypes import torch_type
+from inferd.backends.pytorch.gpu import TorchStream, check_capability, check_cuda, check_no_text
+from inferd.backends.pytorch.options import Options
+from inferd.backends.pytorch.package import Package, read_package
+from inferd.backends.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
 
-    from _native.execution.python_batch import Batch
-    from _native.gpu.batch import GpuBatch
-    from backends.pytorch._aoti import Library
+    from inferd._native.execution.python_batch import Batch
+    from inferd._native.gpu.batch import GpuBatch
+    from inferd.backends.pytorch._aoti import Library
 
 log = logging.getLogger("inferd.backends")
 
 PLATFORM = "torch_aoti"
 MODEL_FILE = "model.pt2"
-BATCHES_ON_GPU = 3  # batches submitted and not done at a time, see _native.gpu.instance
+BATCHES_ON_GPU = 3  # batches submitted and not done at a time, see inferd._native.gpu.instance
 
 Call: TypeAlias = Callable[[list[Any], bool], Sequence[Any]]
 """Runs a model on a GPU: takes its inputs in order, and whether work is recorded; returns its outputs; all with
@@ -96,7 +96,7 @@ class InductorModel(Model):
 
     def _library(self, device: str) -> Library | None:
         """The library for a device; None, with a log line for each instance, if only PyTorch's loader can run it."""
-        from backends.pytorch._shim import AotiError
+        from inferd.backends.pytorch._shim import AotiError
 
         obstacle = self.package.obstacle
         if not obstacle:
@@ -137,7 +137,7 @@ def load_library(path: Path, device: str, copies: int) -> Library:
     import_framework("torch")
     import torch
 
-    from backends.pytorch._aoti import Library
+    from inferd.backends.pytorch._aoti import Library
 
     own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     return Library(str(path), str(own), device, str(path.parent), copies)

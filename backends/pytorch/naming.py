@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from backends.api import BackendError
+from inferd.backends.api import BackendError
 
 INDEXED = re.compile(r".*__(\d+)", re.DOTALL)
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 
 log = logging.getLogger("inferd.backends")
 

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backends.api import BackendError
-from backends.pytorch.wrapper import ExpectedInput, expected_inputs
+from inferd.backends.api import BackendError
+from inferd.backends.pytorch.wrapper import ExpectedInput, expected_inputs
 
 FOLDER = ("data", "aotinductor")
 EXPORTED = ("models",)  # where torch.export.save puts a program

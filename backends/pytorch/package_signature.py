@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from backends.api import Signature, TensorSpec
-from backends.pytorch.inductor import load_library
-from backends.pytorch.package import Package
-from backends.pytorch.wrapper import SMALLEST_VARIABLE, Dimension, ExpectedInput
-from backends.temporary import TemporaryFolder
+from inferd.backends.api import Signature, TensorSpec
+from inferd.backends.pytorch.inductor import load_library
+from inferd.backends.pytorch.package import Package
+from inferd.backends.pytorch.wrapper import SMALLEST_VARIABLE, Dimension, ExpectedInput
+from inferd.backends.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
-    from backends.pytorch._aoti import Library
+    from inferd.backends.pytorch._aoti import Library
 
 
 class _Zeros(NamedTuple):
@@ -35,7 +35,7 @@ def inspect_package(package: Package) -> Signature | None:
 
     None for a package that does not describe its inputs, or that only PyTorch's loader can run.
     """
-    from backends.pytorch._shim import AotiError
+    from inferd.backends.pytorch._shim import AotiError
 
     if package.inputs is None or package.obstacle or package.device != "cpu":
         return None

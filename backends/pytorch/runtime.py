@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.api import BackendError, Model, ModelSource, Services
-from backends.parameters import Parameters
-from backends.python.program import run_program
+from inferd.backends.api import BackendError, Model, ModelSource, Services
+from inferd.backends.parameters import Parameters
+from inferd.backends.python.program import run_program
 
 RUNTIME = "model.py"
 PROGRAM = "pytorch_module.py"

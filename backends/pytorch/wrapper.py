@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backends.api import BackendError
-from backends.pytorch.datatypes import V2_NAMES
+from inferd.backends.api import BackendError
+from inferd.backends.pytorch.datatypes import V2_NAMES
 
 UNBOUNDED = (1 << 62) - 1
 SMALLEST_VARIABLE = 2

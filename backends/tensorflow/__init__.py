@@ -1,5 +1,5 @@
 """TensorFlow's SavedModels and GraphDefs, executed in worker processes that have TensorFlow; the server needs none."""
 
-from backends.tensorflow.backend import TensorFlowBackend
+from inferd.backends.tensorflow.backend import TensorFlowBackend
 
 __all__ = ["TensorFlowBackend"]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.agreement import check_dims, check_names, check_none_missing
-from backends.api import Backend, BackendError, Model, ModelSource, ModelSpec, Signature, TensorSpec
-from backends.parameters import Parameters
-from backends.paths import inside
-from backends.python.options import KEYS
-from backends.python.program import ENVIRONMENT, run_program
-from backends.tensorflow.saved_model import SavedSignature, Tensor, describe, read_signature
+from inferd.backends.agreement import check_dims, check_names, check_none_missing
+from inferd.backends.api import Backend, BackendError, Model, ModelSource, ModelSpec, Signature, TensorSpec
+from inferd.backends.parameters import Parameters
+from inferd.backends.paths import inside
+from inferd.backends.python.options import KEYS
+from inferd.backends.python.program import ENVIRONMENT, run_program
+from inferd.backends.tensorflow.saved_model import SavedSignature, Tensor, describe, read_signature
 
 SAVED_MODEL, GRAPH_DEF = "model.savedmodel", "model.graphdef"
 GRAPH_DEF_PLATFORM = "tensorflow_graphdef"

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from backends.api import BackendError, Signature, TensorSpec
+from inferd.backends.api import BackendError, Signature, TensorSpec
 
 FILE = "saved_model.pb"
 INITIALISATION = frozenset({"__saved_model_init_op", "__saved_model_train_op"})

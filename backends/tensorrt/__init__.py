@@ -1,5 +1,5 @@
 """Plans of TensorRT, through whichever of its Python packages is installed."""
 
-from backends.tensorrt.backend import TensorRTBackend
+from inferd.backends.tensorrt.backend import TensorRTBackend
 
 __all__ = ["TensorRTBackend"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from backends.api import BackendError
+from inferd.backends.api import BackendError
 
 if TYPE_CHECKING:
-    from _native.gpu.batch import GpuBatch
+    from inferd._native.gpu.batch import GpuBatch
 
 ALIGNMENT = 256  # of an instance's memory
 

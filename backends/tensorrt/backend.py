@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from _native.cuda.device import Device, device
-from backends.api import (
+from inferd._native.cuda.device import Device, device
+from inferd.backends.api import (
     Backend,
     BackendError,
     EngineSpec,
@@ -20,13 +20,13 @@ from backends.api import (
     ModelSource,
     Signature,
 )
-from backends.tensorrt.build import build_plan
-from backends.tensorrt.check import check, check_instance
-from backends.tensorrt.instance import TensorRTInstance
-from backends.tensorrt.library import AUTO, Library, open_library
-from backends.tensorrt.options import RUNTIME, Budget, Options, plugins_of, read_options
-from backends.tensorrt.plan import Plan, gpu_for_plans, read_plan
-from backends.tensorrt.progress import Tell
+from inferd.backends.tensorrt.build import build_plan
+from inferd.backends.tensorrt.check import check, check_instance
+from inferd.backends.tensorrt.instance import TensorRTInstance
+from inferd.backends.tensorrt.library import AUTO, Library, open_library
+from inferd.backends.tensorrt.options import RUNTIME, Budget, Options, plugins_of, read_options
+from inferd.backends.tensorrt.plan import Plan, gpu_for_plans, read_plan
+from inferd.backends.tensorrt.progress import Tell
 
 log = logging.getLogger("inferd.tensorrt")
 
@@ -80,7 +80,7 @@ class TensorRTBackend(Backend):
         return model
 
     def build(self, spec: EngineSpec, tell: Tell) -> Path:
-        """A plan for an ONNX model; see `backends.tensorrt.build`."""
+        """A plan for an ONNX model; see `inferd.backends.tensorrt.build`."""
         runtime = spec.runtime or self.config.get(RUNTIME, AUTO)
         return build_plan(self._library(runtime, builds=True), spec, tell)
 

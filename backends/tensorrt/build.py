@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _native.cuda.device import Device
-from backends.api import BackendError, EngineSpec
-from backends.tensorrt.cache import PlanCache, gpu_of, key_of, usual_folder, write_whole
-from backends.tensorrt.library import Library, reason
-from backends.tensorrt.plan import gpu_for_plans
-from backends.tensorrt.profiles import add_profiles
-from backends.tensorrt.progress import Progress, Tell, make_monitor
+from inferd._native.cuda.device import Device
+from inferd.backends.api import BackendError, EngineSpec
+from inferd.backends.tensorrt.cache import PlanCache, gpu_of, key_of, usual_folder, write_whole
+from inferd.backends.tensorrt.library import Library, reason
+from inferd.backends.tensorrt.plan import gpu_for_plans
+from inferd.backends.tensorrt.profiles import add_profiles
+from inferd.backends.tensorrt.progress import Progress, Tell, make_monitor
 
 log = logging.getLogger("inferd.tensorrt")
 

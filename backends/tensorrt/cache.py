@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from _native.cuda.device import Device
-from backends.api import EngineSpec
-from backends.tensorrt.library import Library
+from inferd._native.cuda.device import Device
+from inferd.backends.api import EngineSpec
+from inferd.backends.tensorrt.library import Library
 
 CHUNK = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.api import BackendError, InstanceSpec, ModelSpec, TensorSpec
-from backends.tensorrt.plan import Dims, Plan, PlanTensor
+from inferd.backends.api import BackendError, InstanceSpec, ModelSpec, TensorSpec
+from inferd.backends.tensorrt.plan import Dims, Plan, PlanTensor
 
 
 def check(spec: ModelSpec, plan: Plan) -> None:

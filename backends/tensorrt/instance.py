@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from _native.cuda.device import Device, DeviceMemory
-from backends.api import BackendError, GpuInstance, InstanceSpec, ModelSpec, RequestError
-from backends.tensorrt.allocation import ALIGNMENT, OutputAllocator, make_allocator
-from backends.tensorrt.library import Library, reason
-from backends.tensorrt.plan import Dims, Plan, PlanTensor, Profile
+from inferd._native.cuda.device import Device, DeviceMemory
+from inferd.backends.api import BackendError, GpuInstance, InstanceSpec, ModelSpec, RequestError
+from inferd.backends.tensorrt.allocation import ALIGNMENT, OutputAllocator, make_allocator
+from inferd.backends.tensorrt.library import Library, reason
+from inferd.backends.tensorrt.plan import Dims, Plan, PlanTensor, Profile
 
 if TYPE_CHECKING:
-    from _native.gpu.batch import GpuBatch
+    from inferd._native.gpu.batch import GpuBatch
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

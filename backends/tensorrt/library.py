@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from backends.api import BackendError
-from backends.installing import pip_install
+from inferd.backends.api import BackendError
+from inferd.backends.installing import pip_install
 
 log = logging.getLogger("inferd.tensorrt")
 

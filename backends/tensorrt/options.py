@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.api import EngineSpec, ModelSpec
-from backends.parameters import Parameters
-from backends.tensorrt.library import AUTO
+from inferd.backends.api import EngineSpec, ModelSpec
+from inferd.backends.parameters import Parameters
+from inferd.backends.tensorrt.library import AUTO
 
 RUNTIME = "runtime"
 STRATEGY = "execution_context_allocation_strategy"

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from _native.cuda import driver
-from _native.cuda.device import Device, device
-from backends.api import BackendError, Signature, TensorSpec
-from backends.tensorrt.library import Library, reason
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import Device, device
+from inferd.backends.api import BackendError, Signature, TensorSpec
+from inferd.backends.tensorrt.library import Library, reason
 
 DATATYPES: Mapping[str, str] = MappingProxyType(
     {

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from backends.api import BackendError
-from backends.tensorrt.plan import Range
+from inferd.backends.api import BackendError
+from inferd.backends.tensorrt.plan import Range
 
 NUMBERS = re.compile(r"\d+(x\d+)*")
 

@@ -1,5 +1,5 @@
 """Backends that were compiled for Triton's C API, each instance in a worker process that loads the library."""
 
-from backends.triton_api.backend import TritonApiBackend
+from inferd.backends.triton_api.backend import TritonApiBackend
 
 __all__ = ["TritonApiBackend"]

@@ -2,7 +2,7 @@
 
 The host runs in a worker process. Its extension exports the functions of Triton's API, which the C sources beside it
 define. The worker loads the extension under the name of Triton's library before it loads the backend's library: see
-`backends.triton_api.backend`. The extension is one module, so its parts in Cython are included here:
+`inferd.backends.triton_api.backend`. The extension is one module, so its parts in Cython are included here:
 
 - errors.pxi: errors of the backend as exceptions, and back
 - outputs.pxi: tensors and parameters of responses
@@ -22,8 +22,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from backends.python._wire cimport PLACE_INLINE, RESPONSE_OK, ResponseRecord, TensorRecord, aligned
-from backends.triton_api.objects cimport (
+from inferd.backends.python._wire cimport PLACE_INLINE, RESPONSE_OK, ResponseRecord, TensorRecord, aligned
+from inferd.backends.triton_api.objects cimport (
     c_bool,
     CallInput,
     inferd_add_answered,

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from backends.api import Backend, BackendError, ModelSource
-from backends.python.backend import PythonModel
-from backends.python.options import ENVIRONMENT, KEYS
-from backends.python.program import run_program
+from inferd.backends.api import Backend, BackendError, ModelSource
+from inferd.backends.python.backend import PythonModel
+from inferd.backends.python.options import ENVIRONMENT, KEYS
+from inferd.backends.python.program import run_program
 
 log = logging.getLogger("inferd.backends")
 
 PROGRAM = "triton_api_backend.py"
-HOST = "backends.triton_api._host"
+HOST = "inferd.backends.triton_api._host"
 ALWAYS_SAID = {"min-compute-capability": "6.000000", "default-max-batch-size": "4"}
 """The configuration that Triton gives every backend by default."""
 COMPLETES = b"TRITONBACKEND_ModelSetConfig"

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from _native.cuda import driver
-from _native.cuda.device import Device, device
-from _native.cuda.memory import DevicePool, PageLocked
-from backends.loader import BackendLoader
-from backends.tensorrt.library import is_installed
 from bench.memory_speed import pair_ns
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import Gpus
-from server.engine.instances.instances import Hardware
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import Device, device
+from inferd._native.cuda.memory import DevicePool, PageLocked
+from inferd.backends.loader import BackendLoader
+from inferd.backends.tensorrt.library import is_installed
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.pb import grpc_service_pb2 as pb
 
 MIB = 1 << 20
 

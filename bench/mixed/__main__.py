@@ -38,7 +38,7 @@ import grpc
 from bench.mixed import clients, hostile, repository
 from bench.processes import ServerProcess, free_port
 from bench.soak import LIVE_LINE, MemoryWatch, growth
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
 
 MIB = 1 << 20
@@ -63,7 +63,7 @@ def start(models: Path, folder: Path, options: list[str], patience: float) -> tu
     """The server of this source tree, on TCP and on a unix socket, and the latter's address."""
     port = free_port()
     unix = f"unix:{folder / 'inferd.sock'}"
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", str(port)]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(models), "--grpc-port", str(port)]
     command += ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--model-control-mode", "explicit"]
     command += ["--load-model", "*", "--model-load-overrides=true", "--cache-config", f"local,size={8 * MIB}", *options]
     root = str(Path(__file__).parents[2])

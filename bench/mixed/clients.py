@@ -18,7 +18,7 @@ import grpc.aio
 import numpy as np
 from google.protobuf import json_format
 
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 PATIENCE = 60.0  # seconds: a request that is not answered by then counts as lost

@@ -5,7 +5,7 @@ errors. The models are identities (INPUTn comes back as OUTPUTn), so an answer i
 every byte are those of its request: another call's answer, a row of another request in the batch, or bytes of an
 earlier tensor cannot pass.
 
-`encode` and `verify` have an encoder and a decoder of their own, because they verify `_native.protobuf.codec`.
+`encode` and `verify` have an encoder and a decoder of their own, because they verify `inferd._native.protobuf.codec`.
 """
 
 from bench.nonce.workload import DATATYPES, NonceWorkload

@@ -13,7 +13,7 @@ import numpy as np
 from bench import messages, python_models
 from bench.peers.base import CACHE
 from bench.repository import Identity, write
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("echo.c")

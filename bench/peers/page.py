@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.peers.comparison import INFERD_C, INFERD_DIGITS, INFERD_PYTHON, TRITON_C, TRITON_DIGITS, TRITON_PYTHON
 from bench.table import rule
-from server.tools.plot import COLOURS
+from inferd.server.tools.plot import COLOURS
 
 BENCH = Path(__file__).resolve().parents[1]
 RESULTS = BENCH / "results" / "peers.json"

@@ -1,1 +1,1 @@
-"""The functions of the commands: arguments are options, docstrings the help. `server.program` lists them."""
+"""The functions of the commands: arguments are options, docstrings the help. `inferd.server.program` lists them."""

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from server.commands.connecting import HERE, Format, Server, Several, Switch, metadata
-from server.errors import Misused
+from inferd.server.commands.connecting import HERE, Format, Server, Several, Switch, metadata
+from inferd.server.errors import Misused
 
 
 def health(
@@ -40,8 +40,8 @@ def health(
         client_key: PEM file of its key.
         header: KEY=VALUE, such as the header of a restricted protocol; may be given several times.
     """
-    from server.commands.own import own_server
-    from server.tools.health import ask
+    from inferd.server.commands.own import own_server
+    from inferd.server.tools.health import ask
 
     pinned = None
     if url is None:
@@ -81,10 +81,10 @@ def top(
         root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
         header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
     """
-    from server.tools.looking import target_of
-    from server.tools.rates import Choice
-    from server.tools.top import once as print_once
-    from server.tools.top import watch
+    from inferd.server.tools.looking import target_of
+    from inferd.server.tools.rates import Choice
+    from inferd.server.tools.top import once as print_once
+    from inferd.server.tools.top import watch
 
     if interval <= 0:
         raise Misused("--interval: expected more than 0 seconds")
@@ -130,7 +130,7 @@ def infer(
         save: .npz, .json or .npy file for the answer's tensors.
         format: Format of the output.
     """
-    from server.tools.infer import InferArguments, ask
+    from inferd.server.tools.infer import InferArguments, ask
 
     arguments = InferArguments(
         model, version, data, random, shape, batch_size, output, classes, parameter, stream, save, format == "json"

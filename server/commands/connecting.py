@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from server.errors import Misused
+from inferd.server.errors import Misused
 
 if TYPE_CHECKING:
-    from server.tools.reach import Reach
+    from inferd.server.tools.reach import Reach
 
 Several = Annotated[tuple[str, ...], Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=())]
@@ -43,7 +43,7 @@ class Server:
 
     def reach(self) -> Reach:
         """These values, checked."""
-        from server.tools.reach import Reach
+        from inferd.server.tools.reach import Reach
 
         headers = metadata(self.header)
         return Reach(self.url, self.root_cert, self.client_cert, self.client_key, headers, self.timeout, self.tls)

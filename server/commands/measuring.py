@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from server.commands.connecting import HERE, Server, Several, Switch
-from server.errors import Misused
+from inferd.server.commands.connecting import HERE, Server, Several, Switch
+from inferd.server.errors import Misused
 
 
 def perf(
@@ -112,8 +112,17 @@ def perf(
         out: .json or .csv file of the results, the latter with perf_analyzer's columns; may be given several times.
         profile_export_file: .json file of each request, in the format of perf_analyzer.
     """
-    from server.tools.perf.plan import Files, LoadPlan, Range, gaps_of, goodput_of, ids_of, parameters_of, range_of
-    from server.tools.perf.running import run
+    from inferd.server.tools.perf.plan import (
+        Files,
+        LoadPlan,
+        Range,
+        gaps_of,
+        goodput_of,
+        ids_of,
+        parameters_of,
+        range_of,
+    )
+    from inferd.server.tools.perf.running import run
 
     names = (*model, *model_name)
     if not names or len(set(names)) != len(names):
@@ -181,7 +190,7 @@ def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Pat
         run: The files.
         out: A self-contained .html, or .png or .svg.
     """
-    from server.tools.plot import plot as draw
+    from inferd.server.tools.plot import plot as draw
 
     draw(run, out)
     print(f"written: {out}")
@@ -227,8 +236,8 @@ def tune(
         write: Put the best configuration into the model's config.pbtxt; the former one is kept beside it.
         out: .json file of all trials.
     """
-    from server.tools.tune.running import tune as look
-    from server.tools.tune.search import Wanted
+    from inferd.server.tools.tune.running import tune as look
+    from inferd.server.tools.tune.search import Wanted
 
     try:
         levels = tuple(int(each) for each in concurrency.split(","))

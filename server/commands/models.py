@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.commands.connecting import HERE, Format, Server, Several, Switch
-from server.errors import Misused
+from inferd.server.commands.connecting import HERE, Format, Server, Several, Switch
+from inferd.server.errors import Misused
 
 
 def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002 - the option's name
@@ -17,7 +17,7 @@ def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
     Args:
         format: Format of the output.
     """
-    from server.tools.models import show_index
+    from inferd.server.tools.models import show_index
 
     show_index(server.reach(), format == "json")
     return 0
@@ -30,7 +30,7 @@ def load(*model: str, server: Server = HERE, model_config: Path | None = None) -
         model: Their names.
         model_config: A file in place of the model's config.pbtxt, in its format or in JSON.
     """
-    from server.tools.models import load as load_models
+    from inferd.server.tools.models import load as load_models
 
     if not model:
         raise Misused("models load: name a model, or several")
@@ -45,7 +45,7 @@ def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> in
         model: Their names.
         dependents: Also unload the models of an ensemble's steps that were loaded with it.
     """
-    from server.tools.models import unload as unload_models
+    from inferd.server.tools.models import unload as unload_models
 
     if not model:
         raise Misused("models unload: name a model, or several")
@@ -69,7 +69,7 @@ def describe(
         pbtxt: Print its whole configuration, as a config.pbtxt.
         format: Format of the output.
     """
-    from server.tools.models import describe as describe_model
+    from inferd.server.tools.models import describe as describe_model
 
     describe_model(server.reach(), model, version, pbtxt, format == "json")
     return 0
@@ -82,7 +82,7 @@ def stats(model: str = "", *, server: Server = HERE, format: Format = "table") -
         model: One model; by default all.
         format: Format of the output.
     """
-    from server.tools.models import show_statistics
+    from inferd.server.tools.models import show_statistics
 
     show_statistics(server.reach(), model, format == "json")
     return 0
@@ -110,6 +110,6 @@ def init(
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
         force: Overwrite an existing model.
     """
-    from server.authoring import make_model
+    from inferd.server.authoring import make_model
 
     return make_model(file, repository, name, max_batch_size, input, force=force, backend_config=backend_config)

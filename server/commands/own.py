@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.addresses import Bind, SettingsError, TcpAddress, parse_bind
-from server.errors import Misused
+from inferd.server.addresses import Bind, SettingsError, TcpAddress, parse_bind
+from inferd.server.errors import Misused
 
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine, and the one by which the machine reaches itself."""

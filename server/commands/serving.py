@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 from cyclopts import MissingArgumentError, Parameter
 
-from server.errors import Misused
-from server.settings import Settings
+from inferd.server.errors import Misused
+from inferd.server.settings import Settings
 
 Several = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -32,7 +32,7 @@ def serve(
     Each option is also an environment variable, INFERD_GRPC_PORT for --grpc-port, and a key of the file that --config
     names. docs/operations.md tells how options work together.
     """
-    from server.app import run  # the server is imported only where it is run
+    from inferd.server.app import run  # the server is imported only where it is run
 
     return run(settings)
 
@@ -59,7 +59,7 @@ def check(
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
         format: Format of the output; github makes remarks at the lines of a pull request.
     """
-    from server.checking import run_check  # frameworks are imported only where models are looked at
+    from inferd.server.checking import run_check  # frameworks are imported only where models are looked at
 
     if not repository:
         raise Misused("check: give the folder of a model repository")
@@ -87,7 +87,7 @@ def check_backend(
         backend_directory: Folder with further backends.
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
     """
-    from server.contract import run_check_backend  # as above
+    from inferd.server.contract import run_check_backend  # as above
 
     if not repository:
         raise Misused("check-backend: give the folder of a repository with a model of the backend")
@@ -103,7 +103,7 @@ def init_backend(name: str, /, *, folder: Path = Path()) -> int:
         name: Of the backend: lower-case letters, digits and _.
         folder: Gets the folders `backends` and `models`.
     """
-    from server.beginning import make_backend
+    from inferd.server.beginning import make_backend
 
     return make_backend(name, folder)
 
@@ -120,9 +120,9 @@ def show_config(
     Args:
         format: Format of the output.
     """
-    from server.program import program
-    from server.settings.shown import show_options
-    from server.spelling import translated
+    from inferd.server.program import program
+    from inferd.server.settings.shown import show_options
+    from inferd.server.spelling import translated
 
     warnings: list[str] = []
     given = translated(["serve", *tokens], warnings)
@@ -196,9 +196,9 @@ def build_engine(
     import logging
     import shutil
 
-    from backends.api import BackendError, EngineSpec
-    from backends.loader import BackendLoader
-    from server.engine.instances.gpu import GpuPolicy, Gpus
+    from inferd.backends.api import BackendError, EngineSpec
+    from inferd.backends.loader import BackendLoader
+    from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 
     if not model.is_file():
         raise Misused(f"build-engine: there is no file {model}")

@@ -7,23 +7,23 @@ import math
 import os
 from dataclasses import replace
 
-from _native.service.forwarding import Forwarder
-from server.addresses import Bind
-from server.engine.engine import Engine
-from server.errors import StartError
-from server.front.access import Access
-from server.front.connection_limits import ClientLimits
-from server.front.door import Door
-from server.front.grpcio import GrpcioDoor
-from server.front.keepalive import ConnectionPolicy
-from server.front.listeners import ListenPolicy, try_to_listen
-from server.front.native import NativeDoor
-from server.front.scrape import try_to_serve
-from server.front.tls import Credentials, CredentialsError
-from server.front.tokens import TokenFileError
-from server.memory import usable_memory
-from server.rpc.delays import DelayError, Delays
-from server.settings import Settings
+from inferd._native.service.forwarding import Forwarder
+from inferd.server.addresses import Bind
+from inferd.server.engine.engine import Engine
+from inferd.server.errors import StartError
+from inferd.server.front.access import Access
+from inferd.server.front.connection_limits import ClientLimits
+from inferd.server.front.door import Door
+from inferd.server.front.grpcio import GrpcioDoor
+from inferd.server.front.keepalive import ConnectionPolicy
+from inferd.server.front.listeners import ListenPolicy, try_to_listen
+from inferd.server.front.native import NativeDoor
+from inferd.server.front.scrape import try_to_serve
+from inferd.server.front.tls import Credentials, CredentialsError
+from inferd.server.front.tokens import TokenFileError
+from inferd.server.memory import usable_memory
+from inferd.server.rpc.delays import DelayError, Delays
+from inferd.server.settings import Settings
 
 log = logging.getLogger("inferd")
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from backends.api import BackendError
-from backends.loader import BUILTIN, BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.hosts import HostPolicyError, parse_host_policies
-from server.engine.instances.instances import Hardware
-from server.engine.instances.resources import ResourceError, Resources, parse_limits
-from server.engine.loading.control import ControlMode, ModelControl
-from server.engine.pbtxt.variables import Variables
-from server.engine.repository.sources import open_sources
-from server.engine.shared_memory import SharedMemoryPolicy
-from server.errors import ConfigError, ServerError, StartError
-from server.settings import Settings
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BUILTIN, BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.hosts import HostPolicyError, parse_host_policies
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.resources import ResourceError, Resources, parse_limits
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.engine.pbtxt.variables import Variables
+from inferd.server.engine.repository.sources import open_sources
+from inferd.server.engine.shared_memory import SharedMemoryPolicy
+from inferd.server.errors import ConfigError, ServerError, StartError
+from inferd.server.settings import Settings
 
 log = logging.getLogger("inferd")
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 from importlib import metadata
 
-from server.engine.engine import Engine
-from server.errors import InvalidArgument, StartError
-from server.front.door import Door
-from server.front.native import NativeDoor
-from server.front.scrape import ScrapeListener
-from server.front.services import CALL_KINDS
-from server.observe.logs import Logs
-from server.observe.metrics.catalogue import chosen
-from server.observe.metrics.exemplars import Exemplars
-from server.observe.metrics.gpu import GpuMetrics
-from server.observe.metrics.page import Page
-from server.observe.metrics.process import Machine
-from server.observe.metrics.service import Service, Traffic
-from server.observe.recording import Recording
-from server.settings import Settings
+from inferd.server.engine.engine import Engine
+from inferd.server.errors import InvalidArgument, StartError
+from inferd.server.front.door import Door
+from inferd.server.front.native import NativeDoor
+from inferd.server.front.scrape import ScrapeListener
+from inferd.server.front.services import CALL_KINDS
+from inferd.server.observe.logs import Logs
+from inferd.server.observe.metrics.catalogue import chosen
+from inferd.server.observe.metrics.exemplars import Exemplars
+from inferd.server.observe.metrics.gpu import GpuMetrics
+from inferd.server.observe.metrics.page import Page
+from inferd.server.observe.metrics.process import Machine
+from inferd.server.observe.metrics.service import Service, Traffic
+from inferd.server.observe.recording import Recording
+from inferd.server.settings import Settings
 
 log = logging.getLogger("inferd")
 

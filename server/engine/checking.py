@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from backends.api import BackendError, ModelSource
-from backends.loader import BackendLoader
-from server.engine import config as configuration
-from server.engine.repository.folders import ModelFolder
-from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, ServerError
+from inferd.backends.api import BackendError, ModelSource
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine import config as configuration
+from inferd.server.engine.repository.folders import ModelFolder
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import ConfigError, ServerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from _native.request.bridge import BridgeHandle
-from server.engine.refusals import RefusalLog
+from inferd._native.request.bridge import BridgeHandle
+from inferd.server.engine.refusals import RefusalLog
 
 
 class Deliveries:

@@ -1,6 +1,6 @@
 """The engine: loads models from repositories, and serves them until it is closed.
 
-It belongs to one event loop. Loads and unloads run on threads. Requests are native (`_native.service.infer`) and
+It belongs to one event loop. Loads and unloads run on threads. Requests are native (`inferd._native.service.infer`) and
 return to the loop over the bridge.
 """
 
@@ -14,34 +14,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from _native.memory.resource import host
-from _native.scheduling.report import encode_statistics
-from _native.service.infer import InferService
-from _native.service.ticket import Ticket
-from backends.loader import BackendLoader
-from backends.temporary import remove_left_folders
-from server.caching import CacheConfig, LocalCache, RedisCache
-from server.engine import config as configuration
-from server.engine.caching.redis_store import RedisStore
-from server.engine.deliveries import Deliveries
-from server.engine.housekeeping.collecting import bring_back, collect_if_left, rarely
-from server.engine.housekeeping.slices import slices
-from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.instances import Hardware
-from server.engine.loading.candidates import Failure, Maker
-from server.engine.loading.control import ControlMode, ModelControl, Poller
-from server.engine.loading.demand import Demand
-from server.engine.loading.lifecycle import Allowed, Lifecycle, anything
-from server.engine.loading.overrides import NOTHING, read_override
-from server.engine.measures import Measures
-from server.engine.models import overview
-from server.engine.models.registry import UNLOADED, IndexEntry, Models, Watcher
-from server.engine.models.version import LoadedVersion
-from server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
-from server.engine.repository.sources import Repositories, RepositorySource
-from server.engine.services import EngineServices
-from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
-from server.errors import Unavailable
+from inferd._native.memory.resource import host
+from inferd._native.scheduling.report import encode_statistics
+from inferd._native.service.infer import InferService
+from inferd._native.service.ticket import Ticket
+from inferd.backends.loader import BackendLoader
+from inferd.backends.temporary import remove_left_folders
+from inferd.server.caching import CacheConfig, LocalCache, RedisCache
+from inferd.server.engine import config as configuration
+from inferd.server.engine.caching.redis_store import RedisStore
+from inferd.server.engine.deliveries import Deliveries
+from inferd.server.engine.housekeeping.collecting import bring_back, collect_if_left, rarely
+from inferd.server.engine.housekeeping.slices import slices
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.loading.candidates import Failure, Maker
+from inferd.server.engine.loading.control import ControlMode, ModelControl, Poller
+from inferd.server.engine.loading.demand import Demand
+from inferd.server.engine.loading.lifecycle import Allowed, Lifecycle, anything
+from inferd.server.engine.loading.overrides import NOTHING, read_override
+from inferd.server.engine.measures import Measures
+from inferd.server.engine.models import overview
+from inferd.server.engine.models.registry import UNLOADED, IndexEntry, Models, Watcher
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
+from inferd.server.engine.repository.sources import Repositories, RepositorySource
+from inferd.server.engine.services import EngineServices
+from inferd.server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
+from inferd.server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -458,7 +458,8 @@ class Engine:
         peer: str = "",
         forwarded: bytes = b"",
     ) -> Ticket:
-        """Decode, check and queue one encoded ModelInferRequest; see `_native.service.infer.InferService.submit`."""
+        """Decode, check and queue one encoded ModelInferRequest; see
+        `inferd._native.service.infer.InferService.submit`."""
         return self.infer.submit(
             message,
             deliver,

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from server.errors import Status
+from inferd.server.errors import Status
 
 log = logging.getLogger("inferd.requests")
 

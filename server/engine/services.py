@@ -1,4 +1,4 @@
-"""The engine's services for models: see `backends.api.Services`."""
+"""The engine's services for models: see `inferd.backends.api.Services`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-from backends.api import BackendError
-from server.engine.measures import Measures
-from server.engine.models.version import LoadedVersion
-from server.errors import InvalidArgument, ServerError
+from inferd.backends.api import BackendError
+from inferd.server.engine.measures import Measures
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.errors import InvalidArgument, ServerError
 
 
 class ModelService(Protocol):
-    """The part of `server.engine.engine.Engine` that models call."""
+    """The part of `inferd.server.engine.engine.Engine` that models call."""
 
     async def load(
         self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""

@@ -16,13 +16,13 @@ import stat
 from dataclasses import dataclass
 from typing import Literal
 
-from _native.cuda import closing
-from _native.cuda.driver import CudaError
-from _native.cuda.region import add_cuda
-from _native.memory.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
-from _native.service.infer import InferService
-from server.engine.instances.gpu import Gpus
-from server.errors import (
+from inferd._native.cuda import closing
+from inferd._native.cuda.driver import CudaError
+from inferd._native.cuda.region import add_cuda
+from inferd._native.memory.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from inferd._native.service.infer import InferService
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.errors import (
     AlreadyExists,
     Denied,
     Exhausted,

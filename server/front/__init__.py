@@ -1,1 +1,1 @@
-"""The front doors: transports that host the handlers of `server.rpc`."""
+"""The front doors: transports that host the handlers of `inferd.server.rpc`."""

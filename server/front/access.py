@@ -1,8 +1,8 @@
 """Access control of both front doors: the group of each RPC, and the answer to a call that is refused.
 
-`_native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls, the native
-front door calls this module before it runs a handler, and grpc.aio does through an interceptor. An RPC without a group
-is refused if there are any rules.
+`inferd._native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls, the
+native front door calls this module before it runs a handler, and grpc.aio does through an interceptor. An RPC without a
+group is refused if there are any rules.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _native.service.authorizer import TRUSTED_CALLER, Authorizer
-from server.errors import Denied, Status
-from server.front.connection_limits import ListenerPolicy
-from server.front.tokens import TokenFile, TokenFileError
-from server.rpc.call import Metadata, PeerCredentials
-from server.rpc.service import GROUP_OF
+from inferd._native.service.authorizer import TRUSTED_CALLER, Authorizer
+from inferd.server.errors import Denied, Status
+from inferd.server.front.connection_limits import ListenerPolicy
+from inferd.server.front.tokens import TokenFile, TokenFileError
+from inferd.server.rpc.call import Metadata, PeerCredentials
+from inferd.server.rpc.service import GROUP_OF
 
 log = logging.getLogger("inferd.access")
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from _native.transport.client import ClientUse
-from _native.transport.endpoint import InterceptorHandle
-from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
-from server.front.peer import Peer, identity_key
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.endpoint import InterceptorHandle
+from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
+from inferd.server.front.peer import Peer, identity_key
 
 LOOK = 64
 """Connections of one client that are checked for silence at a time: a flood must cost little."""

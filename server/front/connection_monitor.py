@@ -1,13 +1,14 @@
-"""Applies the rules of `server.front.keepalive`: a monitor for each native connection, with a timer of the loop."""
+"""Applies the rules of `inferd.server.front.keepalive`: a monitor for each native connection, with a timer of the
+loop."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from _native.timers import Alarm, TimersHandle
-from _native.transport.connection import Connection
-from server.front.keepalive import Action, Age, ConnectionPolicy, Farewell, Handshake, Keepalive, PingStrikes
-from server.front.outstanding import Outstanding
+from inferd._native.timers import Alarm, TimersHandle
+from inferd._native.transport.connection import Connection
+from inferd.server.front.keepalive import Action, Age, ConnectionPolicy, Farewell, Handshake, Keepalive, PingStrikes
+from inferd.server.front.outstanding import Outstanding
 
 TOO_OLD = "the connection is older than --grpc-max-connection-age, and its grace is over"
 

@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.refusal import count_refusal
-from _native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call
-from server.front.connection_limits import ListenerPolicy
-from server.front.door import STOPPING
-from server.front.peer import Peer, identity_key
-from server.rpc.call import PeerCredentials
+from inferd._native.refusal import count_refusal
+from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call
+from inferd.server.front.connection_limits import ListenerPolicy
+from inferd.server.front.door import STOPPING
+from inferd.server.front.peer import Peer, identity_key
+from inferd.server.rpc.call import PeerCredentials
 
 Metadata = Sequence[tuple[str, str | bytes]]
 

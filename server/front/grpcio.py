@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from server.addresses import Address, Bind, TcpAddress, UnixAddress, parse_bind
-from server.front.access import Access
-from server.front.interceptor import AccessInterceptor
-from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
-from server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
-from server.front.tls import Credentials
+from inferd.server.addresses import Address, Bind, TcpAddress, UnixAddress, parse_bind
+from inferd.server.front.access import Access
+from inferd.server.front.interceptor import AccessInterceptor
+from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
+from inferd.server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
+from inferd.server.front.tls import Credentials
 
 UNLIMITED = -1
 
@@ -82,7 +82,7 @@ def channel_options(
 
 
 class GrpcioDoor:
-    """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
+    """An `inferd.server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
     def __init__(
         self,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from server.errors import Denied, ServerError
-from server.front.access import Access
-from server.front.door import STOPPING
-from server.front.peer import process_of
-from server.front.refusal import refuse
+from inferd.server.errors import Denied, ServerError
+from inferd.server.front.access import Access
+from inferd.server.front.door import STOPPING
+from inferd.server.front.peer import process_of
+from inferd.server.front.refusal import refuse
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 PREFIX = "/grpc.health.v1.Health/"
 LONGEST_NAME = 4096

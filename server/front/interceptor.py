@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from server.errors import Denied
-from server.front.access import Access
-from server.front.refusal import refuse
+from inferd.server.errors import Denied
+from inferd.server.front.access import Access
+from inferd.server.front.refusal import refuse
 
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server.addresses import Address, Bind, TcpAddress, UnixAddress
-from server.front.tls import Credentials
+from inferd.server.addresses import Address, Bind, TcpAddress, UnixAddress
+from inferd.server.front.tls import Credentials
 
 log = logging.getLogger("inferd.front")
 

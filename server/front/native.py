@@ -1,4 +1,4 @@
-"""The native front door: `_native.transport.connection`s under uvloop's buffered protocols.
+"""The native front door: `inferd._native.transport.connection`s under uvloop's buffered protocols.
 
 ModelInfer bypasses this module, from the connection to its lane and back without a Python object. Every other method is
 a Python handler, served as on a grpc.aio server.
@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from _native.service.authorizer import GROUPS, ListenerInterceptor
-from _native.service.forwarding import Forwarder
-from _native.service.infer import InferService
-from _native.shares import Turns
-from _native.timers import TimersHandle
-from _native.transport.call import Call
-from _native.transport.client import ClientUse
-from _native.transport.endpoint import Endpoint
-from _native.transport.workers import Workers
-from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
-from server.errors import Denied, Exhausted
-from server.front.access import Access
-from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
-from server.front.connection_log import ConnectionLog
-from server.front.context import NativeContext
-from server.front.door import STOPPING
-from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
-from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
-from server.front.peer import Peer, peer_of
-from server.front.protocol import NativeProtocol
-from server.front.refusal import rich_details
-from server.front.serving import serve
-from server.front.tls import Credentials
-from server.observe.metrics.service import Traffic
-from server.rpc.service import RAW, SERVICE
+from inferd._native.service.authorizer import GROUPS, ListenerInterceptor
+from inferd._native.service.forwarding import Forwarder
+from inferd._native.service.infer import InferService
+from inferd._native.shares import Turns
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.call import Call
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.workers import Workers
+from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
+from inferd.server.errors import Denied, Exhausted
+from inferd.server.front.access import Access
+from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
+from inferd.server.front.connection_log import ConnectionLog
+from inferd.server.front.context import NativeContext
+from inferd.server.front.door import STOPPING
+from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
+from inferd.server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
+from inferd.server.front.peer import Peer, peer_of
+from inferd.server.front.protocol import NativeProtocol
+from inferd.server.front.refusal import rich_details
+from inferd.server.front.serving import serve
+from inferd.server.front.tls import Credentials
+from inferd.server.observe.metrics.service import Traffic
+from inferd.server.rpc.service import RAW, SERVICE
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -88,7 +88,7 @@ class _Details:
 
 
 class NativeDoor:
-    """A `server.front.door.Door` on libnghttp2.
+    """An `inferd.server.front.door.Door` on libnghttp2.
 
     Args:
         infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.rpc.call import PeerCredentials
+from inferd.server.rpc.call import PeerCredentials
 
 AuthContext = Mapping[str, Sequence[bytes]]
 

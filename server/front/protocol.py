@@ -9,16 +9,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from _native.timers import TimersHandle
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from server.front.connection_limits import Admission, ConnectionLimits
-from server.front.connection_log import ConnectionLog
-from server.front.connection_monitor import ConnectionMonitor
-from server.front.outstanding import Outstanding
-from server.front.peer import Peer, identified
-from server.front.sessions import is_resumed
-from server.front.tls import ALPN
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd.server.front.connection_limits import Admission, ConnectionLimits
+from inferd.server.front.connection_log import ConnectionLog
+from inferd.server.front.connection_monitor import ConnectionMonitor
+from inferd.server.front.outstanding import Outstanding
+from inferd.server.front.peer import Peer, identified
+from inferd.server.front.sessions import is_resumed
+from inferd.server.front.tls import ALPN
 
 DIRECT_FROM, DIRECT_AT_MOST = 4 << 10, 4 << 20
 """Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of

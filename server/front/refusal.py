@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from _native.refusal import count_refusal
-from _native.transport.errorinfo import rich_status
-from server.errors import ServerError, answer
-from server.rpc.call import Metadata
+from inferd._native.refusal import count_refusal
+from inferd._native.transport.errorinfo import rich_status
+from inferd.server.errors import ServerError, answer
+from inferd.server.rpc.call import Metadata
 
 STATUS_DETAILS = "grpc-status-details-bin"
 

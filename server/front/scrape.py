@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.addresses import Address, TcpAddress, UnixAddress
-from server.front.listeners import open_tcp
-from server.observe.metrics.text import OPENMETRICS, PROMETHEUS
+from inferd.server.addresses import Address, TcpAddress, UnixAddress
+from inferd.server.front.listeners import open_tcp
+from inferd.server.observe.metrics.text import OPENMETRICS, PROMETHEUS
 
 log = logging.getLogger("inferd.metrics")
 

@@ -23,23 +23,23 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from _native.service.forwarding import Forwarder, ReservedError
-from _native.transport.call import CallOverError
-from server.errors import Denied, Internal, InvalidArgument, ServerError
-from server.front.access import Access
-from server.front.connection_limits import host_of
-from server.front.door import Door
-from server.front.health import Health, follow
-from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of, process_of
-from server.front.refusal import refuse
-from server.observe.load import TRAILER, LoadMeter
-from server.observe.metrics.calls import Calls
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Metadata, PeerCredentials
-from server.rpc.service import KINDS, MODEL_FIELD, RAW, SERVICE, Method
+from inferd._native.service.forwarding import Forwarder, ReservedError
+from inferd._native.transport.call import CallOverError
+from inferd.server.errors import Denied, Internal, InvalidArgument, ServerError
+from inferd.server.front.access import Access
+from inferd.server.front.connection_limits import host_of
+from inferd.server.front.door import Door
+from inferd.server.front.health import Health, follow
+from inferd.server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of, process_of
+from inferd.server.front.refusal import refuse
+from inferd.server.observe.load import TRAILER, LoadMeter
+from inferd.server.observe.metrics.calls import Calls
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Metadata, PeerCredentials
+from inferd.server.rpc.service import KINDS, MODEL_FIELD, RAW, SERVICE, Method
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -274,7 +274,7 @@ def _note(access: Access | None, context: Context, path: str, error: Exception) 
 
 
 class ContextCall:
-    """A `server.rpc.call.Call` on gRPC's context for servicers."""
+    """An `inferd.server.rpc.call.Call` on gRPC's context for servicers."""
 
     __slots__ = ("_access", "_context", "_hold", "_identity", "_path", "caller", "forwarded", "user")
 

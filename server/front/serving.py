@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from _native.transport.call import CallOverError
-from server.errors import answer
-from server.front.context import BlockingContext, NativeContext
-from server.front.refusal import CODES
+from inferd._native.transport.call import CallOverError
+from inferd.server.errors import answer
+from inferd.server.front.context import BlockingContext, NativeContext
+from inferd.server.front.refusal import CODES
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]

@@ -8,9 +8,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.engine.housekeeping.regular_files import check_regular, read_regular
-from server.front.connection_log import ConnectionLog
-from server.front.sessions import keep_none
+from inferd.server.engine.housekeeping.regular_files import check_regular, read_regular
+from inferd.server.front.connection_log import ConnectionLog
+from inferd.server.front.sessions import keep_none
 
 log = logging.getLogger("inferd.front")
 

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from _native.service.tokens import GROUPS, TokenTable
-from server.engine.housekeeping.regular_files import read_regular
+from inferd._native.service.tokens import GROUPS, TokenTable
+from inferd.server.engine.housekeeping.regular_files import read_regular
 
 log = logging.getLogger("inferd.access")
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.errors import Status
+from inferd.server.errors import Status
 
 access_log = logging.getLogger("inferd.access")
 slow_log = logging.getLogger("inferd.slow")
@@ -18,7 +18,7 @@ _PLAIN = re.compile(r"""[^\s="']*""")
 
 
 class AccessLog:
-    """Writes both logs; a `server.observe.tracing.pump.Sink`.
+    """Writes both logs; an `inferd.server.observe.tracing.pump.Sink`.
 
     Args:
         slow_ns: requests that take longer are logged as slow; 0 for none.

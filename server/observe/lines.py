@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from server.observe.escaping import escaped
+from inferd.server.observe.escaping import escaped
 
 FORMATS: Final = ("default", "ISO8601", "json")
 

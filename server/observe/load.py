@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from server.engine.housekeeping.slices import slices
-from server.pb.load_report_pb2 import OrcaLoadReport
+from inferd.server.engine.housekeeping.slices import slices
+from inferd.server.pb.load_report_pb2 import OrcaLoadReport
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
-    from server.engine.models.version import LoadedVersion
+    from inferd.server.engine.engine import Engine
+    from inferd.server.engine.models.version import LoadedVersion
 
 TRAILER = "endpoint-load-metrics-bin"
 

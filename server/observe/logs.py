@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from _native.execution import batchlog
-from server.observe.lines import LineFormatter
-from server.observe.writer import LogWriter
-from server.settings import Settings
+from inferd._native.execution import batchlog
+from inferd.server.observe.lines import LineFormatter
+from inferd.server.observe.writer import LogWriter
+from inferd.server.settings import Settings
 
 Setting = bool | int | str
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _native.request.recorder import RecorderHandle
-from backends.installing import pip_install
-from server.errors import InvalidArgument
-from server.observe.access import AccessLog
-from server.observe.metrics.exemplars import Exemplars
-from server.observe.tracing.control import TraceControl
-from server.observe.tracing.pump import Pump, Record, Sink
-from server.observe.tracing.triton import TraceFiles
-from server.settings import Settings
-from server.settings.tracing import TraceConfig
+from inferd._native.request.recorder import RecorderHandle
+from inferd.backends.installing import pip_install
+from inferd.server.errors import InvalidArgument
+from inferd.server.observe.access import AccessLog
+from inferd.server.observe.metrics.exemplars import Exemplars
+from inferd.server.observe.tracing.control import TraceControl
+from inferd.server.observe.tracing.pump import Pump, Record, Sink
+from inferd.server.observe.tracing.triton import TraceFiles
+from inferd.server.settings import Settings
+from inferd.server.settings.tracing import TraceConfig
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 
 class Recording:
@@ -104,7 +104,7 @@ class _Later:
                 raise InvalidArgument(f"trace-config: triton,file={config.file}: {error.strerror}") from error
             return files
         try:
-            from server.observe.tracing.otel import Spans, exporter
+            from inferd.server.observe.tracing.otel import Spans, exporter
         except ImportError as error:
             raise InvalidArgument(
                 f"trace-config: mode=opentelemetry needs the extra otel: {pip_install('inferd[otel]')} ({error})"

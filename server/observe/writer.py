@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from server.observe.files import opened, write_all
+from inferd.server.observe.files import opened, write_all
 
 MOST: Final = 10_000
 """How many records may wait to be written."""

@@ -65,7 +65,7 @@ class Call(Protocol):
     @property
     def client(self) -> int:
         """A number for the client, the same on all its connections; see
-        `server.front.connection_limits.client_name`."""
+        `inferd.server.front.connection_limits.client_name`."""
 
     @property
     def connection(self) -> int:

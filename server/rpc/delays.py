@@ -13,9 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from server.errors import ServerError
-from server.rpc.call import Call
-from server.rpc.service import RAW, Method, StreamHandler, UnaryHandler
+from inferd.server.errors import ServerError
+from inferd.server.rpc.call import Call
+from inferd.server.rpc.service import RAW, Method, StreamHandler, UnaryHandler
 
 _BEFORE = ("TRITONSERVER_DELAY_GRPC_PROCESS", "TRITONSERVER_DELAY_GRPC_PROCESS_ENTRY")
 _AFTER = (

@@ -8,8 +8,8 @@ transport, which accepts it only as fast as the client reads. So the server stop
 without reading. A decoupled model may have a limited number of undelivered responses for one request: each is
 acknowledged when the transport has accepted it, so a client that does not read stops the model, too. It may keep
 responses waiting, within its limits, but not the instance: if other requests wait for the instance and the client does
-not read for some seconds, its stream ends, and the model's requests are cancelled. `_native.service.exchange` is the
-same for the native door.
+not read for some seconds, its stream ends, and the model's requests are cancelled. `inferd._native.service.exchange` is
+the same for the native door.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import TYPE_CHECKING
 
-from server.errors import Exhausted, ServerError, Status
-from server.rpc.call import Call, timeout_ns, trace_context
+from inferd.server.errors import Exhausted, ServerError, Status
+from inferd.server.rpc.call import Call, timeout_ns, trace_context
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 REQUEST_MEMORY, RESPONSE_MEMORY = 4096, 256
 """Bytes of memory of a request of a stream, without its message, and of a response."""

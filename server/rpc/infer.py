@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from server.errors import Status
-from server.rpc.call import Call, flag, timeout_ns, trace_context
-from server.rpc.exchange import EngineError, Exchange
+from inferd.server.errors import Status
+from inferd.server.rpc.call import Call, flag, timeout_ns, trace_context
+from inferd.server.rpc.exchange import EngineError, Exchange
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 __all__ = ["EngineError", "Inference"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from server.errors import InvalidArgument, Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
+from inferd.server.errors import InvalidArgument, Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
 
 Setting = bool | int | str
 

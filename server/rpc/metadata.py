@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backends.api import TensorSpec
-from server.errors import InvalidArgument, NotFound, Unavailable
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
+from inferd.backends.api import TensorSpec
+from inferd.server.errors import InvalidArgument, NotFound, Unavailable
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
-    from server.engine.models.version import LoadedVersion
+    from inferd.server.engine.engine import Engine
+    from inferd.server.engine.models.version import LoadedVersion
 
 EXTENSIONS = (
     "classification",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from server.engine.housekeeping.slices import LARGE, slices
-from server.engine.models.listing import encoded_index
-from server.engine.models.registry import READY, IndexEntry
-from server.errors import InvalidArgument, Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
+from inferd.server.engine.housekeeping.slices import LARGE, slices
+from inferd.server.engine.models.listing import encoded_index
+from inferd.server.engine.models.registry import READY, IndexEntry
+from inferd.server.errors import InvalidArgument, Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 CONFIG = "config"
 FILE = "file:"

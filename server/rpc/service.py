@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from server.errors import Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
-from server.rpc.infer import STREAM_WINDOW, Inference
-from server.rpc.logs import LogControl, LogSettings
-from server.rpc.metadata import Identity, Information
-from server.rpc.repository import Repository
-from server.rpc.shared_memory import SharedMemoryRegistration
-from server.rpc.trace import TraceControl, TraceSetting
+from inferd.server.errors import Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
+from inferd.server.rpc.infer import STREAM_WINDOW, Inference
+from inferd.server.rpc.logs import LogControl, LogSettings
+from inferd.server.rpc.metadata import Identity, Information
+from inferd.server.rpc.repository import Repository
+from inferd.server.rpc.shared_memory import SharedMemoryRegistration
+from inferd.server.rpc.trace import TraceControl, TraceSetting
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 _DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
@@ -99,7 +99,7 @@ Handler = UnaryHandler | StreamHandler
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC. It raises `server.errors.ServerError` for an answer that is not OK.
+    """One RPC. It raises `inferd.server.errors.ServerError` for an answer that is not OK.
 
     A unary handler is `async (request, call) -> response`, a streaming one an async generator
     `(requests, call) -> responses`. A message class of None means that the handler takes or gives encoded bytes.

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from server.engine.shared_memory import CUDA, SYSTEM, User
-from server.errors import InvalidArgument, Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
+from inferd.server.engine.shared_memory import CUDA, SYSTEM, User
+from inferd.server.errors import InvalidArgument, Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 Result = TypeVar("Result")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from server.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Call
-from server.settings.tracing import LEVELS, MOST_COUNT, MOST_RATE, TraceConfig
+from inferd.server.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import Call
+from inferd.server.settings.tracing import LEVELS, MOST_COUNT, MOST_RATE, TraceConfig
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 NUMBERS = {"trace_rate": (0, MOST_RATE), "trace_count": (-1, MOST_COUNT), "log_frequency": (0, MOST_RATE)}
 FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
@@ -31,7 +31,7 @@ class Sampling(Protocol):
 
 
 class TraceControl(Protocol):
-    """What `server.observe.tracing.control.TraceControl` is."""
+    """What `inferd.server.observe.tracing.control.TraceControl` is."""
 
     @property
     def config(self) -> TraceConfig: ...

@@ -1,7 +1,7 @@
 """The server's options: their list (`options`), the parsing of values (`values`), the allowed values (`rules`), and
 checked options (`settings`)."""
 
-from server.settings.options import sections, written
-from server.settings.settings import Settings
+from inferd.server.settings.options import sections, written
+from inferd.server.settings.settings import Settings
 
 __all__ = ["Settings", "sections", "written"]

@@ -1,7 +1,8 @@
 """Every option of the server, once: its name, type, default and meaning.
 
 The names are tritonserver's if it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
-variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `server.cli` derives all three from here.
+variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `inferd.server.cli` derives all three from
+here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from server.addresses import Address, Bind, parse_address, parse_bind
-from server.caching import CacheConfig, parse_cache_config
-from server.settings.tracing import TraceConfig, parse_trace_config
-from server.settings.values import (
+from inferd.server.addresses import Address, Bind, parse_address, parse_bind
+from inferd.server.caching import CacheConfig, parse_cache_config
+from inferd.server.settings.tracing import TraceConfig, parse_trace_config
+from inferd.server.settings.values import (
     parse_backend_config,
     parse_fractions,
     parse_metrics_config,
@@ -45,7 +46,7 @@ SECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one server as written; `server.settings.Settings` has checked values."""
+    """The options of one server as written; `inferd.server.settings.Settings` has checked values."""
 
     # -- Models --
 

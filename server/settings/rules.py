@@ -6,11 +6,11 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from server.addresses import Rules, SettingsError
-from server.caching import CacheConfigError, RedisCache, parse_cache_config
-from server.settings.options import Options
-from server.settings.tracing import parse_trace_config
-from server.settings.values import (
+from inferd.server.addresses import Rules, SettingsError
+from inferd.server.caching import CacheConfigError, RedisCache, parse_cache_config
+from inferd.server.settings.options import Options
+from inferd.server.settings.tracing import parse_trace_config
+from inferd.server.settings.values import (
     parse_backend_config,
     parse_fractions,
     parse_metrics_config,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.settings import rules
-from server.settings.options import Options
+from inferd.server.settings import rules
+from inferd.server.settings.options import Options
 
 
 class Settings(Options):

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.settings.options import written
-from server.settings.settings import Settings
+from inferd.server.settings.options import written
+from inferd.server.settings.settings import Settings
 
 log = logging.getLogger("inferd.settings")
 

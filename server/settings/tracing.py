@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from server.addresses import SettingsError
+from inferd.server.addresses import SettingsError
 
 LEVELS: Final = ("OFF", "TIMESTAMPS", "TENSORS")
 MODES: Final = ("triton", "opentelemetry")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from server.addresses import RESTRICTABLE, SettingsError
+from inferd.server.addresses import RESTRICTABLE, SettingsError
 
 
 def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from server.errors import Misused
+from inferd.server.errors import Misused
 
 
 def check_writable(option: str, path: Path, *endings: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from inferd.server.errors import Misused, ServerError
+from inferd.server.tools.reach import Reach
 from inferd_client._calling import fields_of
 from inferd_client._channel import Channel
 from inferd_client._native.messages import framed
 from inferd_client.grpc._options import reached
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused, ServerError
-from server.tools.reach import Reach
 
 CHECK = "/grpc.health.v1.Health/Check"
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import inferd_client.grpc as grpcclient
+from inferd.server.errors import Misused
+from inferd.server.observe.escaping import visible
+from inferd.server.tools.reach import Reach, failure
+from inferd.server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shapes_of, shown
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused
-from server.observe.escaping import visible
-from server.tools.reach import Reach, failure
-from server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shapes_of, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from inferd.server.errors import Misused
+from inferd.server.observe.escaping import visible
+from inferd.server.tools.reach import Reach, failure
+from inferd.server.tools.tables import table
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused
-from server.observe.escaping import visible
-from server.tools.reach import Reach, failure
-from server.tools.tables import table
 
 
 def show_index(reach: Reach, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
 def _config_json(path: Path) -> str:
     from google.protobuf import json_format, text_format
 
-    from server.pb import model_config_pb2 as pb
+    from inferd.server.pb import model_config_pb2 as pb
 
     try:
         text = path.read_text()

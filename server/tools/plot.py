@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.installing import pip_install
-from server.errors import Misused
-from server.tools.files import check_writable
+from inferd.backends.installing import pip_install
+from inferd.server.errors import Misused
+from inferd.server.tools.files import check_writable
 
 PARTS = ("queue", "input", "compute", "output")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")

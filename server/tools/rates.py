@@ -1,4 +1,4 @@
-"""The present work of a server, from two looks at its metrics: see `server.tools.looking`."""
+"""The present work of a server, from two looks at its metrics: see `inferd.server.tools.looking`."""
 
 from __future__ import annotations
 

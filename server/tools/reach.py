@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import inferd_client.grpc as grpcclient
+from inferd.server.errors import Misused, ServerError
+from inferd.server.observe.escaping import visible
 from inferd_client._connecting import tls_context
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused, ServerError
-from server.observe.escaping import visible
 
 if TYPE_CHECKING:
     import ssl

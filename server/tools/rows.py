@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.tools.rates import ModelRates, Rates
+from inferd.server.tools.rates import ModelRates, Rates
 
 COLUMNS = ("model", "req/s", "p50", "p99", "queue", "compute", "batch", "pending", "busy", "fail/s")
 

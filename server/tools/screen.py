@@ -10,9 +10,9 @@ from dataclasses import replace
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Input, Static
 
-from server.tools.looking import Target
-from server.tools.rates import SORTS, Choice, Look, Rates, between
-from server.tools.rows import COLUMNS, cells, summary
+from inferd.server.tools.looking import Target
+from inferd.server.tools.rates import SORTS, Choice, Look, Rates, between
+from inferd.server.tools.rows import COLUMNS, cells, summary
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT = 20

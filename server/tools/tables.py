@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from server.observe.escaping import visible
+from inferd.server.observe.escaping import visible
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:

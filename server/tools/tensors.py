@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.installing import pip_install
+from inferd.backends.installing import pip_install
+from inferd.server.errors import Misused
 from inferd_client.utils import triton_to_np_dtype
-from server.errors import Misused
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 TEXT_SHOWN = 200

@@ -6,10 +6,10 @@ import json
 import sys
 import time
 
-from backends.installing import pip_install
-from server.tools.looking import Target
-from server.tools.rates import Choice, Look, between
-from server.tools.rows import table
+from inferd.backends.installing import pip_install
+from inferd.server.tools.looking import Target
+from inferd.server.tools.rates import Choice, Look, between
+from inferd.server.tools.rows import table
 
 
 def once(target: Target, interval: float, form: str, choice: Choice) -> int:
@@ -38,7 +38,7 @@ def once(target: Target, interval: float, form: str, choice: Choice) -> int:
 def watch(target: Target, interval: float, choice: Choice) -> int:
     """Show the work on the terminal until the user stops it; the exit status."""
     try:
-        from server.tools.screen import Screen
+        from inferd.server.tools.screen import Screen
     except ImportError:
         line = pip_install("inferd[tui]")
         print(f"inferd: top: the screen needs textual, --once does not: {line}", file=sys.stderr)

@@ -25,7 +25,7 @@ class FakeCuda:
         self.pooled = False
         self.recording = False
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr("backends.pytorch.gpu.device", self.device)
+        monkeypatch.setattr("inferd.backends.pytorch.gpu.device", self.device)
         for name, fake in {
             "is_available": lambda: True,
             "ExternalStream": lambda handle, device: SimpleNamespace(handle=handle, device=device),
@@ -68,7 +68,7 @@ class FakeCuda:
 
 
 class FakeGpuBatch:
-    """As _native.gpu.batch.GpuBatch, over tensors of the CPU."""
+    """As inferd._native.gpu.batch.GpuBatch, over tensors of the CPU."""
 
     def __init__(self, inputs: dict[str, torch.Tensor], outputs: set[str], capturing: bool = False) -> None:
         self.inputs = inputs

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.api import Backend, BackendError, Instance, InstanceSpec, ModelSource, ModelSpec, TensorSpec
+from inferd.backends.api import Backend, BackendError, Instance, InstanceSpec, ModelSource, ModelSpec, TensorSpec
 
 Tensors = Sequence[tuple[str, str, tuple[int, ...]] | TensorSpec]
 

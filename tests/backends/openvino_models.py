@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import backends.openvino  # noqa: F401 (before the runtime, which it keeps from telling its makers of being imported)
+import inferd.backends.openvino  # noqa: F401 (before the runtime, which it keeps from telling its makers of being imported)
 
 openvino = importlib.import_module("openvino")
 ops = importlib.import_module("openvino.opset13")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from backends.api import BackendError, InstanceSpec, NativeInstance
-from backends.identity import IdentityBackend
+from inferd.backends.api import BackendError, InstanceSpec, NativeInstance
+from inferd.backends.identity import IdentityBackend
 from tests.backends.models import source
 from tests.engine.serving import infer, request, serving
 

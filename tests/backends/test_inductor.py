@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from backends.api import BackendError, InstanceSpec, TensorSpec
-from backends.loader import BackendLoader
-from backends.parameters import Parameters
-from backends.pytorch import PyTorchBackend
-from backends.pytorch._shim import AotiError
-from backends.pytorch.inductor import InductorModel, load_library
-from backends.pytorch.options import read_options
-from backends.pytorch.package import read_package
-from backends.pytorch.wrapper import mismatch
-from server.engine import config as configuration
-from server.engine.engine import Engine
+from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.loader import BackendLoader
+from inferd.backends.parameters import Parameters
+from inferd.backends.pytorch import PyTorchBackend
+from inferd.backends.pytorch._shim import AotiError
+from inferd.backends.pytorch.inductor import InductorModel, load_library
+from inferd.backends.pytorch.options import read_options
+from inferd.backends.pytorch.package import read_package
+from inferd.backends.pytorch.wrapper import mismatch
+from inferd.server.engine import config as configuration
+from inferd.server.engine.engine import Engine
 from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import source
@@ -146,7 +146,7 @@ def metadata(**values):
     ],
 )
 def test_a_package_for_another_machine_is_refused(compiled, tmp_path, monkeypatch, values, text):
-    monkeypatch.setattr("backends.pytorch.package._cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr("inferd.backends.pytorch.package._cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(BackendError, match=text):
         read_package(repacked(compiled[0], tmp_path / "model.pt2", metadata(**values)))
 
@@ -307,7 +307,7 @@ async def test_instances_share_weights_if_asked(model, compiled, monkeypatch, sh
         loaded.append(count)
         return load_library(path, device, count)
 
-    monkeypatch.setattr("backends.pytorch.inductor.load_library", load)
+    monkeypatch.setattr("inferd.backends.pytorch.inductor.load_library", load)
     parameter = f'parameters {{ key: "ENABLE_WEIGHT_SHARING" value {{ string_value: "{shares}" }} }}'
     async with Serving(model, CONFIG.replace("count: 1", "count: 3") + parameter) as engine:
         sent = [sample(1 + number % 3) for number in range(30)]
@@ -338,7 +338,7 @@ async def test_what_the_library_alone_cannot_do_the_loader_does(model, compiled,
         def missing(*_):
             raise AotiError(text)
 
-        monkeypatch.setattr("backends.pytorch.inductor.load_library", missing)
+        monkeypatch.setattr("inferd.backends.pytorch.inductor.load_library", missing)
     with caplog.at_level(logging.WARNING, "inferd.backends"):
         async with Serving(model, CONFIG) as engine:
             image, ids = sample(2)
@@ -373,7 +373,7 @@ def on_gpu(model, compiled, monkeypatch, request):
     """An instance on a GPU, with a library that is none."""
     FakeCuda(monkeypatch)
     library = FakeLibrary()
-    monkeypatch.setattr("backends.pytorch.inductor.load_library", lambda *_: library)
+    monkeypatch.setattr("inferd.backends.pytorch.inductor.load_library", lambda *_: library)
     package = replace(read_package(compiled[0]), device="cuda", capability=request.param)
     turned = TensorSpec("RESULT[1]", "FP32", (4, -1))
     options = read_options(Parameters({}, "model 'm'"))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BUILTIN, BackendLoader, backend_of_platform
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BUILTIN, BackendLoader, backend_of_platform
 from tests.threads import in_threads
 
 USER_BACKEND = """
-from backends.api import Backend, Instance, Model
+from inferd.backends.api import Backend, Instance, Model
 
 class Echo(Backend):
     name = "echo"
@@ -102,7 +102,7 @@ def test_a_missing_framework_is_named_with_the_command(monkeypatch, name, framew
 
 def test_making_a_backend_imports_no_framework():
     code = (
-        "import sys; from backends.loader import BUILTIN, BackendLoader; loader = BackendLoader();"
+        "import sys; from inferd.backends.loader import BUILTIN, BackendLoader; loader = BackendLoader();"
         "[loader.backend(name) for name in BUILTIN];"
         "print([name for name in ('torch', 'onnxruntime', 'onnx', 'openvino') if name in sys.modules])"
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.api import BackendError
-from backends.pytorch.naming import input_positions, output_positions
+from inferd.backends.api import BackendError
+from inferd.backends.pytorch.naming import input_positions, output_positions
 
 FORWARD = ["image", "mask", "scale"]
 

@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from backends.api import AcceleratorSpec, BackendError, InstanceSpec
-from backends.onnxruntime import OnnxRuntimeBackend
+from inferd.backends.api import AcceleratorSpec, BackendError, InstanceSpec
+from inferd.backends.onnxruntime import OnnxRuntimeBackend
 from tests.backends.fake_batch import FakeBatch
 from tests.backends.models import identity_onnx, onnx_bytes, source
 

@@ -9,10 +9,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from backends.api import BackendError, InstanceSpec, TensorSpec
-from backends.onnxruntime import OnnxRuntimeBackend, options
-from backends.onnxruntime.session import PIECE, read_external_data
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.onnxruntime import OnnxRuntimeBackend, options
+from inferd.backends.onnxruntime.session import PIECE, read_external_data
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import identity_onnx, instance, onnx_bytes, source
 from tests.threads import in_threads, leaves_turns
@@ -510,7 +510,7 @@ def test_unknown_parameters_are_told_and_allowed(backend, add, caplog):
 GLOBAL_POOL = """
 import os, sys
 from pathlib import Path
-from backends.onnxruntime import OnnxRuntimeBackend
+from inferd.backends.onnxruntime import OnnxRuntimeBackend
 from tests.backends.models import source
 backend = OnnxRuntimeBackend({"enable-global-threadpool": "1", "intra_op_thread_count": "3"})
 tensor = lambda name: (name, "FP32", (2,))

@@ -13,12 +13,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from backends.api import AcceleratorSpec, BackendError, GpuSpec, GraphSpec, InstanceSpec
-from backends.onnxruntime import OnnxRuntimeBackend
-from backends.onnxruntime import backend as module
-from backends.onnxruntime.providers import CPU, CUDA, OPENVINO, TENSORRT, gpu_providers
-from backends.onnxruntime.session import engine_cache
-from backends.parameters import Parameters
+from inferd.backends.api import AcceleratorSpec, BackendError, GpuSpec, GraphSpec, InstanceSpec
+from inferd.backends.onnxruntime import OnnxRuntimeBackend
+from inferd.backends.onnxruntime import backend as module
+from inferd.backends.onnxruntime.providers import CPU, CUDA, OPENVINO, TENSORRT, gpu_providers
+from inferd.backends.onnxruntime.session import engine_cache
+from inferd.backends.parameters import Parameters
 from tests.backends.fake_batch import NUMPY_TYPES
 from tests.backends.models import identity_onnx, onnx_bytes, source
 
@@ -221,7 +221,7 @@ def memory(array):
 
 
 class FakeGpuBatch:
-    """As _native.gpu.batch.GpuBatch, in the host's memory."""
+    """As inferd._native.gpu.batch.GpuBatch, in the host's memory."""
 
     def __init__(self, inputs, outputs, rows):
         self.inputs = {name: None if array is None else memory(array) for name, array in inputs.items()}
@@ -300,9 +300,9 @@ def gpu(built, monkeypatch):
 
     stream = SimpleNamespace(handle=4711, copy_on_device=copy)
     device = SimpleNamespace(priority=lambda wish: -wish, stream=lambda priority: stream)
-    monkeypatch.setattr("backends.onnxruntime.gpu.device", lambda ordinal: device)
+    monkeypatch.setattr("inferd.backends.onnxruntime.gpu.device", lambda ordinal: device)
     monkeypatch.setattr(
-        "backends.onnxruntime.gpu.open_session",
+        "inferd.backends.onnxruntime.gpu.open_session",
         lambda described, settings, wanted: FakeGpuSession(opened(described, settings), wanted, log),
     )
     return log

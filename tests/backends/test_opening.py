@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BUILTIN, BackendLoader
-from backends.opening import open_libraries
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BUILTIN, BackendLoader
+from inferd.backends.opening import open_libraries
 from tests.conformance.doors import running_server
 
 PROGRAM = """
 import sys
-from backends.loader import BUILTIN
-from backends.opening import open_libraries
+from inferd.backends.loader import BUILTIN
+from inferd.backends.opening import open_libraries
 entry = BUILTIN[sys.argv[1]]
 open_libraries(entry.requires, entry.libraries)
 assert entry.requires not in sys.modules
@@ -64,6 +64,6 @@ def test_a_framework_that_does_not_import_is_told(monkeypatch):
         raise OSError("libgomp.so.1: cannot open shared object file")
 
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr("backends.loader.import_framework", import_framework)
+    monkeypatch.setattr("inferd.backends.loader.import_framework", import_framework)
     with pytest.raises(BackendError, match=r"backend 'onnxruntime': onnxruntime does not import: OSError: libgomp"):
         BackendLoader({"onnxruntime": {"preload": "true"}}).preload()

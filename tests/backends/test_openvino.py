@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from backends.api import BackendError, InstanceSpec, RequestError, TensorSpec
-from backends.openvino import OpenVinoBackend
-from backends.openvino.graph import Graph
-from backends.openvino.options import reason
+from inferd.backends.api import BackendError, InstanceSpec, RequestError, TensorSpec
+from inferd.backends.openvino import OpenVinoBackend
+from inferd.backends.openvino.graph import Graph
+from inferd.backends.openvino.options import reason
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch, FakeView
 from tests.backends.models import identity_onnx, instance, refusal, source
 from tests.threads import leaves_turns
@@ -127,7 +127,7 @@ def test_onnx_files_are_read(backend, tmp_path):
 def test_importing_the_runtime_tells_nobody():
     """It would send an event to its makers, and write a name for this machine to the home folder."""
     code = (
-        "import backends.openvino, openvino, sys;"
+        "import inferd.backends.openvino, openvino, sys;"
         "print([name for name in sys.modules if name.startswith('openvino_telemetry') and sys.modules[name]])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

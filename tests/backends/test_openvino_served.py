@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from _native.memory.resource import live_counters
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
+from inferd._native.memory.resource import live_counters
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.models import onnx_bytes
 from tests.engine.placing import Served, memory, placed
 from tests.engine.serving import infer, request

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from backends.api import BackendError
-from backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.api import BackendError
+from inferd.backends.parameters import Parameters, default_intra_op_threads
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from backends.onnxruntime.backend import OnnxInstance
+from inferd.backends.onnxruntime.backend import OnnxInstance
 from tests.backends.models import onnx_bytes, save_script
 from tests.engine.placing import Served, memory, placed
 from tests.engine.serving import request

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.api import BackendError, InstanceSpec, TensorSpec
-from backends.pytorch import PyTorchBackend
+from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.pytorch import PyTorchBackend
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import instance, save_script, source
 from tests.threads import leaves_turns
@@ -480,7 +480,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 import torch
-from backends.pytorch import PyTorchBackend
+from inferd.backends.pytorch import PyTorchBackend
 from tests.backends.models import source
 for count in (None, "3", "2"):
     parameters = {"INTRA_OP_THREAD_COUNT": count, "INTER_OP_THREAD_COUNT": "5"} if count else {}
@@ -506,7 +506,7 @@ def test_threads_are_set_by_the_first_model(tmp_path):
 
 
 def test_threads_without_parameters(tmp_path):
-    from backends.parameters import default_intra_op_threads
+    from inferd.backends.parameters import default_intra_op_threads
 
     save_script(Identity(), tmp_path)
     done = subprocess.run(
@@ -534,7 +534,7 @@ from pathlib import Path
 found = []
 sys.addaudithook(lambda event, args: found.append(args) if event == "pickle.find_class" else None)
 import numpy as np
-from backends.pytorch import PyTorchBackend
+from inferd.backends.pytorch import PyTorchBackend
 from tests.backends.fake_batch import FakeBatch
 from tests.backends.models import instance, source
 runner = instance(PyTorchBackend({}), source(Path(sys.argv[1]), [("x", "FP32", (1,))], [("y", "FP32", (1,))]))

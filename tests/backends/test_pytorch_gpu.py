@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from backends.api import BackendError, GpuSpec, GraphSpec, InstanceSpec
-from backends.pytorch import PyTorchBackend
-from backends.pytorch.backend import WARMUP_RUNS
+from inferd.backends.api import BackendError, GpuSpec, GraphSpec, InstanceSpec
+from inferd.backends.pytorch import PyTorchBackend
+from inferd.backends.pytorch.backend import WARMUP_RUNS
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import save_script, source
 

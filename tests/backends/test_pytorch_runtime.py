@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BackendLoader
-from backends.pytorch.runtime import load_module
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BackendLoader
+from inferd.backends.pytorch.runtime import load_module
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.backends.models import source
 from tests.engine.serving import infer, request
 

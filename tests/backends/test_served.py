@@ -10,11 +10,11 @@ import pytest
 import torch
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from _native.memory.resource import live_counters
-from backends.loader import BackendLoader
-from server.engine import config as configuration
-from server.engine.engine import Engine
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.resource import live_counters
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine import config as configuration
+from inferd.server.engine.engine import Engine
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.fake_batch import NUMPY_TYPES
 from tests.backends.models import identity_onnx, save_script
 from tests.backends.test_onnxruntime import ELEMENTS

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.api import AcceleratorSpec, BackendError, InstanceSpec, TensorSpec
-from backends.loader import BackendLoader
-from backends.tensorflow import TensorFlowBackend
-from backends.tensorflow.saved_model import DATATYPES, _SavedModel
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.api import AcceleratorSpec, BackendError, InstanceSpec, TensorSpec
+from inferd.backends.loader import BackendLoader
+from inferd.backends.tensorflow import TensorFlowBackend
+from inferd.backends.tensorflow.saved_model import DATATYPES, _SavedModel
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.backends.models import refusal, source
 from tests.engine.serving import infer, request
 

@@ -17,8 +17,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from backends.api import BackendError
-from backends.loader import BackendLoader
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BackendLoader
 from tests.backends.models import source
 from tests.backends.triton_models import add_model, ask, build, compile_backend, said, tensor
 from tests.conformance import doors

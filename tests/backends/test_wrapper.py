@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.api import BackendError
-from backends.pytorch.wrapper import UNBOUNDED, Dimension, ExpectedInput, expected_inputs, mismatch
+from inferd.backends.api import BackendError
+from inferd.backends.pytorch.wrapper import UNBOUNDED, Dimension, ExpectedInput, expected_inputs, mismatch
 
 
 def source(*inputs, dtype="float32"):

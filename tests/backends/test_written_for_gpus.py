@@ -12,9 +12,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests import gpu_stub
 from tests.backends.models import onnx_bytes, save_script
 from tests.backends.test_tensorflow import PLAIN, environment, saved
@@ -136,7 +136,7 @@ def test_a_gpu_that_the_framework_cannot_use_is_told_with_what_to_install(tmp_pa
         options = ["--backend-config", f"tensorflow,environment={environment()}"]
     if not expected:
         pytest.skip("all frameworks here are built for GPUs")
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(tmp_path)]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(tmp_path)]
     command += ["--cuda-driver", str(gpu_stub.library()), "--grpc-address", f"unix:{tmp_path}/socket", *options]
     variables = {**os.environ, "CUDA_STUB": "devices=1"}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300)

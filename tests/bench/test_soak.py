@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from bench.soak import Plan, drive, growth, theil_sen
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
-from server.pb import grpc_service_pb2 as pb
 from tests.bench.test_nonce import answer
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.ModelInferRequest, pb.ModelInferResponse]"

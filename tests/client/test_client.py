@@ -24,10 +24,10 @@ from hyperframe.frame import Frame
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
 from inferd_client.utils import InferenceServerException, np_to_triton_dtype, shared_memory
-from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.front.certificates import Authority
 
@@ -53,7 +53,7 @@ def test_it_needs_no_server_and_imports_little():
     """Guards that the package is one by itself, and that nothing heavy is imported before it is needed."""
     code = (
         "import sys\n"
-        "sys.modules['server'] = sys.modules['_native'] = sys.modules['backends'] = None\n"
+        "sys.modules['inferd'] = None\n"
         "import inferd_client.grpc, inferd_client.grpc.aio, inferd_client.utils.shared_memory\n"
         "print(sorted({'grpc', 'google', 'numpy', 'torch', 'rich', 'uvloop'} & set(sys.modules)))"
     )
@@ -332,7 +332,7 @@ def test_coroutines_that_wait_for_a_connection_share_its_failure(monkeypatch):
 def test_the_client_comes_back(models, tmp_path):
     """Guards that a client outlives its server."""
     port = str(free_port())
-    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", port)
+    command = (sys.executable, "-m", "inferd", "serve", "--model-repository", str(models), "--grpc-port", port)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
         for _ in range(2):
             with doors.running(*command):

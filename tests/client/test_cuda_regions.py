@@ -96,14 +96,14 @@ def served(stub, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     (folder / "models" / "m" / "1").mkdir(parents=True)
     (folder / "models" / "m" / "config.pbtxt").write_text(CONFIG)
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(folder / "models")]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(folder / "models")]
     command += ["--grpc-address", f"unix:{folder}/socket", "--cuda-driver", str(gpu_stub.library())]
     report = folder / "report"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**stub, "CUDA_STUB_REPORT": str(report)}, stdout=log, stderr=log
         )
-    wait = [sys.executable, "-m", "server", "health", "--url", f"unix:{folder}/socket"]
+    wait = [sys.executable, "-m", "inferd", "health", "--url", f"unix:{folder}/socket"]
     try:
         while process.poll() is None and subprocess.run(wait, cwd=ROOT, capture_output=True, check=False).returncode:
             pass
@@ -139,7 +139,7 @@ def test_tensors_in_regions_of_a_device(stub, served, tmp_path):
 
 def test_perf_with_regions_of_a_device(stub, served):
     """Guards `perf --shared-memory cuda`."""
-    command = [sys.executable, "-m", "server", "perf", "m", "--url", served, "--shared-memory", "cuda"]
+    command = [sys.executable, "-m", "inferd", "perf", "m", "--url", served, "--shared-memory", "cuda"]
     command += ["--measurement-interval", "100", "--max-trials", "1", "--warmup", "0", "--cuda-device"]
     for device, status in (("1", 0), ("9", 1)):
         done = subprocess.run([*command, device], cwd=ROOT, env=stub, capture_output=True, text=True, check=False)

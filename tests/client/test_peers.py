@@ -18,8 +18,8 @@ from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame, Wind
 
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
+from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException
-from server.pb import grpc_service_pb2 as pb
 
 PREFACE = 24
 WINDOW = (1 << 31) - 1 - 65_535

@@ -31,16 +31,16 @@ _LISTENS = re.compile(r"^port (\d+)$|Started GRPCInferenceService at \S+:(\d+)")
 
 def exists(name: str) -> bool:
     """Whether the door is in the tree."""
-    return importlib.util.find_spec(f"server.front.{name}") is not None
+    return importlib.util.find_spec(f"inferd.server.front.{name}") is not None
 
 
 def make(name: str, **arguments):
     """A door that is not started yet."""
     if name == "native":
-        from server.front.native import NativeDoor
+        from inferd.server.front.native import NativeDoor
 
         return NativeDoor(**arguments)
-    from server.front.grpcio import GrpcioDoor
+    from inferd.server.front.grpcio import GrpcioDoor
 
     return GrpcioDoor(**arguments)
 
@@ -163,7 +163,7 @@ def running_door(name: str, *arguments: str):
 
 def running_server(name: str, repository: Path, *arguments: str, ends_with: int = 0):
     """Run the real server with the door `name`."""
-    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--id", "triton")
+    command = (sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository), "--id", "triton")
     return running(
         *command, "--grpc-port", "0", "--transport", name, "--exit-on-error=false", *arguments, ends_with=ends_with
     )
@@ -203,11 +203,11 @@ async def _serve(arguments):
 
 
 def _install_all(door, stream_window, broken):
-    from server.front import services
-    from server.observe.logs import Logs
-    from server.rpc.metadata import Identity
-    from server.rpc.service import table
-    from server.settings import Settings
+    from inferd.server.front import services
+    from inferd.server.observe.logs import Logs
+    from inferd.server.rpc.metadata import Identity
+    from inferd.server.rpc.service import table
+    from inferd.server.settings import Settings
     from tests.conformance import generic, interop
     from tests.conformance.fake_engine import FakeEngine
 

@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from backends.api import ModelSpec
-from server.engine.models.registry import IndexEntry
-from server.engine.shared_memory import SharedMemory
-from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.pb import model_config_pb2 as config_pb
+from inferd.backends.api import ModelSpec
+from inferd.server.engine.models.registry import IndexEntry
+from inferd.server.engine.shared_memory import SharedMemory
+from inferd.server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import model_config_pb2 as config_pb
 from tests.conformance import models
 
 CONTROL = "conformance.Control"
@@ -113,7 +113,7 @@ class Ticket:
 
 
 class FakeEngine:
-    """`server.engine.engine.Engine`, as far as the doors and the handlers use it."""
+    """`inferd.server.engine.engine.Engine`, as far as the doors and the handlers use it."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.live = True

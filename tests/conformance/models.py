@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
+from inferd.backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
 
 DATATYPES = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",

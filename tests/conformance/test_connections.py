@@ -14,7 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests import forkserver
 from tests.conformance import doors
 from tests.conformance.raw import Client
@@ -252,7 +252,7 @@ def test_a_thousand_idle_connections_use_no_cpu(serving):
 
 
 def test_no_connection_limit_on_the_grpcio_door(empty):
-    command = ("server", "serve", "--model-repository", empty, "--transport", "grpcio")
+    command = ("inferd", "serve", "--model-repository", empty, "--transport", "grpcio")
     done = forkserver.run(*command, "--grpc-max-connections=3")
     assert done.returncode == 2
     assert "grpc-max-connections" in done.stderr
@@ -260,7 +260,7 @@ def test_no_connection_limit_on_the_grpcio_door(empty):
 
 def test_without_free_files_others_are_served(empty):
     """300 connections where 128 files may be open: calls go on, nothing spins, and it recovers."""
-    command = f"ulimit -n 128; exec {sys.executable} -m server serve --model-repository {empty} --grpc-port 0"
+    command = f"ulimit -n 128; exec {sys.executable} -m inferd serve --model-repository {empty} --grpc-port 0"
     with doors.running("sh", "-c", command) as process, Client(process.address) as client:
         assert client.call(LIVE).status == 0
         server = psutil.Process(process.pid)

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests import gpu_stub
 from tests.fakes.tensorrt import plan, tensor
 
@@ -48,7 +48,7 @@ def server(request, tmp_path):
     (model / "config.pbtxt").write_text(config)
     if content:
         (model / "1" / "model.plan").write_bytes(content)
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(model.parent)]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(model.parent)]
     command += ["--grpc-address", address, "--cuda-driver", str(gpu_stub.library())]
     command += ["--cuda-memory-pool-byte-size", "0:4194304", "--pinned-memory-pool-byte-size", "8388608"]
     environment = {

@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.front.connection_log import INTERVAL, REASONS, ConnectionLog
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.front.connection_log import INTERVAL, REASONS, ConnectionLog
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.addresses import parse_bind
-from server.foreign import FOREIGN
-from server.settings import Settings
+from inferd.server.addresses import parse_bind
+from inferd.server.foreign import FOREIGN
+from inferd.server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -1,7 +1,7 @@
 """An engine with a response cache, for the tests of each kind of cache."""
 
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.engine.serving import CONFIG, Counting, Loader, infer, request, row
 
 CACHED = CONFIG + "response_cache { enable: true }"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.shared_memory import SharedMemoryPolicy, User
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.shared_memory import SharedMemoryPolicy, User
 from tests.engine.serving import CONFIG, Loader, Pending, infer, request
 
 USER = User(os.geteuid(), os.getpid())

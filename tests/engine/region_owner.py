@@ -12,8 +12,8 @@ SIZE = 8192
 def own(library, ordinal, size, pipe):
     """What that process does: it fills and reads its memory as it is told."""
     os.environ["CUDA_STUB"] = f"devices={ordinal + 1}"
-    from _native.cuda import driver
-    from _native.cuda.device import device
+    from inferd._native.cuda import driver
+    from inferd._native.cuda.device import device
 
     driver.load(library)
     gpu = device(ordinal)

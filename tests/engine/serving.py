@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from _native.execution.python_batch import Batch
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
-from backends.loader import BackendLoader
-from server.caching import CacheConfig
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.instances import Hardware
-from server.engine.loading.control import ModelControl
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.execution.python_batch import Batch
+from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
+from inferd.backends.loader import BackendLoader
+from inferd.server.caching import CacheConfig
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.loading.control import ModelControl
+from inferd.server.pb import grpc_service_pb2 as pb
 
 Execute = Callable[[Batch], None]
 

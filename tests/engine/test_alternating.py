@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from backends.api import AsyncInstance, RequestError
-from server.engine.instances.instances import Hardware
-from server.engine.instances.resources import Resources
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import Status
+from inferd.backends.api import AsyncInstance, RequestError
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.resources import Resources
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Pending, request, row, serving
 from tests.waiting import until, wait_until
 

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from backends.api import RequestError
-from server.engine.engine import Engine
-from server.errors import Status
+from inferd.backends.api import RequestError
+from inferd.server.engine.engine import Engine
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
 
 OK, INVALID, INTERNAL = Status.OK, Status.INVALID_ARGUMENT, Status.INTERNAL

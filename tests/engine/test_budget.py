@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.engine.loading.budget import AHEAD, Budget, Decision, Resident, Stay
+from inferd.server.engine.loading.budget import AHEAD, Budget, Decision, Resident, Stay
 
 MODELS = ["a", "b", "c", "d", "e"]
 STEPS = {"E": {"a", "b"}, "F": {"b", "c"}, "G": {"E", "d"}, "H": {"c"}}

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from _native.memory.resource import host as host_memory
 from bench import steps
-from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
+from inferd._native.memory.resource import host as host_memory
+from inferd.server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from tests.engine.cached import CACHED, Cached
 from tests.engine.serving import infer, request, row
 

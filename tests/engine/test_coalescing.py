@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from server.errors import Status
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Answer, Gate, Pending, infer, request, row, serving
 
 MS = 1_000_000

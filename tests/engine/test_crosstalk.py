@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from _native.memory.resource import live_counters
-from server.errors import Status
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.resource import live_counters
+from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import CONFIG, Answer, request, serving
 
 REQUESTS = int(os.environ.get("INFERD_CROSSTALK_REQUESTS", "8000"))

@@ -13,14 +13,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from _native.cuda import closing
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.instances import Hardware
-from server.engine.shared_memory import CUDA, SharedMemoryPolicy
-from server.errors import Status
+from inferd._native.cuda import closing
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.shared_memory import CUDA, SharedMemoryPolicy
+from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import Pending, infer, infer_all, request

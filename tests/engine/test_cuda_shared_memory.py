@@ -8,14 +8,14 @@ import gc
 
 import pytest
 
-from _native.cuda import closing
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.instances import Hardware
-from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
-from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
+from inferd._native.cuda import closing
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
+from inferd.server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
 from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import infer, request

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from server.engine.config import refused
-from server.errors import Status
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.engine.config import refused
+from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Answer, Gate, request, row, serving
 from tests.engine.test_ensembles import add, ensemble, model, parameter, plus, step, sum_of_present, tensors
 

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from _native.memory.resource import live_counters
-from backends.api import BackendError, ModelSource
-from server.caching import CacheConfig, LocalCache
-from server.engine import engine as engine_module
-from server.engine.config import Options
-from server.engine.engine import ON_DEMAND, Engine
-from server.engine.loading import demand, memory
-from server.engine.loading.control import ControlMode, ModelControl
-from server.engine.services import EngineServices
-from server.errors import Exhausted, NotFound, Status, Unavailable
-from server.front.health import follow
+from inferd._native.memory.resource import live_counters
+from inferd.backends.api import BackendError, ModelSource
+from inferd.server.caching import CacheConfig, LocalCache
+from inferd.server.engine import engine as engine_module
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import ON_DEMAND, Engine
+from inferd.server.engine.loading import demand, memory
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.engine.services import EngineServices
+from inferd.server.errors import Exhausted, NotFound, Status, Unavailable
+from inferd.server.front.health import follow
 from tests.engine.serving import (
     CONFIG,
     Loader,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import ServerError
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import ServerError
 from tests.engine.serving import CONFIG, Pending, request, row, serving
 from tests.engine.test_ensembles import ensemble, model, step
 
 ROUNDS = 3
-OURS = ("server.", "backends.", "_native.")
+OURS = ("inferd.server.", "inferd.backends.", "inferd._native.")
 PYTHON = CONFIG.replace("puppet", "python")
 SENDING = PYTHON + "model_transaction_policy { decoupled: true }\n"
 IDENTITY = CONFIG.replace("puppet", "identity")

@@ -14,10 +14,10 @@ import threading
 
 import pytest
 
-from _native.execution.python_batch import Batch
-from server.engine.engine import Engine
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import Status
+from inferd._native.execution.python_batch import Batch
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import Status
 from tests.engine.serving import Answer, Gate, Pending, infer, request, row, serving
 from tests.waiting import until
 

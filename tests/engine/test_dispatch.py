@@ -6,9 +6,9 @@ test, where a request is to leave for another reason.
 
 import pytest
 
-from server.engine.instances.instances import Hardware
-from server.engine.instances.resources import Resources
-from server.errors import Status
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.resources import Resources
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, request, row, serving
 
 OK, UNAVAILABLE = Status.OK, Status.UNAVAILABLE

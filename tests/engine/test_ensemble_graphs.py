@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _native.memory.resource import live_counters
-from server.errors import Status
+from inferd._native.memory.resource import live_counters
+from inferd.server.errors import Status
 from tests.engine.serving import Pending, request, serving
 from tests.engine.test_ensembles import model, parameter, step, tensors
 

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import Status, Unavailable
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import Status, Unavailable
 from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000

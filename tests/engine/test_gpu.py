@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from _native.execution import batchlog
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.instances import Hardware
-from server.errors import Status
+from inferd._native.execution import batchlog
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.engine.serving import Pending, infer, infer_all, request
 from tests.gpu_stub.fixtures import stub

@@ -13,10 +13,10 @@ import weakref
 import numpy as np
 import pytest
 
-from _native.cuda import closing
-from backends.identity import IdentityGpuInstance
-from server.engine.shared_memory import CUDA, SharedMemoryPolicy
-from server.errors import Status
+from inferd._native.cuda import closing
+from inferd.backends.identity import IdentityGpuInstance
+from inferd.server.engine.shared_memory import CUDA, SharedMemoryPolicy
+from inferd.server.errors import Status
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import Pending, infer, request
 from tests.engine.test_gpu import CONFIG, MIB, STATIC, array, serving

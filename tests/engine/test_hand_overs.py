@@ -9,9 +9,9 @@ import logging
 import numpy as np
 import pytest
 
-from _native.execution import batchlog
-from server.caching import LocalCache
-from server.errors import Status
+from inferd._native.execution import batchlog
+from inferd.server.caching import LocalCache
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, ensemble_of, infer, infer_all, request, row, serving
 from tests.engine.test_demand import lazy
 from tests.engine.test_sequences import STATE, config, controls, step

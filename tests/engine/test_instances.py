@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from _native.scheduling.queue import QueueLane
-from backends.api import BackendError
-from server.engine.instances.hosts import HostPolicy, HostPolicyError, parse_host_policies
-from server.engine.instances.instances import Hardware
-from server.engine.instances.resources import ResourceError, Resources, parse_limits
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import ServerError, Status
+from inferd._native.scheduling.queue import QueueLane
+from inferd.backends.api import BackendError
+from inferd.server.engine.instances.hosts import HostPolicy, HostPolicyError, parse_host_policies
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.resources import ResourceError, Resources, parse_limits
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import ServerError, Status
 from tests.engine.serving import (
     CONFIG,
     Gate,
@@ -130,7 +130,7 @@ async def test_the_number_of_instances_changes_before_the_first_request(tmp_path
 
 
 async def test_requests_wait_while_the_system_has_no_thread(tmp_path, late, monkeypatch, caplog):
-    monkeypatch.setattr("server.engine.instances.instances.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("inferd.server.engine.instances.instances.RETRY_SECONDS", 0.01)
     async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
         refuse_threads(monkeypatch, 3)
         answers = await infer_all(engine, *(request(x=row(n)) for n in range(4)))

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import Exhausted, ServerError, Status
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import Exhausted, ServerError, Status
 from tests.engine.serving import CONFIG, Counting, Loader, echo, serving
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from server.errors import Status
+from inferd.server.errors import Status
 from tests.engine.serving import infer_all, request, serving
 
 DELAY = "dynamic_batching { max_queue_delay_microseconds: 1000000 }"

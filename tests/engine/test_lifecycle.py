@@ -13,12 +13,12 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 
-from _native.memory.resource import live_counters
-from backends.api import BackendError
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
+from inferd._native.memory.resource import live_counters
+from inferd.backends.api import BackendError
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import (
     CONFIG,
@@ -629,7 +629,7 @@ async def test_an_ensemble_that_does_not_fit_a_new_step_is_not_served(tmp_path):
 
 async def test_kept_answers_are_of_what_is_served(tmp_path):
     """After a reload nobody gets what the old version, or an ensemble by an old step, has answered."""
-    from server.caching import LocalCache
+    from inferd.server.caching import LocalCache
 
     cached = CONFIG + "response_cache { enable: true }"
     models = {"a": plus(1), "b": plus(10)}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench import steps
-from server.caching import LocalCache
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.caching import LocalCache
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import request, serving
 from tests.engine.test_ensembles import parameter, tensors
 from tests.native.h2peer import Lanes

@@ -14,27 +14,27 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from _native.model_files import Watch
-from _native.protobuf.listing import encode_index
-from backends.loader import BackendLoader
 from bench import steps
-from server.engine import config as configuration
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.housekeeping.collecting import set_aside
-from server.engine.housekeeping.slices import SLICE
-from server.engine.instances.instances import AT_ONCE
-from server.engine.loading.candidates import Maker
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.engine.loading.endings import Endings
-from server.engine.loading.reading import Reader
-from server.engine.models.registry import Models, ModelState
-from server.engine.models.version import LoadedVersion
-from server.engine.repository import folders
-from server.engine.repository.sources import Repositories
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.metadata import Identity, Information
-from server.rpc.repository import Repository
+from inferd._native.model_files import Watch
+from inferd._native.protobuf.listing import encode_index
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine import config as configuration
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.housekeeping.collecting import set_aside
+from inferd.server.engine.housekeeping.slices import SLICE
+from inferd.server.engine.instances.instances import AT_ONCE
+from inferd.server.engine.loading.candidates import Maker
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.engine.loading.endings import Endings
+from inferd.server.engine.loading.reading import Reader
+from inferd.server.engine.models.registry import Models, ModelState
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.engine.repository import folders
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.metadata import Identity, Information
+from inferd.server.rpc.repository import Repository
 from tests.engine.serving import infer, request
 from tests.waiting import until
 
@@ -115,8 +115,8 @@ async def test_start_looks_at_each_model_a_few_times_whatever_their_number(tmp_p
 
 async def test_start_makes_few_threads_and_an_instance_gets_its_own_with_the_first_request(tmp_path, monkeypatch):
     """Threads for each step of each load cost more than what they did, and those of idle instances are memory."""
-    monkeypatch.setattr("server.engine.housekeeping.threads.IDLE_SECONDS", 2.0)  # on a busy machine, too
-    monkeypatch.setattr("server.engine.housekeeping.threads.MOST_IDLE", 40)
+    monkeypatch.setattr("inferd.server.engine.housekeeping.threads.IDLE_SECONDS", 2.0)  # on a busy machine, too
+    monkeypatch.setattr("inferd.server.engine.housekeeping.threads.MOST_IDLE", 40)
     made: list[str] = []
     start = threading.Thread.start
 
@@ -280,7 +280,7 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
     def refuse(*_):
         raise AssertionError("nothing is wrong")
 
-    monkeypatch.setattr("server.engine.pbtxt.source._tokens", refuse)
+    monkeypatch.setattr("inferd.server.engine.pbtxt.source._tokens", refuse)
     engine = await started(repository(tmp_path, 2))
     await engine.close()
 
@@ -314,7 +314,7 @@ async def test_a_full_collection_does_not_look_at_models_that_stay(tmp_path):
 
 
 CIRCULAR = """
-from backends.api import Backend, Instance, Model
+from inferd.backends.api import Backend, Instance, Model
 
 
 class CircularModel(Model):
@@ -340,7 +340,7 @@ class Circular(Backend):
 
 async def test_a_model_whose_objects_refer_to_each_other_is_found_when_it_has_ended(tmp_path, monkeypatch):
     """What is set aside is looked at once then, without waiting for the collector's own time."""
-    monkeypatch.setattr("server.engine.engine.LEFT_AFTER", 0.1)
+    monkeypatch.setattr("inferd.server.engine.engine.LEFT_AFTER", 0.1)
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends/circular.py").write_text(CIRCULAR)
     root = tmp_path / "models"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.loading.model_locks import Deadlock, ModelLocks
+from inferd.server.engine.loading.model_locks import Deadlock, ModelLocks
 
 NAMES = st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=3)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.caching import LocalCache
-from server.engine.shared_memory import SYSTEM, User
+from inferd.server.caching import LocalCache
+from inferd.server.engine.shared_memory import SYSTEM, User
 from tests.engine.placing import USER, Served, memory, placed
 from tests.engine.serving import CONFIG, request, row
 

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from _native.execution import batchlog
-from server.errors import Status
+from inferd._native.execution import batchlog
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, request, row, serving
 
 OK, INTERNAL, UNAVAILABLE, DEADLINE = Status.OK, Status.INTERNAL, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED

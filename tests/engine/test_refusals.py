@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from server.engine.refusals import CUT_AT, RefusalLog
-from server.errors import Status
+from inferd.server.engine.refusals import CUT_AT, RefusalLog
+from inferd.server.errors import Status
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from _native.model_files import Watch
-from server.engine.repository.folders import (
+from inferd._native.model_files import Watch
+from inferd.server.engine.repository.folders import (
     AMBIGUOUS,
     CONFIGURATION,
     REST,
@@ -26,8 +26,8 @@ from server.engine.repository.folders import (
     versions_of,
     warn_misnamed_versions,
 )
-from server.errors import ConfigError, InvalidArgument
-from server.pb import model_config_pb2 as pb
+from inferd.server.errors import ConfigError, InvalidArgument
+from inferd.server.pb import model_config_pb2 as pb
 
 
 def make(repository: Path, name: str, *versions: str) -> Path:
@@ -241,7 +241,7 @@ def test_marks_do_not_leave_by_a_link_to_what_is_around(tmp_path: Path) -> None:
 
 
 def test_marks_of_very_many_files_end(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("server.engine.repository.folders.MAX_FILES", 5)
+    monkeypatch.setattr("inferd.server.engine.repository.folders.MAX_FILES", 5)
     folder = make(tmp_path, "m", "1")
     for number in range(9):
         (folder / "1" / f"part {number}").touch()

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from server.errors import Status
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from _native.transport.endpoint import Endpoint
-from server.caching import LocalCache
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.shared_memory import SharedMemoryPolicy, User
-from server.errors import Status
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.transport.endpoint import Endpoint
+from inferd.server.caching import LocalCache
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.shared_memory import SharedMemoryPolicy, User
+from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.counters import settled_counters
 from tests.engine.serving import Answer, Execute, Loader, Pending, request
 from tests.engine.test_ensembles import ensemble, model, parameter, step, tensors

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from server.engine.loading.room import Room
+from inferd.server.engine.loading.room import Room
 from tests.waiting import PATIENCE, until
 
 
@@ -242,7 +242,7 @@ async def test_work_fails_where_the_system_has_no_thread_for_it(monkeypatch):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("server.engine.loading.room.begin", refuse)
+    monkeypatch.setattr("inferd.server.engine.loading.room.begin", refuse)
     found = await asyncio.gather(*(room.work("", int) for _ in range(50)), return_exceptions=True)
     assert {str(each) for each in found} == {"can't start new thread"}
     await until(lambda: room._free == 2)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from _native.execution.python_batch import Batch
-from server.errors import Status
+from inferd._native.execution.python_batch import Batch
+from inferd.server.errors import Status
 from tests.engine.serving import DTYPES, Answer, Gate, Pending, infer, infer_all, request, serving
 from tests.waiting import until
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
-from server.engine.repository.sources import Repositories, open_sources
-from server.errors import ConfigError, InvalidArgument
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.engine.repository.sources import Repositories, open_sources
+from inferd.server.errors import ConfigError, InvalidArgument
 from tests.backends.models import identity_onnx
 from tests.engine.serving import infer, request
 

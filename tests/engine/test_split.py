@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from server.errors import Status
+from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, infer, request, serving
 
 MS = 1_000_000

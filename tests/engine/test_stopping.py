@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from _native.execution.python_batch import Batch
+from inferd._native.execution.python_batch import Batch
 from tests.backends.models import endless_onnx
 from tests.engine.serving import CONFIG, Pending, echo, infer, request, row, serving
 from tests.waiting import until

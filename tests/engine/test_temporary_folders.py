@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backends.temporary import TemporaryFolder, remove_left_folders
+from inferd.backends.temporary import TemporaryFolder, remove_left_folders
 
 OWNER = """
 import sys
-from backends.temporary import TemporaryFolder
+from inferd.backends.temporary import TemporaryFolder
 folder = TemporaryFolder("test", sys.argv[1])
 (folder.path / "content").write_text("x")
 print(folder.path, flush=True)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from _native.memory.resource import live_counters
-from server.errors import Status
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.resource import live_counters
+from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import DTYPES, infer, infer_all, request, row, serving
 from tests.threads import in_threads
 

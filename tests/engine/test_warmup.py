@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import ServerError
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import ServerError
 from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, scale, serving
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))

@@ -2,8 +2,8 @@
 
 import threading
 
-from server.engine.housekeeping import threads
-from server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.housekeeping import threads
+from inferd.server.engine.housekeeping.threads import on_thread
 
 
 async def test_work_that_follows_other_work_needs_no_other_thread(monkeypatch):

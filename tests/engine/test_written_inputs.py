@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from server.caching import LocalCache
+from inferd.server.caching import LocalCache
 from tests.engine.serving import Gate, Pending, infer, infer_all, request, serving
 from tests.engine.test_ensembles import add, ensemble, model, parameter, step
 

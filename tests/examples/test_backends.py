@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.engine.serving import infer, request
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
+from inferd.backends.loader import BackendLoader
 from tests.backends.fake_batch import FakeBatch
 from tests.backends.models import instance, source
 from tests.conformance import doors

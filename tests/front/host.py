@@ -17,10 +17,10 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from server.front.keepalive import ConnectionPolicy
-from server.front.listeners import ListenPolicy
-from server.front.services import ContextCall
-from server.front.tls import Credentials
+from inferd.server.front.keepalive import ConnectionPolicy
+from inferd.server.front.listeners import ListenPolicy
+from inferd.server.front.services import ContextCall
+from inferd.server.front.tls import Credentials
 from tests.conformance import doors
 
 WHO = "/test.Peer/Who"

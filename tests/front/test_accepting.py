@@ -13,11 +13,11 @@ import pytest
 import uvloop
 
 from bench import steps
-from server.front import native
-from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
-from server.front.listeners import ListenPolicy
-from server.front.peer import Peer
-from server.front.tls import Credentials
+from inferd.server.front import native
+from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
+from inferd.server.front.listeners import ListenPolicy
+from inferd.server.front.peer import Peer
+from inferd.server.front.tls import Credentials
 from tests.conformance import doors
 from tests.conformance.raw import Client
 from tests.front.certificates import Authority
@@ -134,7 +134,7 @@ def test_after_the_handshake_a_connection_counts_for_its_certificate(authority):
 
 def test_with_few_open_files_another_client_gets_in(tmp_path):
     """300 silent connections of one address where 128 files may be open: nobody else waits until they time out."""
-    command = f"ulimit -n 128; exec {sys.executable} -m server serve --model-repository {tmp_path} --grpc-port 0"
+    command = f"ulimit -n 128; exec {sys.executable} -m inferd serve --model-repository {tmp_path} --grpc-port 0"
     with doors.running("sh", "-c", f"{command} --grpc-handshake-timeout 3600000") as process:
         crowd = [connect(process.address, ATTACKER) for _ in range(300)]
         wait_until(lambda: count_closed(crowd) >= 172)

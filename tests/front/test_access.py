@@ -7,11 +7,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native.service import access, authorizer
-from server.addresses import RESTRICTABLE
-from server.front.access import Access
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.service import GROUP_OF, GROUPS, MODEL_FIELD, SERVICE
+from inferd._native.service import access, authorizer
+from inferd.server.addresses import RESTRICTABLE
+from inferd.server.front.access import Access
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.service import GROUP_OF, GROUPS, MODEL_FIELD, SERVICE
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
@@ -113,9 +113,9 @@ def status(address, path, *metadata, message=None, timeout=10):
 
 def test_every_hosted_rpc_belongs_to_a_group():
     """Also one that is added tomorrow: what the doors host is asked, not a list in this test."""
-    from server.front import services
-    from server.rpc.metadata import Identity
-    from server.rpc.service import table
+    from inferd.server.front import services
+    from inferd.server.rpc.metadata import Identity
+    from inferd.server.rpc.service import table
     from tests.conformance.fake_engine import FakeEngine
 
     class Door:
@@ -291,7 +291,7 @@ def test_a_wrong_file_of_tokens_keeps_the_server_from_starting(repository, tmp_p
         if text is not None:
             file.write_text(text)
         process = doors.Process(
-            *(doors.sys.executable, "-m", "server", "serve", "--model-repository", str(repository)),
+            *(doors.sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository)),
             *("--grpc-port", "0", "--grpc-token-file", str(file)),
         )
         assert process.wait() == 1
@@ -367,7 +367,7 @@ def test_patterns(pattern, text, matches):
 
 
 def test_a_method_of_no_group_is_refused():
-    from server.errors import Denied, Status
+    from inferd.server.errors import Denied, Status
 
     for codes, expected in ((False, Status.PERMISSION_DENIED), (True, Status.UNAVAILABLE)):
         with pytest.raises(Denied) as error:

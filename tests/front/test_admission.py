@@ -10,7 +10,7 @@ import pytest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.conformance import doors, models
 from tests.conformance.client import Stub, floats, request

@@ -19,11 +19,11 @@ import h2.settings
 import pytest
 import uvloop
 
-from _native.transport.workers import Workers
-from server.front import keepalive, native
-from server.front.keepalive import FAREWELL, LOOK, SLOWEST, SMALL, Action, ConnectionPolicy, Farewell
-from server.front.listeners import ListenPolicy
-from server.front.tls import Credentials
+from inferd._native.transport.workers import Workers
+from inferd.server.front import keepalive, native
+from inferd.server.front.keepalive import FAREWELL, LOOK, SLOWEST, SMALL, Action, ConnectionPolicy, Farewell
+from inferd.server.front.listeners import ListenPolicy
+from inferd.server.front.tls import Credentials
 from tests.conformance.raw import Client, framed
 from tests.front.certificates import Authority
 from tests.waiting import until

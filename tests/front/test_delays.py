@@ -6,8 +6,8 @@ import time
 import grpc
 import pytest
 
-from server.rpc.delays import DelayError, Delays
-from server.rpc.service import Method
+from inferd.server.rpc.delays import DelayError, Delays
+from inferd.server.rpc.service import Method
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, output, pb, request
 

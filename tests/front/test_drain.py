@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from server.front.door import STOPPING
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.front.door import STOPPING
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests import forkserver
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
@@ -153,7 +153,7 @@ def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
 
 PATIENT = """
 import sys
-from server import app, cli
+from inferd.server import app, cli
 app.LAST_SECOND = 60
 sys.exit(cli.main())
 """
@@ -197,7 +197,7 @@ def test_a_request_on_its_way_is_received_and_answered(repository):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
     process = doors.Process(
-        *(sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--transport", door),
+        *(sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository), "--transport", door),
         *("--grpc-port", "0", "--grpc-address", "127.0.0.1", "--grpc-address", f"unix:{tmp_path}/s"),
         *("--drain-delay", "3600"),
     )
@@ -240,7 +240,7 @@ def test_sighup_without_a_log_file_has_no_effect(repository):
 
 HUNG_UP = """
 import os, signal, sys
-from server import app, cli
+from inferd.server import app, cli
 app.run = lambda settings: os.kill(os.getpid(), signal.SIGHUP) or 0
 sys.exit(cli.main())
 """
@@ -287,7 +287,7 @@ def test_a_signal_while_models_are_loading(tmp_path):
     (folder / "config.pbtxt").write_text('backend: "slow_to_load"\nmax_batch_size: 1\n')
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "server", "serve", "--model-repository", str(folder.parent), "--grpc-port", "0"),
+            *(sys.executable, "-m", "inferd", "serve", "--model-repository", str(folder.parent), "--grpc-port", "0"),
             *("--backend-directory", str(slow.parent), "--exit-timeout-secs", "1"),
         ],
         cwd=doors.ROOT,
@@ -355,7 +355,7 @@ def answers_to(connection, tensor, count):
 )
 def test_the_command_says_in_one_sentence_why_it_does_not_start(door, repository, options, line):
     run = forkserver.run(
-        *("server", "serve", "--model-repository", repository, "--grpc-port", "0"),
+        *("inferd", "serve", "--model-repository", repository, "--grpc-port", "0"),
         *("--transport", door, "--log-info=false", *options),
     )
     assert run.returncode == 1

@@ -55,7 +55,7 @@ def test_unix_socket(tmp_path):
 
 _TAKEN = """
 import asyncio, sys
-from server.front.grpcio import GrpcioDoor
+from inferd.server.front.grpcio import GrpcioDoor
 
 async def main():
     try:
@@ -68,7 +68,7 @@ asyncio.run(main())
 
 _UNIX = """
 import asyncio, sys
-from server.front.grpcio import GrpcioDoor
+from inferd.server.front.grpcio import GrpcioDoor
 
 async def main():
     door = GrpcioDoor()

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
+from inferd.server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
 
 POLICY = ConnectionPolicy(keepalive_time=10, keepalive_timeout=3)
 

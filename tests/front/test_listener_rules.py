@@ -13,13 +13,13 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from server.addresses import Bind, Rules, SettingsError, TcpAddress, UnixAddress, parse_bind
-from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy, client_name
-from server.front.peer import Peer
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import PeerCredentials
-from server.rpc.service import SERVICE
-from server.settings import Settings
+from inferd.server.addresses import Bind, Rules, SettingsError, TcpAddress, UnixAddress, parse_bind
+from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy, client_name
+from inferd.server.front.peer import Peer
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import PeerCredentials
+from inferd.server.rpc.service import SERVICE
+from inferd.server.settings import Settings
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
@@ -311,7 +311,7 @@ def test_connections_and_bytes_of_one_client(repository):
 
 
 def test_grpcio_refuses_them(repository):
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--transport=grpcio"]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository), "--transport=grpcio"]
     done = subprocess.run([*command, "--grpc-max-calls-per-client=3"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "grpc-max-calls-per-client: gRPC's C core has no such limit" in done.stderr

@@ -11,9 +11,9 @@ import sys
 import grpc
 import pytest
 
-from server.addresses import TcpAddress, UnixAddress
-from server.front import listeners
-from server.front.listeners import InUseError, ListenError, ListenPolicy
+from inferd.server.addresses import TcpAddress, UnixAddress
+from inferd.server.front import listeners
+from inferd.server.front.listeners import InUseError, ListenError, ListenPolicy
 from tests import forkserver
 from tests.conformance import doors
 from tests.front import host

@@ -7,7 +7,7 @@ import json
 import grpc
 import pytest
 
-from server.observe.escaping import escaped
+from inferd.server.observe.escaping import escaped
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 

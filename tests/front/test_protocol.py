@@ -9,8 +9,8 @@ import grpc
 import pytest
 import uvloop
 
-from _native.transport.endpoint import Endpoint
-from server.front import native
+from inferd._native.transport.endpoint import Endpoint
+from inferd.server.front import native
 
 LARGE = random.Random(7).randbytes(3 << 20)
 ECHO = "/test.Large/Echo"

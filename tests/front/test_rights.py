@@ -15,13 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native.service.authorizer import Authorizer
-from _native.service.tokens import GROUPS, TokenTable
-from _native.siphash import siphash_of
-from server.front.access import Access
-from server.front.tokens import TokenFile, TokenFileError, parse
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.service import SERVICE
+from inferd._native.service.authorizer import Authorizer
+from inferd._native.service.tokens import GROUPS, TokenTable
+from inferd._native.siphash import siphash_of
+from inferd.server.front.access import Access
+from inferd.server.front.tokens import TokenFile, TokenFileError, parse
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.service import SERVICE
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from server.addresses import parse_address
-from server.observe.load import TRAILER
-from server.pb.load_report_pb2 import OrcaLoadReport
+from inferd.server.addresses import parse_address
+from inferd.server.observe.load import TRAILER
+from inferd.server.pb.load_report_pb2 import OrcaLoadReport
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import floats, request

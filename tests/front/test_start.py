@@ -30,7 +30,7 @@ class TritonPythonModel:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return forkserver.run("server", "serve", *arguments)
+    return forkserver.run("inferd", "serve", *arguments)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_loading_is_told_and_a_table_follows(repository):
 
 
 def test_a_second_signal_ends_a_load_at_once(slow):
-    process = doors.Process(sys.executable, "-m", "server", "serve", "--model-repository", slow, "--grpc-port=0")
+    process = doors.Process(sys.executable, "-m", "inferd", "serve", "--model-repository", slow, "--grpc-port=0")
     process.says("initializing")
     process.interrupt(signal.SIGINT)
     process.says("a second signal ends the process at once")
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_a_load_at_once(slow):
 
 def test_a_load_that_outlasts_the_exit_timeout_ends_like_the_signal(slow):
     process = doors.Process(
-        sys.executable, "-m", "server", "serve", "--model-repository", slow, "--grpc-port=0", "--exit-timeout-secs=0"
+        sys.executable, "-m", "inferd", "serve", "--model-repository", slow, "--grpc-port=0", "--exit-timeout-secs=0"
     )
     process.says("initializing")
     process.terminate()

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.front.tls import Credentials, CredentialsError
+from inferd.server.front.tls import Credentials, CredentialsError
 from tests.conformance import doors
 from tests.front import host
 from tests.front.certificates import Authority, openssl
@@ -238,8 +238,8 @@ def test_a_session_is_not_resumed(door, authority, server_pair, client_pair, ver
 
 
 def test_where_openssl_cannot_be_told_resumed_connections_are_refused(authority, server_pair, monkeypatch):
-    """As in interpreters into which OpenSSL is linked: see server.front.sessions."""
-    from server.front import sessions
+    """As in interpreters into which OpenSSL is linked: see inferd.server.front.sessions."""
+    from inferd.server.front import sessions
 
     monkeypatch.setattr(sessions, "_control", lambda: None)
     server = Credentials(server_pair.certificate, server_pair.key, authority.root).material.context

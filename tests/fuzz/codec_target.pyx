@@ -7,10 +7,10 @@
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from _native.protobuf.codec cimport DECODE_OK, DECODE_TOO_MANY, DecodeResult, InferMessage, InputHead
-from _native.protobuf.codec cimport infer_decode, infer_message_init
-from _native.protobuf.contents cimport contents_copy, contents_field, contents_size
-from _native.protobuf.datatype cimport Datatype
+from inferd._native.protobuf.codec cimport DECODE_OK, DECODE_TOO_MANY, DecodeResult, InferMessage, InputHead
+from inferd._native.protobuf.codec cimport infer_decode, infer_message_init
+from inferd._native.protobuf.contents cimport contents_copy, contents_field, contents_size
+from inferd._native.protobuf.datatype cimport Datatype
 
 include "driver.pxi"
 

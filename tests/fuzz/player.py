@@ -23,13 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from _native.memory.arena import ArenaHandle
-from backends.python import attendant, process
-from backends.python.arenas import arena_of
-from backends.python.worker import protocol as p
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.python import attendant, process
+from inferd.backends.python.arenas import arena_of
+from inferd.backends.python.worker import protocol as p
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.python.hostile import ANY, KINDS, Hostile, ask, call, ok, status, tensor
 from tests.engine.serving import CONFIG, Loader, echo, request, row
 

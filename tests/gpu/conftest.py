@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from _native.cuda import driver
-from _native.cuda.device import device
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import device
 from tests.engine.region_owner import RegionOwner
 
 REPORT = "INFERD_GPU_REPORT"

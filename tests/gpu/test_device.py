@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from _native.cuda import driver
-from _native.cuda.device import device
-from _native.cuda.driver import CudaError
-from _native.cuda.memory import DevicePool, PageLocked
 from bench.memory_speed import MappedMemory, random_operations
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import device
+from inferd._native.cuda.driver import CudaError
+from inferd._native.cuda.memory import DevicePool, PageLocked
 from tests.threads import in_threads
 
 MIB = 1 << 20

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import Gpus
-from server.engine.instances.instances import Hardware
-from server.engine.shared_memory import SharedMemoryPolicy
-from server.errors import Status
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.shared_memory import SharedMemoryPolicy
+from inferd.server.errors import Status
 from tests.backends.python.served import add_model
 from tests.engine.region_owner import placed
 from tests.engine.serving import infer_all, request

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import Gpus
-from server.engine.instances.instances import Hardware
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.instances.instances import Hardware
 from tests.backends.models import onnx_bytes
 from tests.engine.serving import infer_all, request
 

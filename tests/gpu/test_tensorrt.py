@@ -8,14 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
-from backends.api import EngineSpec
-from backends.loader import BackendLoader
-from backends.tensorrt.library import is_installed
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import Gpus
-from server.engine.instances.instances import Hardware
-from server.errors import Status
+from inferd.backends.api import EngineSpec
+from inferd.backends.loader import BackendLoader
+from inferd.backends.tensorrt.library import is_installed
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.errors import Status
 from tests.backends.tensorrt import models
 from tests.engine.serving import infer, infer_all, request
 

@@ -1,6 +1,6 @@
 """A CUDA driver without a GPU: builds the stub and steers it; what it does and finds is said in `cuda_stub.h`.
 
-    stub = gpu_stub.load()          # builds it, loads it into `_native.cuda`; the same for the whole process
+    stub = gpu_stub.load()          # builds it, loads it into `inferd._native.cuda`; the same for the whole process
     stub.hold("d2d") ... stub.release("d2d")
     stub.check()                    # no violation, nothing left alive
 
@@ -204,8 +204,8 @@ class Stub:
 
 @functools.cache
 def load() -> Stub:
-    """The stub, loaded into `_native.cuda.driver` as the driver of this process."""
-    from _native.cuda import driver
+    """The stub, loaded into `inferd._native.cuda.driver` as the driver of this process."""
+    from inferd._native.cuda import driver
 
     stub = Stub()
     driver.load(str(library()))

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from _native.cuda import closing
+from inferd._native.cuda import closing
 from tests import gpu_stub
 
 PAGE = 4096

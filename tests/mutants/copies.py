@@ -14,7 +14,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("_native", "backends", "server", "tests", "inferd_client", "setup.py", "pyproject.toml", "README.md")
+COPIED = (
+    "inferd",
+    "_native",
+    "backends",
+    "server",
+    "tests",
+    "inferd_client",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+)
 MORE = ("bench", "deploy", "docs", "examples", "proto", "tools", "Makefile", "constraints.txt")  # that tests look at
 MOST_CPU = 900  # seconds for one process: more, and it does not end
 MOST = 7200.0  # seconds for a run: more, and its processes wait for each other, however busy the machine is
@@ -58,7 +68,7 @@ class Copy:
         Raises:
             RuntimeError: it does not compile.
         """
-        module = file.removesuffix(".pyx").replace("/", ".")
+        module = "inferd." + file.removesuffix(".pyx").replace("/", ".")
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
         done = self.run(command, INFERD_ONLY=module)
         if done.returncode:

@@ -1,5 +1,5 @@
-"""A connection without sockets: the h2 library as the client, `_native.transport.connection` as the server, joined in
-memory.
+"""A connection without sockets: the h2 library as the client, `inferd._native.transport.connection` as the server,
+joined in memory.
 
 `Lanes` puts native ModelInfer behind an endpoint, again without sockets and without an event loop.
 """
@@ -15,17 +15,17 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from _native.execution.instance import InstanceLoop
-from _native.request.bridge import BridgeHandle
-from _native.scheduling.queue import QueueLane
-from _native.service.infer import InferService
-from _native.service.table import ModelTable
-from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from backends.api import BatchingSpec, ModelSpec, TensorSpec
-from backends.identity import IdentityInstance
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.execution.instance import InstanceLoop
+from inferd._native.request.bridge import BridgeHandle
+from inferd._native.scheduling.queue import QueueLane
+from inferd._native.service.infer import InferService
+from inferd._native.service.table import ModelTable
+from inferd._native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd.backends.api import BatchingSpec, ModelSpec, TensorSpec
+from inferd.backends.identity import IdentityInstance
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.framing import Answer, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -10,8 +10,8 @@ from google.protobuf import text_format
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
-from _native.protobuf import messages
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.protobuf import messages
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.native.protowire import clean_entries, has_long_length
 
 # The pure Python implementation accepts much that the others reject: it is no oracle.

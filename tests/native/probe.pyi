@@ -1,8 +1,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from _native.scheduling.limiter import ClaimHandle, RateLimiter
-from _native.scheduling.queue import Learnt
+from inferd._native.scheduling.limiter import ClaimHandle, RateLimiter
+from inferd._native.scheduling.queue import Learnt
 
 Decided = list[tuple[int, list[int] | None]]
 

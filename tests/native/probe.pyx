@@ -4,9 +4,9 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
-from _native.atomic cimport fetch_add32
-from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
-from _native.request.request cimport (
+from inferd._native.atomic cimport fetch_add32
+from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
+from inferd._native.request.request cimport (
     REQUEST_TAKEN,
     Request,
     request_free,
@@ -15,7 +15,7 @@ from _native.request.request cimport (
     terms_begin,
     terms_limit,
 )
-from _native.scheduling.dispatcher cimport (
+from inferd._native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
     CONSUMER_CALLED,
     CONSUMER_IDLE,
@@ -30,9 +30,9 @@ from _native.scheduling.dispatcher cimport (
     dispatcher_decide,
     line_touch,
 )
-from _native.scheduling.limiter cimport ClaimHandle
-from _native.scheduling.policy cimport NEVER as NEVER_NS, BatchPlan
-from _native.scheduling.queue cimport (
+from inferd._native.scheduling.limiter cimport ClaimHandle
+from inferd._native.scheduling.policy cimport NEVER as NEVER_NS, BatchPlan
+from inferd._native.scheduling.queue cimport (
     Queue,
     QueueLane,
     queue_is_due,
@@ -41,10 +41,10 @@ from _native.scheduling.queue cimport (
     queue_take_out,
     queue_yield,
 )
-from _native.sequences.batch cimport slots_cut, slots_plan
-from _native.sequences.entry cimport slots_push
-from _native.sequences.sequencer cimport SequenceLane
-from _native.sequences.slots cimport (
+from inferd._native.sequences.batch cimport slots_cut, slots_plan
+from inferd._native.sequences.entry cimport slots_push
+from inferd._native.sequences.sequencer cimport SequenceLane
+from inferd._native.sequences.slots cimport (
     Slots,
     slots_again,
     slots_close,
@@ -54,7 +54,7 @@ from _native.sequences.slots cimport (
     slots_remove,
     slots_request_done,
 )
-from _native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
+from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
 
 NEVER = NEVER_NS
 
@@ -63,7 +63,7 @@ cdef class QueueProbe:
     """A queue whose requests are numbers of rows of one input "x" of any width.
 
     Args:
-        spec: a backends.api.ModelSpec with that input.
+        spec: an inferd.backends.api.ModelSpec with that input.
         max_queue, held, limiter: as for QueueLane.
     """
 

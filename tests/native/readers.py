@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
 
 
 class Buffered:

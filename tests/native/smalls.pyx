@@ -1,10 +1,10 @@
-"""Small memory of one thread (`_native.memory.small`), for its tests."""
+"""Small memory of one thread (`inferd._native.memory.small`), for its tests."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from _native.memory.small cimport SMALL_CLASSES, Smalls, small_give, small_resize, small_take, smalls_clear
+from inferd._native.memory.small cimport SMALL_CLASSES, Smalls, small_give, small_resize, small_take, smalls_clear
 
 
 cdef class SmallsProbe:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.api import QueuePolicySpec
+from inferd.backends.api import QueuePolicySpec
 from tests.native.delay_model import Batches
 from tests.native.probe import DispatcherProbe, QueueProbe
 from tests.native.queue_model import Policy

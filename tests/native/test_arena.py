@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.memory.arena import ArenaHandle
-from _native.memory.resource import live_counters
+from inferd._native.memory.arena import ArenaHandle
+from inferd._native.memory.resource import live_counters
 
 SIZES = st.integers(1, 300_000)
 

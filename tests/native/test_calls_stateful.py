@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from _native.memory.resource import live_counters
-from _native.transport.call import EVENT_CLOSED, Call
-from _native.transport.client import ClientUse
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from _native.transport.workers import Workers
+from inferd._native.memory.resource import live_counters
+from inferd._native.transport.call import EVENT_CLOSED, Call
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.workers import Workers
 from tests.native.h2peer import INFER, Clock, Lanes, Peer, framed, output
 
 KIB = 1 << 10

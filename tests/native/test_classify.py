@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.tensors.classify import classify_tensor
+from inferd._native.tensors.classify import classify_tensor
 
 DTYPES = {
     "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.memory.resource import live_counters, pooled, trim
-from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
-from _native.transport.client import ClientUse
-from _native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
-from _native.transport.connection import Connection
-from _native.transport.workers import Workers
+from inferd._native.memory.resource import live_counters, pooled, trim
+from inferd._native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.workers import Workers
 from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
 
 ECHO = "/test.Echo/Echo"

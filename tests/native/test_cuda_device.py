@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from _native.cuda.device import Device, device
-from _native.cuda.driver import CudaError
-from _native.cuda.memory import DevicePool, PageLocked
-from _native.execution.affinity import bind_memory
+from inferd._native.cuda.device import Device, device
+from inferd._native.cuda.driver import CudaError
+from inferd._native.cuda.memory import DevicePool, PageLocked
+from inferd._native.execution.affinity import bind_memory
 from tests.gpu_stub.fixtures import HostBuffer
 
 OUT_OF_MEMORY = 2
@@ -195,7 +195,7 @@ def test_thread_needs_the_context_of_its_device(gpu):
 
 def owner(library, pipe):
     """Another process with device memory that this one imports."""
-    from _native.cuda import driver
+    from inferd._native.cuda import driver
 
     driver.load(library)
     gpu = device(0)

@@ -10,7 +10,7 @@ from tests import gpu_stub
 
 PROGRAM = """
 import sys
-from _native.cuda import device, driver
+from inferd._native.cuda import device, driver
 assert not driver.is_loaded() and driver.device_count() == 0
 for attempt in range(2):
     try:
@@ -68,7 +68,7 @@ def test_driver_without_a_device_says_why():
 
 
 def test_another_driver_is_not_loaded_beside_the_first():
-    from _native.cuda import driver
+    from inferd._native.cuda import driver
 
     gpu_stub.load()
     with pytest.raises(driver.CudaUnavailable, match="was loaded from"):

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from _native.cuda.device import device
-from _native.cuda.driver import CudaError
+from inferd._native.cuda.device import device
+from inferd._native.cuda.driver import CudaError
 from tests import gpu_stub
 from tests.gpu_stub.fixtures import HostBuffer
 

@@ -15,14 +15,14 @@ from hyperframe.frame import HeadersFrame, WindowUpdateFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.memory.arena import ArenaHandle
-from _native.memory.resource import live_counters
-from _native.service.authorizer import Authorizer
-from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from server.front.tokens import parse
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.arena import ArenaHandle
+from inferd._native.memory.resource import live_counters
+from inferd._native.service.authorizer import Authorizer
+from inferd._native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd.server.front.tokens import parse
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 from tests.conformance.h2cases import DATA as DATA_FRAME
 from tests.conformance.h2cases import END_HEADERS, END_STREAM, PADDED, PREFACE, frame

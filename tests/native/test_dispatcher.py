@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
-from backends.api import QueuePolicySpec
+from inferd._native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
+from inferd.backends.api import QueuePolicySpec
 from tests.native.probe import DispatcherProbe, QueueProbe
 from tests.native.queue_model import Policy, QueueModel
 

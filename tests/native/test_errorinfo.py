@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from _native.transport.errorinfo import rich_status
-from server.errors import Status
+from inferd._native.transport.errorinfo import rich_status
+from inferd.server.errors import Status
 from tests import richerrors
 
 

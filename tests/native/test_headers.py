@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from _native.transport.headers import _headers, _message, _pairs, _timeout
+from inferd._native.transport.headers import _headers, _message, _pairs, _timeout
 
 UNITS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 FOREVER = (1 << 63) - 1

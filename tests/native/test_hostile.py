@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
-from _native.transport.workers import Workers
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.workers import Workers
 from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
 from tests.framing import framed

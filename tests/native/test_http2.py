@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.memory.resource import live_counters
-from _native.transport.call import EVENT_CLOSED, EVENT_HALF_CLOSE, EVENT_MESSAGE, EVENT_WRITABLE
-from _native.transport.connection import Connection
-from _native.transport.endpoint import Endpoint
+from inferd._native.memory.resource import live_counters
+from inferd._native.transport.call import EVENT_CLOSED, EVENT_HALF_CLOSE, EVENT_MESSAGE, EVENT_WRITABLE
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
 from tests.conformance import h2cases
 from tests.native.h2peer import INFER, Answer, Echo, Lanes, Peer, framed, output
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from _native.memory.resource import live_counters
-from _native.transport.call import EVENT_DEADLINE
-from _native.transport.client import ClientUse
-from _native.transport.connection import Connection
+from inferd._native.memory.resource import live_counters
+from inferd._native.transport.call import EVENT_DEADLINE
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.connection import Connection
 from tests.native.h2peer import Clock, Echo, Peer, framed
 
 KIB = 1 << 10

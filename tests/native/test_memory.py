@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _native.memory import resource as memory
-from _native.memory.host import size_class
+from inferd._native.memory import resource as memory
+from inferd._native.memory.host import size_class
 from tests.threads import in_threads
 
 LARGEST = 1 << 30

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from _native.file_contents import find_beginning, read_regular
-from _native.model_files import folders_in
+from inferd._native.file_contents import find_beginning, read_regular
+from inferd._native.model_files import folders_in
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 12, 100_000])

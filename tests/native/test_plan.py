@@ -2,8 +2,8 @@
 
 import pytest
 
-from _native.ensembles.plan import Analysis, PlanError
-from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
+from inferd._native.ensembles.plan import Analysis, PlanError
+from inferd.backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
 
 
 def graph(*steps: StepSpec, outputs=("y",)) -> Analysis:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _native.scheduling.queue import QueueLane
-from backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
+from inferd._native.scheduling.queue import QueueLane
+from inferd.backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from tests.native.probe import NEVER, QueueProbe
 from tests.native.queue_model import LOOKS, Policy, QueueModel
 

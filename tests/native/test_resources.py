@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.cuda import closing
-from _native.cuda.device import device
-from _native.cuda.memory import DevicePool, PageLocked
-from _native.memory import resource as memory
 from bench.memory_speed import MappedMemory, random_operations, view_of
+from inferd._native.cuda import closing
+from inferd._native.cuda.device import device
+from inferd._native.cuda.memory import DevicePool, PageLocked
+from inferd._native.memory import resource as memory
 from tests.threads import in_threads
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from _native.shares import Turns
-from backends.api import QueuePolicySpec
+from inferd._native.shares import Turns
+from inferd.backends.api import QueuePolicySpec
 from tests.native.probe import QueueProbe
 from tests.native.queue_model import Policy
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from _native.memory.shm import CUDA, SHARED, SYSTEM, RegionError, Regions, Use
+from inferd._native.memory.shm import CUDA, SHARED, SYSTEM, RegionError, Regions, Use
 from tests.threads import in_threads
 
 SIZE = 3 * 4096
@@ -271,7 +271,7 @@ def test_names_with_any_characters(regions, shared_object):
 
 FAULT = """
 import ctypes, mmap, os, signal
-from _native.memory.shm import Regions, SHARED, Use
+from inferd._native.memory.shm import Regions, SHARED, Use
 regions = Regions(max_count=1, max_byte_size=4096)
 fd = os.memfd_create("a"); os.ftruncate(fd, 4096)
 regions.add_system(SHARED, "a", "a", fd, 0, 4096, trusted=True, writable=True)

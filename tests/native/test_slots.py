@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
+from inferd.backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
 from tests.native.probe import SlotsProbe
 
 NEVER = (1 << 63) - 1

@@ -7,9 +7,9 @@ import gzip
 
 import pytest
 
-from _native.memory.resource import pooled
-from _native.transport.client import ClientUse
-from _native.transport.connection import Connection
+from inferd._native.memory.resource import pooled
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.connection import Connection
 from tests.native.h2peer import Clock, Echo, Peer, framed, output
 
 KIB, MIB = 1 << 10, 1 << 20

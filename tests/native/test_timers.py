@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.timers import Alarm, TimersHandle
+from inferd._native.timers import Alarm, TimersHandle
 from tests.native.probe import TimersProbe
 
 COUNT = 100

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.observe.metrics import gpu
-from server.observe.metrics.text import Family
+from inferd.server.observe.metrics import gpu
+from inferd.server.observe.metrics.text import Family
 from tests.observe.scraping import scrape, scraped_server
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 

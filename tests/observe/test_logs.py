@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from server.observe.lines import LineFormatter
-from server.observe.writer import LogWriter
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.observe.lines import LineFormatter
+from inferd.server.observe.writer import LogWriter
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 from tests.waiting import wait_until
@@ -142,7 +142,7 @@ def test_a_pipe_that_nobody_reads_and_a_folder_are_no_log_files(tmp_path):
 def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):
     root = write(tmp_path / "models", plain=IDENTITY)
     file = tmp_path / "log"
-    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(root), "--grpc-port", "0")
+    command = (sys.executable, "-m", "inferd", "serve", "--model-repository", str(root), "--grpc-port", "0")
     address = tmp_path / "socket"
     process = subprocess.Popen([*command, "--grpc-address", f"unix:{address}", "--log-file", str(file)], cwd=doors.ROOT)
     try:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.processes import free_port
-from server.front.scrape import BadRequestError, understood
-from server.observe.metrics.catalogue import chosen
-from server.observe.metrics.gpu import GpuMetrics
-from server.observe.metrics.page import Page
-from server.observe.metrics.service import Service
-from server.observe.metrics.text import written
+from inferd.server.front.scrape import BadRequestError, understood
+from inferd.server.observe.metrics.catalogue import chosen
+from inferd.server.observe.metrics.gpu import GpuMetrics
+from inferd.server.observe.metrics.page import Page
+from inferd.server.observe.metrics.service import Service
+from inferd.server.observe.metrics.text import written
 from tests.engine.serving import CONFIG, ensemble_of, infer, request, row, serving
 from tests.observe import scraping
 from tests.observe.test_metrics import IDENTITY, tensor, triton, write

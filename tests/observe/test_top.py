@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from server.cli import main
-from server.pb import grpc_service_pb2 as pb
-from server.tools.looking import as_metrics, target_of
-from server.tools.rates import Choice, between, understood
+from inferd.server.cli import main
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.tools.looking import as_metrics, target_of
+from inferd.server.tools.rates import Choice, between, understood
 from tests.conformance import doors
 from tests.observe.test_metrics import IDENTITY, tensor, write
 
@@ -204,7 +204,7 @@ def test_nobody_there_is_said_in_one_line(capsys):
 
 def test_the_screen_shows_models_and_ends_at_q():
     textual = pytest.importorskip("textual.widgets", reason="the extra tui is not installed")
-    from server.tools.screen import Screen
+    from inferd.server.tools.screen import Screen
 
     async def use(url):
         screen = Screen(target_of(url), 0.01, target_of(url).look(), Choice())

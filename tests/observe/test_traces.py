@@ -13,9 +13,9 @@ import grpc
 import numpy as np
 import pytest
 
-from server.observe.tracing.triton import TraceFiles
-from server.pb import grpc_service_pb2 as pb
-from server.settings.tracing import SettingsError, parse_trace_config
+from inferd.server.observe.tracing.triton import TraceFiles
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
 from tests.conformance.client import Stub
 from tests.engine.serving import ensemble_of

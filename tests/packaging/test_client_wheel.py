@@ -19,7 +19,7 @@ try:
     grpcclient.InferenceServerClient("127.0.0.1:1").is_server_live()
 except grpcclient.InferenceServerException as error:
     print(error.status(), len(grpcclient.service_pb2.ServerLiveRequest().SerializeToString()))
-print(sorted({"server", "backends", "_native", "grpc"} & set(sys.modules)))
+print(sorted({"inferd", "grpc"} & set(sys.modules)))
 """
 
 

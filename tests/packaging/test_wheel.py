@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ class Hiding:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Hiding())
-from server.cli import main
+from inferd.server.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -57,17 +58,24 @@ def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
         health = [environment / "bin" / "inferd", "health", "--url", server.address, "--service", "twice"]
         assert subprocess.run(health, capture_output=True, text=True, env=bare).returncode == 0
         check_answer(server.address)
+        check_answer(server.address, "own")
     finally:
         assert server.stop() == 0
 
 
 def test_it_brings_its_libraries(environment) -> None:
     """libnghttp2 comes out of the wheel, not from the system."""
-    code = "import _native.transport.http2; print(open('/proc/self/maps').read())"
+    code = "import inferd._native.transport.http2; print(open('/proc/self/maps').read())"
     command = [environment / "bin" / "python", "-c", code]
     maps = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout
     libraries = {line.split()[-1] for line in maps.splitlines() if "libnghttp2" in line}
     assert libraries and all("inferd.libs" in library for library in libraries)
+
+
+def test_other_names_are_left_to_users() -> None:
+    """All that is installed begins with `inferd`: a user's `server` or `backends` is the user's."""
+    with zipfile.ZipFile(WHEELS[-1]) as archive:
+        assert {name for name in archive.namelist() if not name.startswith("inferd")} == set()
 
 
 def test_the_licences_of_what_it_contains_are_in_it(environment) -> None:
@@ -81,7 +89,7 @@ def test_it_says_nothing_of_other_sources(environment, tmp_path) -> None:
     command = [environment / "bin" / "inferd", "--version"]
     told = subprocess.run(command, check=True, capture_output=True, text=True, env=bare, cwd=tmp_path)
     assert "warning" not in told.stdout + told.stderr
-    packages = [environment.rglob(f"site-packages/{name}/**/*") for name in ("_native", "backends", "inferd_client")]
+    packages = [environment.rglob(f"site-packages/{name}/**/*") for name in ("inferd", "inferd_client")]
     assert not [path for found in packages for path in found if path.suffix in (".pyx", ".pxi", ".c", ".h")]
 
 
@@ -101,11 +109,12 @@ def test_the_source_distribution_has_all_sources(tmp_path) -> None:
     names = subprocess.run(["tar", "tzf", SDISTS[-1]], check=True, capture_output=True, text=True).stdout
     packed = {name.partition("/")[2] for name in names.splitlines()}
     tracked = subprocess.run(
-        ["git", "ls-files", "_native", "backends", "inferd_client", "server"],
+        ["git", "ls-files", "_native", "backends", "inferd", "inferd_client", "server"],
         check=True,
         capture_output=True,
         text=True,
         cwd=ROOT,
     ).stdout.split()
-    assert set(tracked) - packed == set()
-    assert not [name for name in packed - set(tracked) if name.endswith((".so", ".c"))]
+    expected = {name if name.startswith("inferd") else f"inferd/{name}" for name in tracked}
+    assert expected - packed == {f"inferd/{name}" for name in ("_native", "backends", "server")}  # links in the tree
+    assert not [name for name in packed - expected if name.endswith((".so", ".c"))]

@@ -119,7 +119,7 @@ class Server:
     def __init__(self, repository: Path, *arguments: str, drain: bool = True) -> None:
         self.port = free_port()
         self._command = (
-            sys.executable, "-m", "server", "serve", "--model-repository", str(repository),
+            sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository),
             "--grpc-port", str(self.port), "--exit-on-error=false", *(_drain_delay() if drain else ()), *arguments,
         )  # fmt: skip
         self.start()
@@ -144,5 +144,5 @@ class Server:
 @functools.cache
 def _drain_delay() -> tuple[str, ...]:
     """The option that keeps a stopping server in service until proxies have noticed, where the server has it."""
-    text = run(sys.executable, "-m", "server", "serve", "--help", cwd=doors.ROOT)
+    text = run(sys.executable, "-m", "inferd", "serve", "--help", cwd=doors.ROOT)
     return ("--drain-delay", str(_DRAIN_SECONDS)) if "--drain-delay" in text else ()

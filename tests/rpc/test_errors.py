@@ -1,6 +1,6 @@
 """What a client is told of an error."""
 
-from server.errors import Status, answer
+from inferd.server.errors import Status, answer
 
 
 def test_memory_that_is_not_there_is_exhausted():

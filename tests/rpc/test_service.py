@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from server.errors import Unimplemented
-from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import LONGEST, flag, timeout_ns
-from server.rpc.metadata import Identity
-from server.rpc.service import ENCODED, RAW, SERVICE, table
+from inferd.server.errors import Unimplemented
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.rpc.call import LONGEST, flag, timeout_ns
+from inferd.server.rpc.metadata import Identity
+from inferd.server.rpc.service import ENCODED, RAW, SERVICE, table
 from tests.conformance.fake_engine import FakeEngine
 
 

@@ -1,5 +1,5 @@
-from _native.execution.python_batch import Batch
-from _native.request.lane import LaneHandle
+from inferd._native.execution.python_batch import Batch
+from inferd._native.request.lane import LaneHandle
 
 def fullness(handle: LaneHandle) -> list[int]: ...
 def has_idle(handle: LaneHandle) -> bool: ...

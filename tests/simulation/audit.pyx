@@ -6,20 +6,20 @@ Nothing is locked and nothing is changed. The texts begin with what is wrong; em
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.ensembles.ensemble cimport EnsembleLane
-from _native.ensembles.run cimport Ensemble, StepLimit
-from _native.execution.python_batch cimport Batch
-from _native.request.lane cimport Lane, LaneHandle
-from _native.request.order cimport OrderEntry
-from _native.request.request cimport REQUEST_QUEUED, Request, request_alike
-from _native.scheduling.dispatcher cimport Line
-from _native.scheduling.levels cimport Level, Levels, level_at, level_of
-from _native.scheduling.policy cimport NEVER, BatchPlan, policy_plan
-from _native.scheduling.queue cimport Queue, QueueLane
-from _native.sequences.sequence cimport Sequence, Sequences
-from _native.sequences.sequencer cimport SequenceLane, Sequencer
-from _native.sequences.slots cimport InstanceSlots, Slots
-from _native.shares cimport Share
+from inferd._native.ensembles.ensemble cimport EnsembleLane
+from inferd._native.ensembles.run cimport Ensemble, StepLimit
+from inferd._native.execution.python_batch cimport Batch
+from inferd._native.request.lane cimport Lane, LaneHandle
+from inferd._native.request.order cimport OrderEntry
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, request_alike
+from inferd._native.scheduling.dispatcher cimport Line
+from inferd._native.scheduling.levels cimport Level, Levels, level_at, level_of
+from inferd._native.scheduling.policy cimport NEVER, BatchPlan, policy_plan
+from inferd._native.scheduling.queue cimport Queue, QueueLane
+from inferd._native.sequences.sequence cimport Sequence, Sequences
+from inferd._native.sequences.sequencer cimport SequenceLane, Sequencer
+from inferd._native.sequences.slots cimport InstanceSlots, Slots
+from inferd._native.shares cimport Share
 
 cdef uint32_t FULL_CYCLE = 1 << 20
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _native.transport.connection import Connection
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.transport.connection import Connection
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.regions import SLOT, Region

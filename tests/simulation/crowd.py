@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from _native.transport.connection import Connection
+from inferd._native.transport.connection import Connection
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, STEPS
 from tests.simulation.wire import Violation, decoded

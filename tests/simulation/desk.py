@@ -12,16 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from server.engine.housekeeping.threads import on_thread
-from server.front.connection_limits import Admission, ListenerPolicy
-from server.front.peer import Peer
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.front.connection_limits import Admission, ListenerPolicy
+from inferd.server.front.peer import Peer
 from tests.simulation.wire import Violation
 from tests.simulation.world import LOOP_FDS, UNWATCHED, World
 
 if TYPE_CHECKING:
-    from _native.transport.call import Call
-    from _native.transport.client import ClientUse
-    from _native.transport.connection import Connection
+    from inferd._native.transport.call import Call
+    from inferd._native.transport.client import ClientUse
+    from inferd._native.transport.connection import Connection
     from tests.simulation.simulation import Simulation
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
+from inferd.backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
 from tests.simulation.covering import Row, Rule, Space, covering
 from tests.simulation.kind import BATCHING, IDLE_US, INITIAL, MAX_ROWS, Kind, gated, step
 

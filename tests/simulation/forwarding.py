@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from _native.service.forwarding import Forwarder
+from inferd._native.service.forwarding import Forwarder
 from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
-    from server.pb import grpc_service_pb2 as pb
+    from inferd.server.pb import grpc_service_pb2 as pb
     from tests.simulation.clients import Call
     from tests.simulation.instances import Value
     from tests.simulation.simulation import Simulation

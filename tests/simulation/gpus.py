@@ -7,9 +7,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import _native.cuda.closing
-import _native.gpu.instance
-from server.engine.instances.gpu import GpuPolicy, Gpus
+import inferd._native.cuda.closing
+import inferd._native.gpu.instance
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from tests import gpu_stub
 from tests.simulation.wire import Violation
 from tests.simulation.world import WorldThread
@@ -31,7 +31,7 @@ class Graphics:
         def thread(*, target: Any, name: str, daemon: bool) -> WorldThread:
             return WorldThread(world, target, name)
 
-        _native.gpu.instance.threading = SimpleNamespace(Thread=thread)  # type: ignore[attr-defined]
+        inferd._native.gpu.instance.threading = SimpleNamespace(Thread=thread)  # type: ignore[attr-defined]
 
     def use(self) -> None:
         """There are instances on them."""
@@ -41,7 +41,7 @@ class Graphics:
     @staticmethod
     def closers() -> int:
         """Threads that close what is closed slowly: 1 from when there is something to close."""
-        return int(_native.cuda.closing._thread is not None)  # type: ignore[attr-defined]
+        return int(inferd._native.cuda.closing._thread is not None)  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Nothing was done to the device that may not be done.

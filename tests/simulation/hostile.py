@@ -6,7 +6,7 @@ import functools
 from random import Random
 from typing import TYPE_CHECKING
 
-from _native.transport.connection import Connection
+from inferd._native.transport.connection import Connection
 from tests.conformance import h2cases
 from tests.simulation.wire import Violation
 

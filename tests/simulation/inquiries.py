@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.python.worker import protocol as p
-from server.pb import grpc_service_pb2 as pb
+from inferd.backends.python.worker import protocol as p
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import SCALE, Kind
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation

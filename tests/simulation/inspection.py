@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native.memory.shm import SHARED, SYSTEM
-from _native.service.exposition import KINDS, ModelMetrics
+from inferd._native.memory.shm import SHARED, SYSTEM
+from inferd._native.service.exposition import KINDS, ModelMetrics
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:

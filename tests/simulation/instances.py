@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _native.execution.python_batch import Batch
-from backends.api import Instance
-from backends.identity import IdentityInstance
+from inferd._native.execution.python_batch import Batch
+from inferd.backends.api import Instance
+from inferd.backends.identity import IdentityInstance
 from tests.simulation.audit import fits
 from tests.simulation.kind import PADDING, SCALE
 

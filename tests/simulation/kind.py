@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.api import (
+from inferd.backends.api import (
     BatchingSpec,
     EnsembleSpec,
     InstanceSpec,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
+from inferd.backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
 from tests.simulation.features import KINDS_OF_PAIRS
 from tests.simulation.kind import IDLE_US, INITIAL, Kind, gated, step
 

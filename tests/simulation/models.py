@@ -9,13 +9,13 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from _native.gpu.instance import GpuLoop
-from _native.memory.arena import ArenaHandle
-from _native.request.lane import LaneHandle
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
-from backends.identity import IdentityGpuInstance
-from backends.python._link import TeamHandle
-from server.engine.models.version import LoadedVersion
+from inferd._native.gpu.instance import GpuLoop
+from inferd._native.memory.arena import ArenaHandle
+from inferd._native.request.lane import LaneHandle
+from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
+from inferd.backends.identity import IdentityGpuInstance
+from inferd.backends.python._link import TeamHandle
+from inferd.server.engine.models.version import LoadedVersion
 from tests.simulation.gpus import Graphics
 from tests.simulation.instances import (
     Executions,

@@ -16,29 +16,29 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import server.engine.deliveries
-import server.engine.engine
-import server.engine.loading.candidates
-import server.engine.models.registry
-from _native.model_files import NO_FILES, Mark, Watch
-from _native.request.bridge import BridgeHandle
-from _native.request.lane import LaneHandle
-from _native.service.table import ModelTable
-from backends.api import BackendError, ModelSource
-from server.caching import LocalCache
-from server.engine import config as configuration
-from server.engine.config.prepared import Prepared, VersionConfig
-from server.engine.engine import Engine
-from server.engine.instances.instances import Hardware
-from server.engine.loading.candidates import Maker
-from server.engine.loading.control import ControlMode, ModelControl
-from server.engine.loading.demand import Demand
-from server.engine.loading.lifecycle import UNLOADED
-from server.engine.models.version import LoadedVersion
-from server.engine.pbtxt.source import Source
-from server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
-from server.errors import ConfigError, ServerError
-from server.pb import model_config_pb2
+import inferd.server.engine.deliveries
+import inferd.server.engine.engine
+import inferd.server.engine.loading.candidates
+import inferd.server.engine.models.registry
+from inferd._native.model_files import NO_FILES, Mark, Watch
+from inferd._native.request.bridge import BridgeHandle
+from inferd._native.request.lane import LaneHandle
+from inferd._native.service.table import ModelTable
+from inferd.backends.api import BackendError, ModelSource
+from inferd.server.caching import LocalCache
+from inferd.server.engine import config as configuration
+from inferd.server.engine.config.prepared import Prepared, VersionConfig
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.loading.candidates import Maker
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.engine.loading.demand import Demand
+from inferd.server.engine.loading.lifecycle import UNLOADED
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.engine.pbtxt.source import Source
+from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
+from inferd.server.errors import ConfigError, ServerError
+from inferd.server.pb import model_config_pb2
 from tests.simulation.kinds import STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
@@ -404,7 +404,7 @@ class Loader:
     """Stands for the loader of backends, which nobody asks for any."""
 
     def serve(self, services: Any) -> None:
-        """See `backends.loader.BackendLoader`."""
+        """See `inferd.backends.loader.BackendLoader`."""
 
 
 class WatchedEngine(Engine):
@@ -423,12 +423,12 @@ def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resour
     shop = simulation.shop
     for each in (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine):
         each.shop = shop
-    server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
-    server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
-    server.engine.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
-    server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
-    server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
-    server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]
+    inferd.server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
+    inferd.server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
+    inferd.server.engine.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
+    inferd.server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
+    inferd.server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
+    inferd.server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]
     return WatchedEngine(
         [simulation.shelf],
         Loader(),  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _native.memory.resource import live_counters
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.resource import live_counters
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.audit import oldest
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS

@@ -1,7 +1,7 @@
 """Worker processes that the main thread plays by a script, at the other ends of real sockets and in the real arena.
 
-A worker keeps to the protocol (`backends.python.worker.protocol`), or it ends in the middle, says nothing any more, or
-sends what none may send.
+A worker keeps to the protocol (`inferd.backends.python.worker.protocol`), or it ends in the middle, says nothing any
+more, or sends what none may send.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _native.memory.arena import ArenaHandle
-from backends.python.process import AnyWorker
-from backends.python.worker import protocol as p
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.python.process import AnyWorker
+from inferd.backends.python.worker import protocol as p
 from tests.simulation.inquiries import Inquiry
 from tests.simulation.instances import Value
 from tests.simulation.kind import SCALE

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import backends.python.attendant
-import backends.python.instance
-import backends.python.process
-from _native.memory.arena import ArenaHandle
-from backends.api import BackendError
-from backends.python._link import TeamHandle
-from backends.python.attendant import Attendant, Post
-from backends.python.instance import PythonInstance
+import inferd.backends.python.attendant
+import inferd.backends.python.instance
+import inferd.backends.python.process
+from inferd._native.memory.arena import ArenaHandle
+from inferd.backends.api import BackendError
+from inferd.backends.python._link import TeamHandle
+from inferd.backends.python.attendant import Attendant, Post
+from inferd.backends.python.instance import PythonInstance
 from tests.simulation.process import Process
 from tests.simulation.world import UNWATCHED, WORKER_FD
 
@@ -45,10 +45,10 @@ class Town:
         self.sockets: dict[int, tuple[Process, socket.socket]] = {}  # by descriptor
         world = simulation.world
         clock = SimpleNamespace(monotonic=lambda: world.now() / 1e9)
-        backends.python.attendant.time = clock  # type: ignore[assignment]
-        backends.python.process.time = clock  # type: ignore[assignment]
-        backends.python.attendant.Worker = Process  # type: ignore[misc, assignment]
-        backends.python.instance.Attendant = WorldAttendant  # type: ignore[misc, assignment]
+        inferd.backends.python.attendant.time = clock  # type: ignore[assignment]
+        inferd.backends.python.process.time = clock  # type: ignore[assignment]
+        inferd.backends.python.attendant.Worker = Process  # type: ignore[misc, assignment]
+        inferd.backends.python.instance.Attendant = WorldAttendant  # type: ignore[misc, assignment]
 
     def watch(self, process: Process, end: socket.socket) -> None:
         self.sockets[end.fileno()] = (process, end)
@@ -90,7 +90,7 @@ class Town:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a worker is started with; stands for `backends.python.process.Launch`.
+    """What a worker is started with; stands for `inferd.backends.python.process.Launch`.
 
     Attributes:
         lives: numbers of its workers.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from _native.memory.shm import SHARED, SYSTEM
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.memory.shm import SHARED, SYSTEM
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import SCALE
 from tests.simulation.wire import Violation
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.python.worker import protocol as p
+from inferd.backends.python.worker import protocol as p
 
 if TYPE_CHECKING:
     from tests.simulation.instances import Value

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from random import Random
 from typing import TYPE_CHECKING
 
-from _native.service.tokens import TokenTable
-from server.front.access import Access
+from inferd._native.service.tokens import TokenTable
+from inferd.server.front.access import Access
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 

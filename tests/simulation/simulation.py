@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from _native.memory.resource import live_counters
-from _native.memory.shm import Regions
-from _native.transport.client import ClientUse
-from _native.transport.endpoint import Endpoint
-from _native.transport.workers import Workers
-from server.engine.instances import instances as engine_instances
-from server.engine.instances.resources import Resources
+from inferd._native.memory.resource import live_counters
+from inferd._native.memory.shm import Regions
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.workers import Workers
+from inferd.server.engine.instances import instances as engine_instances
+from inferd.server.engine.instances.resources import Resources
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper

@@ -16,16 +16,16 @@ from queue import Empty
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import _native.transport.workers
-import server.engine.housekeeping.threads as engine_threads
-from server.engine.loading.demand import Demand
+import inferd._native.transport.workers
+import inferd.server.engine.housekeeping.threads as engine_threads
+from inferd.server.engine.loading.demand import Demand
 from tests.simulation.world import NEVER, World, WorldThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REAL_SECONDS = 1_700_000_000  # when the world began, on the calendar; see `world.c`
-CLOCKS = ("server.", "backends.")
+CLOCKS = ("inferd.server.", "inferd.backends.")
 
 
 class Clock:
@@ -135,7 +135,7 @@ def hook(world: World) -> None:
     engine_threads.threading = SimpleNamespace(  # type: ignore[assignment]
         Thread=partial(Servant, world), Lock=threading.Lock
     )
-    _native.transport.workers.threading = SimpleNamespace(  # type: ignore[attr-defined]
+    inferd._native.transport.workers.threading = SimpleNamespace(  # type: ignore[attr-defined]
         Thread=partial(Servant, world), get_native_id=threading.get_native_id
     )
     engine_threads.SimpleQueue = partial(WorldQueue, world)  # type: ignore[assignment, misc]

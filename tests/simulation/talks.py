@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.desk import STREAM
 from tests.simulation.wire import Stream, Violation, framed, take_message
 from tests.simulation.wording import serialized

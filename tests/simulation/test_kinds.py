@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
 
-from backends.api import ModelSpec
-from backends.specs import (
+from inferd.backends.api import ModelSpec
+from inferd.backends.specs import (
     BatchingSpec,
     EnsembleSpec,
     InstanceSpec,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import _native.request.recorder
-from _native.request.recorder import RecorderHandle, SamplingHandle
+import inferd._native.request.recorder
+from inferd._native.request.recorder import RecorderHandle, SamplingHandle
 from tests.simulation.kinds import KINDS
 from tests.simulation.wire import Violation
 
@@ -60,7 +60,7 @@ class Traces:
         if not self.on:
             return
         world = simulation.world
-        _native.request.recorder.time = SimpleNamespace(time_ns=world.now)  # type: ignore[attr-defined]
+        inferd._native.request.recorder.time = SimpleNamespace(time_ns=world.now)  # type: ignore[attr-defined]
         self._is_restless = random.random() < 0.4
         self._recorder = RecorderHandle()
         self._own: dict[str, SamplingHandle] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from bench.processes import free_port
-from server.engine.repository.remote.stores import open_store
+from inferd.server.engine.repository.remote.stores import open_store
 
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Of the account devstoreaccount1, which every emulator of Azure has."""

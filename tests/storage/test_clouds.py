@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.loader import BackendLoader
-from server.engine.checking import check
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
-from server.engine.repository.folders import CONFIGURATION
-from server.engine.repository.remote import mirror, stores
-from server.engine.repository.remote.mirror import CloudSource
-from server.engine.repository.remote.stores import parse_url
-from server.engine.repository.sources import Repositories, open_sources
-from server.errors import ConfigError, InvalidArgument
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.checking import check
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.engine.repository.folders import CONFIGURATION
+from inferd.server.engine.repository.remote import mirror, stores
+from inferd.server.engine.repository.remote.mirror import CloudSource
+from inferd.server.engine.repository.remote.stores import parse_url
+from inferd.server.engine.repository.sources import Repositories, open_sources
+from inferd.server.errors import ConfigError, InvalidArgument
 from tests.engine.serving import infer, request, row
 from tests.storage.stores import Stub, azure, azurite, gcs, s3
 

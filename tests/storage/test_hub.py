@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.repository.remote.hub import download
-from server.engine.repository.sources import open_sources
-from server.errors import ConfigError
+from inferd.server.engine.repository.remote.hub import download
+from inferd.server.engine.repository.sources import open_sources
+from inferd.server.errors import ConfigError
 from tests.backends.models import identity_onnx
 from tests.engine.test_single_model import answers
 

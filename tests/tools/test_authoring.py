@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import tests.backends.openvino_models as openvino_models
-from backends.loader import BackendLoader
-from server import cli
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.loader import BackendLoader
+from inferd.server import cli
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.backends.models import identity_onnx
 from tests.backends.test_tensorflow import PLAIN, saved
 from tests.engine.serving import infer, request

@@ -26,14 +26,14 @@ from PIL import Image
 
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
-from server import cli
-from server.pb import model_config_pb2 as pb
-from server.tools.perf.measuring import process_of
-from server.tools.tune import pair
-from server.tools.tune.configurations import BATCHES, DELAYS_US, applied, axes_of, setting_of
-from server.tools.tune.pair import Pair
-from server.tools.tune.search import Search, Setting, Tried, Wanted
-from server.tools.tune.trial import Trial
+from inferd.server import cli
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.tools.perf.measuring import process_of
+from inferd.server.tools.tune import pair
+from inferd.server.tools.tune.configurations import BATCHES, DELAYS_US, applied, axes_of, setting_of
+from inferd.server.tools.tune.pair import Pair
+from inferd.server.tools.tune.search import Search, Setting, Tried, Wanted
+from inferd.server.tools.tune.trial import Trial
 from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
 from tests.front.certificates import Authority
@@ -101,8 +101,8 @@ def test_health(inferd, capsys):
         assert "is SERVING" in inferd("health", "--service", service)
     assert "'nobody'" in inferd("health", "--service", "nobody", status=1) or "NOT_FOUND" in capsys.readouterr().err
     code = (
-        "import sys; from server.cli import main; main(['health', '--url', '127.0.0.1:1']); "
-        "print(sorted({'grpc', 'google', 'numpy', 'server.settings'} & set(sys.modules)))"
+        "import sys; from inferd.server.cli import main; main(['health', '--url', '127.0.0.1:1']); "
+        "print(sorted({'grpc', 'google', 'numpy', 'inferd.server.settings'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -388,7 +388,7 @@ def test_streams_with_a_rate(inferd, server, tmp_path):
 def test_streams_that_end(models, tmp_path):
     """Guards that the loss of the server ends a run with streams, and that it is told."""
     out = tmp_path / "run.json"
-    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", "0")
+    command = (sys.executable, "-m", "inferd", "serve", "--model-repository", str(models), "--grpc-port", "0")
     with doors.running(*command, ends_with=-signal.SIGKILL) as server, ThreadPoolExecutor(1) as pool:
         arguments = ["--url", server.address, "--shape", "IN:3", "--measurement-interval", "600000", "--warmup", "0"]
         run = pool.submit(cli.main, ["perf", "repeat", *arguments, "--out", str(out)])
@@ -572,7 +572,7 @@ def test_a_server_that_wants_tls_and_a_header(models, tmp_path, inferd):
 @pytest.mark.parametrize("more", [[], ["--streaming"]])
 def test_an_interrupt_ends_a_long_window(server, tmp_path, more):
     """Guards ^C: the status 130, a word, no wait for the window's end, and files of what was measured before."""
-    command = [sys.executable, "-m", "server", "perf", "fp32", "--shape", "INPUT0:4", "--url", server.tcp]
+    command = [sys.executable, "-m", "inferd", "perf", "fp32", "--shape", "INPUT0:4", "--url", server.tcp]
     command += ["--measurement-interval", "3600000", "--warmup", "0", *more]
     command += ["--out", tmp_path / "run.json", "--profile-export-file", tmp_path / "profile.json"]
     with grpcclient.InferenceServerClient(server.tcp) as client:
@@ -870,7 +870,7 @@ def test_nothing_is_left_of_an_ended_search(tmp_path, number):
     """Guards that `tune`, ended while its server starts, leaves neither the server nor its folder."""
     python_model(tmp_path / "models" / "m", KILLER.format(server="os.getpid()"))
     left = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is too long for the socket
-    command = [sys.executable, "-m", "server", "tune", "m", "--model-repository", str(tmp_path / "models")]
+    command = [sys.executable, "-m", "inferd", "tune", "m", "--model-repository", str(tmp_path / "models")]
     process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(left)}, cwd=ROOT, start_new_session=True)
     try:
         while not list(left.glob("inferd-tune-*/0/tune.sock")):
@@ -928,7 +928,7 @@ def test_completion_and_help():
     """Guards that the program tells what it can do, and imports no client for it."""
     printed = {
         shell: subprocess.run(
-            [sys.executable, "-m", "server", "completion", shell], cwd=ROOT, capture_output=True, text=True, check=True
+            [sys.executable, "-m", "inferd", "completion", shell], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout
         for shell in ("bash", "zsh")
     }
@@ -936,6 +936,6 @@ def test_completion_and_help():
     done = subprocess.run(["bash", "-c", printed["bash"] + asked], capture_output=True, text=True, check=True)
     assert done.stdout == "describe\n"
     assert "compdef _cyclopts_inferd inferd" in printed["zsh"].splitlines()[-1]
-    code = "import sys; from server import cli; print(sorted({'numpy', 'grpc', 'inferd_client'} & set(sys.modules)))"
+    code = "import sys, inferd.server.cli; print(sorted({'numpy', 'grpc', 'inferd_client'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.processes import free_port
-from server import cli
+from inferd.server import cli
 from tests.conformance import doors
 from tests.front.certificates import Authority
 from tests.observe.test_metrics import IDENTITY, write
@@ -34,7 +34,7 @@ def started(folder, monkeypatch):
     def start(**environment):
         for name, value in {"MODEL_REPOSITORY": repository, "ALLOW_METRICS": "false", **environment}.items():
             monkeypatch.setenv(f"INFERD_{name}", str(value))
-        return doors.running(sys.executable, "-m", "server", "serve")
+        return doors.running(sys.executable, "-m", "inferd", "serve")
 
     return start
 

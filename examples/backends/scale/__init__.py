@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from backends.api import Backend, BackendError, Instance, Model
+from inferd.backends.api import Backend, BackendError, Instance, Model
 
 from ._scale import scale
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from _native.service.answer_store import AnswerStore, Lookup
-from backends.installing import pip_install
-from server.caching import RedisCache
-from server.engine.caching.circuit import Circuit
-from server.errors import ConfigError
-from server.pb import grpc_service_pb2 as pb
+from inferd._native.service.answer_store import AnswerStore, Lookup
+from inferd.backends.installing import pip_install
+from inferd.server.caching import RedisCache
+from inferd.server.engine.caching.circuit import Circuit
+from inferd.server.errors import ConfigError
+from inferd.server.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     import redis.asyncio

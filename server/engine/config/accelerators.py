@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.api import Backend
-from server.engine.config.findings import Finding
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import Backend
+from inferd.server.engine.config.findings import Finding
+from inferd.server.pb import model_config_pb2 as pb
 
 KIND = pb.ModelInstanceGroup.Kind
 

@@ -8,11 +8,11 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from server.engine.config.findings import Finding, raise_any
-from server.engine.pbtxt.files import inside
-from server.engine.pbtxt.source import FieldPath, Source
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.findings import Finding, raise_any
+from inferd.server.engine.pbtxt.files import inside
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 CHECKSUM = "checksum"
 ALGORITHMS = {"MD5": "md5", "SHA256": "sha256", "SHA512": "sha512"}

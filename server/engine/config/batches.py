@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from server.engine.config.findings import Finding
-from server.engine.config.parameters import of_server
-from server.engine.pbtxt.source import FieldPath
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.config.parameters import of_server
+from inferd.server.engine.pbtxt.source import FieldPath
+from inferd.server.pb import model_config_pb2 as pb
 
 UNPADDED = {pb.TYPE_STRING, pb.TYPE_BF16}
 """Datatypes that cannot be padded."""

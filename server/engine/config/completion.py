@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from backends.api import Signature, TensorSpec
-from server.engine.config.datatypes import TYPE_OF
-from server.engine.config.defaults import fill_defaults
-from server.engine.config.findings import Finding, error_of
-from server.engine.config.supplied import supplied_inputs
-from server.engine.pbtxt.source import NOWHERE, Source
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import Signature, TensorSpec
+from inferd.server.engine.config.datatypes import TYPE_OF
+from inferd.server.engine.config.defaults import fill_defaults
+from inferd.server.engine.config.findings import Finding, error_of
+from inferd.server.engine.config.supplied import supplied_inputs
+from inferd.server.engine.pbtxt.source import NOWHERE, Source
+from inferd.server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from _native.ensembles.plan import Analysis, PlanError
-from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
-from server.engine.config.ensemble import step_path
-from server.engine.config.findings import Finding, error_of
-from server.engine.config.prepared import Prepared
-from server.engine.pbtxt.source import FieldPath
-from server.errors import ConfigError
+from inferd._native.ensembles.plan import Analysis, PlanError
+from inferd.backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
+from inferd.server.engine.config.ensemble import step_path
+from inferd.server.engine.config.findings import Finding, error_of
+from inferd.server.engine.config.prepared import Prepared
+from inferd.server.engine.pbtxt.source import FieldPath
+from inferd.server.errors import ConfigError
 
 
 def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | ConfigError]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import cast
 
-from server.pb import model_config_pb2 as pb
+from inferd.server.pb import model_config_pb2 as pb
 
 _BY_SIZE = {
     1: ("BOOL", "UINT8", "INT8"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
-from server.engine.config.findings import Finding, error_of
-from server.engine.pbtxt.source import Source
-from server.pb import model_config_pb2 as pb
+from inferd.backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
+from inferd.server.engine.config.findings import Finding, error_of
+from inferd.server.engine.pbtxt.source import Source
+from inferd.server.pb import model_config_pb2 as pb
 
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""

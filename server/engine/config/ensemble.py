@@ -1,6 +1,6 @@
 """Ensembles without their models: the rules of `ensemble_scheduling` and of its parameters.
 
-`server.engine.config.composition` has the rules that need the models of the steps.
+`inferd.server.engine.config.composition` has the rules that need the models of the steps.
 
 A parameter `gate[STEP]`, for which the format has no field, makes a step conditional: it runs if this BOOL tensor of
 the ensemble is true; "!name": if it is false. STEP is the step's number, from 0, or the name of its model if no other
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from backends.api import EnsembleSpec, StepSpec
-from server.engine.config.defaults import ENSEMBLE
-from server.engine.config.findings import Finding
-from server.engine.config.parameters import of_backend
-from server.engine.pbtxt.source import FieldPath, Source
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import EnsembleSpec, StepSpec
+from inferd.server.engine.config.defaults import ENSEMBLE
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.config.parameters import of_backend
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 

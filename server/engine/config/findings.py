@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.engine.pbtxt.source import FieldPath, Source
-from server.errors import ConfigError
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from server.engine.config.findings import Finding
-from server.engine.pbtxt.source import FieldPath
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.pbtxt.source import FieldPath
+from inferd.server.pb import model_config_pb2 as pb
 
 HISTOGRAMS: Mapping[str, int] = MappingProxyType(
     {

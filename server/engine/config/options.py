@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE
-from server.engine.pbtxt.parse import NO_VARIABLES
-from server.engine.pbtxt.variables import Variables
+from inferd.server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE
+from inferd.server.engine.pbtxt.parse import NO_VARIABLES
+from inferd.server.engine.pbtxt.variables import Variables
 
 
 @dataclass(frozen=True, slots=True)

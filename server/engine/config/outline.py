@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from server.engine.config.options import Options
-from server.engine.config.reading import read_written
-from server.engine.repository.folders import ModelFolder, select_versions
+from inferd.server.engine.config.options import Options
+from inferd.server.engine.config.reading import read_written
+from inferd.server.engine.repository.folders import ModelFolder, select_versions
 
 
 class Outline(NamedTuple):

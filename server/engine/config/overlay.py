@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.engine.config.ensemble import is_ensemble
-from server.engine.config.findings import Finding, raise_any
-from server.engine.pbtxt.source import FieldPath, Source
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.ensemble import is_ensemble
+from inferd.server.engine.config.findings import Finding, raise_any
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.pb import model_config_pb2 as pb
 
 OF_THE_MODEL = ("version_policy", "model_repository_agents")
 """Fields that concern the model as a whole, beside its name; a version may only repeat the model's values."""

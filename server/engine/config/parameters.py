@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from server.engine.config.findings import Finding
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.findings import Finding
+from inferd.server.pb import model_config_pb2 as pb
 
 
 def flag(text: str) -> bool:

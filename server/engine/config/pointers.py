@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _native.file_contents import find_beginning
-from server.errors import ConfigError
+from inferd._native.file_contents import find_beginning
+from inferd.server.errors import ConfigError
 
 BEGINNING = b"version https://git-lfs.github.com/spec/"
 LARGEST = 1024  # bytes of such a text, by its specification

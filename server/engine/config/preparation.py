@@ -8,30 +8,30 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from backends.api import Backend, BackendError, ModelSource
-from backends.loader import BackendLoader
-from server.engine.config.accelerators import broken_accelerator_rules
-from server.engine.config.agents import run_agents
-from server.engine.config.alike import Alike
-from server.engine.config.as_json import config_from_json, config_to_json
-from server.engine.config.completion import complete, needs_signature
-from server.engine.config.defaults import fill_defaults, identify_name
-from server.engine.config.ensemble import is_ensemble, warn_parameters
-from server.engine.config.findings import Finding, raise_any
-from server.engine.config.options import Options
-from server.engine.config.overlay import overlay
-from server.engine.config.parameters import wrong
-from server.engine.config.pointers import refuse_pointers
-from server.engine.config.prepared import Prepared, VersionConfig
-from server.engine.config.reading import config_path, read_own, read_written, settle
-from server.engine.config.refused import refusals, warn_carried
-from server.engine.config.rules import excessive, validate
-from server.engine.config.runtimes import broken_runtime_rules
-from server.engine.config.specification import to_spec
-from server.engine.pbtxt.source import Source
-from server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
-from server.errors import ConfigError, ServerError, lack_of
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import Backend, BackendError, ModelSource
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config.accelerators import broken_accelerator_rules
+from inferd.server.engine.config.agents import run_agents
+from inferd.server.engine.config.alike import Alike
+from inferd.server.engine.config.as_json import config_from_json, config_to_json
+from inferd.server.engine.config.completion import complete, needs_signature
+from inferd.server.engine.config.defaults import fill_defaults, identify_name
+from inferd.server.engine.config.ensemble import is_ensemble, warn_parameters
+from inferd.server.engine.config.findings import Finding, raise_any
+from inferd.server.engine.config.options import Options
+from inferd.server.engine.config.overlay import overlay
+from inferd.server.engine.config.parameters import wrong
+from inferd.server.engine.config.pointers import refuse_pointers
+from inferd.server.engine.config.prepared import Prepared, VersionConfig
+from inferd.server.engine.config.reading import config_path, read_own, read_written, settle
+from inferd.server.engine.config.refused import refusals, warn_carried
+from inferd.server.engine.config.rules import excessive, validate
+from inferd.server.engine.config.runtimes import broken_runtime_rules
+from inferd.server.engine.config.specification import to_spec
+from inferd.server.engine.pbtxt.source import Source
+from inferd.server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
+from inferd.server.errors import ConfigError, ServerError, lack_of
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 

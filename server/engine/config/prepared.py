@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from backends.api import Backend, ModelSpec
-from server.engine.pbtxt.source import Source
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import Backend, ModelSpec
+from inferd.server.engine.pbtxt.source import Source
+from inferd.server.pb import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

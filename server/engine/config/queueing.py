@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.api import QueuePolicySpec, QueueSpec
-from server.engine.config.findings import Finding
-from server.engine.config.parameters import QUEUE_PREFIX, of_server
-from server.engine.pbtxt.source import FieldPath
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import QueuePolicySpec, QueueSpec
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.config.parameters import QUEUE_PREFIX, of_server
+from inferd.server.engine.pbtxt.source import FieldPath
+from inferd.server.pb import model_config_pb2 as pb
 
 MAX_LEVELS = 256
 

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from server.engine.config.defaults import fill_defaults, identify
-from server.engine.config.options import Options
-from server.engine.config.paths import check_paths
-from server.engine.pbtxt.parse import parse_file
-from server.engine.pbtxt.source import Source
-from server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.defaults import fill_defaults, identify
+from inferd.server.engine.config.options import Options
+from inferd.server.engine.config.paths import check_paths
+from inferd.server.engine.pbtxt.parse import parse_file
+from inferd.server.engine.pbtxt.source import Source
+from inferd.server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from server.engine.config.findings import Finding
-from server.engine.pbtxt.source import FieldPath, Source
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 

@@ -1,4 +1,4 @@
-"""The rules for the fields that are served. Those that are not: server.engine.config.refused."""
+"""The rules for the fields that are served. Those that are not: inferd.server.engine.config.refused."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
-from server.engine.config.batches import wrong_batches
-from server.engine.config.datatypes import NAME_OF
-from server.engine.config.ensemble import ensemble_rules
-from server.engine.config.findings import Finding, raise_any
-from server.engine.config.measured import wrong_metrics
-from server.engine.config.parameters import wrong
-from server.engine.config.plans import broken_plan_rules
-from server.engine.config.queueing import queue_rules
-from server.engine.config.refused import refusals
-from server.engine.config.sequences import broken_sequence_rules
-from server.engine.config.warmup import too_many_warmups, wrong_warmup
-from server.engine.pbtxt.source import NOWHERE, FieldPath, Source
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.batches import wrong_batches
+from inferd.server.engine.config.datatypes import NAME_OF
+from inferd.server.engine.config.ensemble import ensemble_rules
+from inferd.server.engine.config.findings import Finding, raise_any
+from inferd.server.engine.config.measured import wrong_metrics
+from inferd.server.engine.config.parameters import wrong
+from inferd.server.engine.config.plans import broken_plan_rules
+from inferd.server.engine.config.queueing import queue_rules
+from inferd.server.engine.config.refused import refusals
+from inferd.server.engine.config.sequences import broken_sequence_rules
+from inferd.server.engine.config.warmup import too_many_warmups, wrong_warmup
+from inferd.server.engine.pbtxt.source import NOWHERE, FieldPath, Source
+from inferd.server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from backends.api import SequenceSpec, StateSpec
-from server.engine.config.datatypes import NAME_OF, SIZE_OF
-from server.engine.config.findings import Finding
-from server.engine.config.parameters import of_server
-from server.engine.config.preferred import named_sizes
-from server.engine.config.supplied import END_REASON
-from server.engine.pbtxt.files import read_bytes
-from server.engine.pbtxt.source import FieldPath, Source
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import SequenceSpec, StateSpec
+from inferd.server.engine.config.datatypes import NAME_OF, SIZE_OF
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.config.parameters import of_server
+from inferd.server.engine.config.preferred import named_sizes
+from inferd.server.engine.config.supplied import END_REASON
+from inferd.server.engine.pbtxt.files import read_bytes
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 Control = pb.ModelSequenceBatching.Control
 State = pb.ModelSequenceBatching.State

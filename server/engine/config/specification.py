@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import (
+from inferd.backends.api import (
     AcceleratorSpec,
     BatchingSpec,
     GpuSpec,
@@ -16,18 +16,18 @@ from backends.api import (
     ResourceSpec,
     TensorSpec,
 )
-from server.engine.config.datatypes import NAME_OF
-from server.engine.config.ensemble import ensemble_spec
-from server.engine.config.parameters import of_backend, of_server
-from server.engine.config.preferred import named_sizes
-from server.engine.config.queueing import queue_spec
-from server.engine.config.sequences import broken_sequence_rules, sequence_spec
-from server.engine.config.supplied import kept_outputs, supplied_inputs
-from server.engine.config.warmup import warmup_specs
-from server.engine.pbtxt.files import read_text
-from server.engine.pbtxt.source import NOWHERE, Source
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.config.datatypes import NAME_OF
+from inferd.server.engine.config.ensemble import ensemble_spec
+from inferd.server.engine.config.parameters import of_backend, of_server
+from inferd.server.engine.config.preferred import named_sizes
+from inferd.server.engine.config.queueing import queue_spec
+from inferd.server.engine.config.sequences import broken_sequence_rules, sequence_spec
+from inferd.server.engine.config.supplied import kept_outputs, supplied_inputs
+from inferd.server.engine.config.warmup import warmup_specs
+from inferd.server.engine.pbtxt.files import read_text
+from inferd.server.engine.pbtxt.source import NOWHERE, Source
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 MAX_LABEL_FILE_SIZE = 16 << 20
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.api import SuppliedSpec, TensorSpec
-from server.engine.config.datatypes import NAME_OF
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import SuppliedSpec, TensorSpec
+from inferd.server.engine.config.datatypes import NAME_OF
+from inferd.server.pb import model_config_pb2 as pb
 
 Control = pb.ModelSequenceBatching.Control
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from backends.api import WarmupInput, WarmupSpec
-from server.engine.config.datatypes import NAME_OF, SIZE_OF
-from server.engine.config.findings import Finding
-from server.engine.config.parameters import ALL, of_server, wrong
-from server.engine.pbtxt.files import inside
-from server.engine.pbtxt.source import FieldPath, Source
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import WarmupInput, WarmupSpec
+from inferd.server.engine.config.datatypes import NAME_OF, SIZE_OF
+from inferd.server.engine.config.findings import Finding
+from inferd.server.engine.config.parameters import ALL, of_server, wrong
+from inferd.server.engine.pbtxt.files import inside
+from inferd.server.engine.pbtxt.source import FieldPath, Source
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 FOLDER = "warmup"  # of the model, for the files of samples
 TWICE = 2  # some frameworks optimise in the second execution of a shape

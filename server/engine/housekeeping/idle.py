@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from _native.memory import resource
+from inferd._native.memory import resource
 
 SHARE: Final = 8
 """This fraction (1/n) of the server's memory is kept for reuse, while allocations continue."""

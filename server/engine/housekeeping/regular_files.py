@@ -8,7 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
-from _native import file_contents
+from inferd._native import file_contents
 
 NOT_REGULAR = "expected a regular file"
 

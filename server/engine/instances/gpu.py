@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from _native.cuda import driver
-from _native.cuda.device import Device, device
-from _native.cuda.memory import DevicePool, PageLocked
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import Device, device
+from inferd._native.cuda.memory import DevicePool, PageLocked
 
 log = logging.getLogger("inferd.cuda")
 

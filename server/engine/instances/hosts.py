@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _native.execution.affinity import bind_memory
+from inferd._native.execution.affinity import bind_memory
 
 NODES = Path("/sys/devices/system/node")
 

@@ -18,17 +18,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from _native.execution.instance import InstanceLoop
-from _native.gpu.instance import GpuLoop
-from _native.request.lane import LaneHandle
-from _native.scheduling.limiter import ClaimHandle
-from _native.scheduling.queue import QueueLane
-from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
-from server.engine.housekeeping.threads import begin
-from server.engine.instances.gpu import Gpus
-from server.engine.instances.hosts import HostPolicy, HostPolicyError
-from server.engine.instances.resources import Resources
-from server.engine.instances.warmup import Halt, warm_up
+from inferd._native.execution.instance import InstanceLoop
+from inferd._native.gpu.instance import GpuLoop
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.limiter import ClaimHandle
+from inferd._native.scheduling.queue import QueueLane
+from inferd.backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
+from inferd.server.engine.housekeeping.threads import begin
+from inferd.server.engine.instances.gpu import Gpus
+from inferd.server.engine.instances.hosts import HostPolicy, HostPolicyError
+from inferd.server.engine.instances.resources import Resources
+from inferd.server.engine.instances.warmup import Halt, warm_up
 
 log = logging.getLogger("inferd.engine")
 

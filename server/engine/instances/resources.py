@@ -2,7 +2,7 @@
 
 With `--rate-limit=execution_count`, as in tritonserver, an instance executes only while it holds the resources in the
 `rate_limiter` of its group. `--rate-limit-resource` sets the amount of a resource; the default is the largest need of
-an instance. `_native.scheduling.dispatcher` does the waiting and granting.
+an instance. `inferd._native.scheduling.dispatcher` does the waiting and granting.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from _native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
-from backends.api import BackendError, InstanceSpec, ResourceSpec
+from inferd._native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
+from inferd.backends.api import BackendError, InstanceSpec, ResourceSpec
 
 EVERYWHERE = -1
 """The device of a global resource."""

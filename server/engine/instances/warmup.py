@@ -9,12 +9,12 @@ import time
 
 import numpy as np
 
-from _native.execution.instance import InstanceLoop
-from _native.gpu.instance import GpuLoop
-from _native.request.lane import LaneHandle
-from _native.service.infer import InferService
-from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
-from server.engine.config.datatypes import SIZE_OF
+from inferd._native.execution.instance import InstanceLoop
+from inferd._native.gpu.instance import GpuLoop
+from inferd._native.request.lane import LaneHandle
+from inferd._native.service.infer import InferService
+from inferd.backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
+from inferd.server.engine.config.datatypes import SIZE_OF
 
 log = logging.getLogger("inferd.engine")
 

@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from _native.service.infer import InferService
-from backends.api import BackendError, ModelSource
-from backends.loader import BackendLoader
-from backends.temporary import TemporaryFolder
-from server.caching import CacheConfig, RedisCache
-from server.engine import config as configuration
-from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.instances import Hardware
-from server.engine.instances.warmup import Halt, warm_up_ensemble
-from server.engine.models.registry import UNAVAILABLE, VersionState
-from server.engine.models.version import LoadedVersion
-from server.engine.repository.fingerprint import fingerprint
-from server.engine.repository.folders import Marks, ModelFolder
-from server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of
-from server.pb import model_config_pb2 as pb
+from inferd._native.service.infer import InferService
+from inferd.backends.api import BackendError, ModelSource
+from inferd.backends.loader import BackendLoader
+from inferd.backends.temporary import TemporaryFolder
+from inferd.server.caching import CacheConfig, RedisCache
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.warmup import Halt, warm_up_ensemble
+from inferd.server.engine.models.registry import UNAVAILABLE, VersionState
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.engine.repository.fingerprint import fingerprint
+from inferd.server.engine.repository.folders import Marks, ModelFolder
+from inferd.server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
 

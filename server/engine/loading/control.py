@@ -9,12 +9,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from _native.model_files import Watch
-from server.engine.housekeeping.threads import on_thread
-from server.engine.loading.candidates import Failure
-from server.engine.loading.lifecycle import Lifecycle
-from server.engine.repository.sources import Repositories
-from server.errors import ServerError
+from inferd._native.model_files import Watch
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.loading.candidates import Failure
+from inferd.server.engine.loading.lifecycle import Lifecycle
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import ServerError
 
 log = logging.getLogger("inferd.repository")
 

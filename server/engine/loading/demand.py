@@ -5,8 +5,8 @@ so does a step of an ensemble's request whose model was unloaded meanwhile. All 
 load. If it fails, all of them get the error, and so do requests in the next seconds; then a request tries again. An
 unload lets a load with waiting requests end, and then unloads the model: a halted load would only start again.
 
-With a budget, a load waits for room (`server.engine.loading.memory`): its cost is the size of the files of the served
-versions, with those of the models of its steps. The least recently used models leave for it.
+With a budget, a load waits for room (`inferd.server.engine.loading.memory`): its cost is the size of the files of the
+served versions, with those of the models of its steps. The least recently used models leave for it.
 
 Models are loaded concurrently, because one may ask for another while it is loaded or warmed up. A load waits only a
 limited time for models that leave, because these may wait for it.
@@ -24,16 +24,16 @@ from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
-from _native.service.infer import InferService
-from server.engine import config as configuration
-from server.engine.housekeeping.threads import on_thread
-from server.engine.loading.candidates import Failure
-from server.engine.loading.lifecycle import Allowed, Lifecycle
-from server.engine.loading.memory import Memory, NoRoomInTime, sizes_of
-from server.engine.loading.model_locks import ModelLock
-from server.engine.models.registry import Models
-from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, NotFound, ServerError, Unavailable
+from inferd._native.service.infer import InferService
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.loading.candidates import Failure
+from inferd.server.engine.loading.lifecycle import Allowed, Lifecycle
+from inferd.server.engine.loading.memory import Memory, NoRoomInTime, sizes_of
+from inferd.server.engine.loading.model_locks import ModelLock
+from inferd.server.engine.models.registry import Models
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import ConfigError, NotFound, ServerError, Unavailable
 
 log = logging.getLogger("inferd.engine")
 

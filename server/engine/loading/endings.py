@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from backends.api import BackendError
-from server.engine import config as configuration
-from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.warmup import Halt
-from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models
-from server.engine.models.version import LoadedVersion
-from server.errors import Unavailable
+from inferd.backends.api import BackendError
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.instances.warmup import Halt
+from inferd.server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 

@@ -6,11 +6,12 @@ nothing. A version that has not changed is kept; if only the number of instances
 removed.
 
 A sequence stays with the version on which it began. A version with live sequences departs when it is replaced or
-unloaded: only requests of these sequences still find it (`_native.service.table`), until they have ended or their time
+unloaded: only requests of these sequences still find it (`inferd._native.service.table`), until they have ended or
+    their time
 is over.
 
-Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
-concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
+Loads and unloads of the same models are executed one after the other (`inferd.server.engine.loading.model_locks`),
+others concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
 ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
 but not for the rest of its warm-up; an unload does if requests wait for the load, which would only start again. None of
 them waits for the end of what was replaced, because a model may reload
@@ -32,21 +33,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from _native.model_files import NO_FILES
-from server.engine import config as configuration
-from server.engine.housekeeping.slices import slices
-from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.warmup import Halt
-from server.engine.loading.candidates import Candidate, Failure, Maker
-from server.engine.loading.endings import End, Endings
-from server.engine.loading.load import Loading
-from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
-from server.engine.loading.overrides import NOTHING, Override
-from server.engine.loading.reading import Listed, Reader
-from server.engine.loading.room import Room
-from server.engine.models.registry import Models
-from server.engine.repository.sources import Repositories
-from server.errors import Denied, Status, Unavailable
+from inferd._native.model_files import NO_FILES
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.slices import slices
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.instances.warmup import Halt
+from inferd.server.engine.loading.candidates import Candidate, Failure, Maker
+from inferd.server.engine.loading.endings import End, Endings
+from inferd.server.engine.loading.load import Loading
+from inferd.server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
+from inferd.server.engine.loading.overrides import NOTHING, Override
+from inferd.server.engine.loading.reading import Listed, Reader
+from inferd.server.engine.loading.room import Room
+from inferd.server.engine.models.registry import Models
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
 

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from backends.api import BackendError, InstanceSpec
-from server.engine import config as configuration
-from server.engine.housekeeping.threads import on_thread
-from server.engine.loading.candidates import Candidate, Failure, Maker
-from server.engine.loading.endings import Endings
-from server.engine.loading.model_locks import Deadlock, ModelLock
-from server.engine.loading.room import Room
-from server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
-from server.engine.repository.folders import REST
-from server.errors import ServerError
-from server.pb import model_config_pb2 as pb
+from inferd.backends.api import BackendError, InstanceSpec
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.loading.candidates import Candidate, Failure, Maker
+from inferd.server.engine.loading.endings import Endings
+from inferd.server.engine.loading.model_locks import Deadlock, ModelLock
+from inferd.server.engine.loading.room import Room
+from inferd.server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
+from inferd.server.engine.repository.folders import REST
+from inferd.server.errors import ServerError
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
 

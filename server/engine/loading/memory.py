@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from _native.model_files import NO_FILES
-from server.engine import config as configuration
-from server.engine.loading.budget import Budget, Resident, Stay, Use
-from server.engine.loading.lifecycle import Lifecycle
-from server.engine.models.registry import Models
-from server.engine.repository.folders import ModelFolder, marks
-from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, Exhausted
+from inferd._native.model_files import NO_FILES
+from inferd.server.engine import config as configuration
+from inferd.server.engine.loading.budget import Budget, Resident, Stay, Use
+from inferd.server.engine.loading.lifecycle import Lifecycle
+from inferd.server.engine.models.registry import Models
+from inferd.server.engine.repository.folders import ModelFolder, marks
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import ConfigError, Exhausted
 
 log = logging.getLogger("inferd.engine")
 

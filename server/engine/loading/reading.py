@@ -12,15 +12,15 @@ from threading import Semaphore
 from types import MappingProxyType
 from typing import Final
 
-from server.engine import config as configuration
-from server.engine.housekeeping.threads import on_thread
-from server.engine.loading.candidates import Candidate, Maker
-from server.engine.loading.overrides import NOTHING, Override, write_files
-from server.engine.loading.room import Room
-from server.engine.models.registry import Models
-from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
-from server.engine.repository.sources import Repositories
-from server.errors import ConfigError, Exhausted
+from inferd.server.engine import config as configuration
+from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.loading.candidates import Candidate, Maker
+from inferd.server.engine.loading.overrides import NOTHING, Override, write_files
+from inferd.server.engine.loading.room import Room
+from inferd.server.engine.models.registry import Models
+from inferd.server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
+from inferd.server.engine.repository.sources import Repositories
+from inferd.server.errors import ConfigError, Exhausted
 
 Listed = Mapping[str, ModelFolder]
 """Models that a scan has just found, by name."""

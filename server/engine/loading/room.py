@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
-from server.engine.housekeeping.threads import WorkItem, begin
+from inferd.server.engine.housekeeping.threads import WorkItem, begin
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from _native.protobuf.listing import encode_index
-from server.engine.housekeeping.slices import LARGE, slices
-from server.engine.models.registry import IndexEntry
+from inferd._native.protobuf.listing import encode_index
+from inferd.server.engine.housekeeping.slices import LARGE, slices
+from inferd.server.engine.models.registry import IndexEntry
 
 
 async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from server.engine.models.registry import LOADING, Models
-from server.engine.models.version import LoadedVersion
+from inferd.server.engine.models.registry import LOADING, Models
+from inferd.server.engine.models.version import LoadedVersion
 
 SHOWN = 8
 """How many names of models a line has at most."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from _native.request.lane import LaneHandle
-from _native.service.table import ModelTable
-from backends.temporary import TemporaryFolder
-from server.engine import config as configuration
-from server.engine.models.version import LoadedVersion
-from server.engine.repository.folders import Marks, ModelFolder
-from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+from inferd._native.request.lane import LaneHandle
+from inferd._native.service.table import ModelTable
+from inferd.backends.temporary import TemporaryFolder
+from inferd.server.engine import config as configuration
+from inferd.server.engine.models.version import LoadedVersion
+from inferd.server.engine.repository.folders import Marks, ModelFolder
+from inferd.server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
 
 Watcher = Callable[[str, int | None, bool], None]
 

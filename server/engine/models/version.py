@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from _native.ensembles.ensemble import EnsembleLane
-from _native.request.lane import LaneHandle
-from _native.scheduling.queue import QueueLane
-from _native.scheduling.report import encode_statistics
-from _native.sequences.sequencer import SequenceLane
-from _native.service.infer import InferService
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
-from server.engine.config.measured import bounds_of
-from server.engine.instances.instances import Hardware, Instances, Use
-from server.engine.instances.resources import Resources
-from server.engine.instances.warmup import Halt
-from server.pb import grpc_service_pb2 as pb
-from server.pb import model_config_pb2
+from inferd._native.ensembles.ensemble import EnsembleLane
+from inferd._native.request.lane import LaneHandle
+from inferd._native.scheduling.queue import QueueLane
+from inferd._native.scheduling.report import encode_statistics
+from inferd._native.sequences.sequencer import SequenceLane
+from inferd._native.service.infer import InferService
+from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
+from inferd.server.engine.config.measured import bounds_of
+from inferd.server.engine.instances.instances import Hardware, Instances, Use
+from inferd.server.engine.instances.resources import Resources
+from inferd.server.engine.instances.warmup import Halt
+from inferd.server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import model_config_pb2
 
 if TYPE_CHECKING:
-    from _native.scheduling.queue import Learnt
+    from inferd._native.scheduling.queue import Learnt
 
 log = logging.getLogger("inferd.engine")
 

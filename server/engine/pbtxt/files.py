@@ -5,13 +5,13 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from backends import paths
-from server.engine.housekeeping.regular_files import read_regular
-from server.errors import ConfigError
+from inferd.backends import paths
+from inferd.server.engine.housekeeping.regular_files import read_regular
+from inferd.server.errors import ConfigError
 
 
 def inside(base: Path, name: str, model_dir: Path) -> Path:
-    """See `backends.paths.inside`.
+    """See `inferd.backends.paths.inside`.
 
     Raises:
         ConfigError: the name leads out of the folder.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from server.engine.pbtxt import quick
-from server.engine.pbtxt.files import read_text
-from server.engine.pbtxt.source import Source, locate
-from server.engine.pbtxt.variables import Variables
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
-from server.pb import pool
+from inferd.server.engine.pbtxt import quick
+from inferd.server.engine.pbtxt.files import read_text
+from inferd.server.engine.pbtxt.source import Source, locate
+from inferd.server.engine.pbtxt.variables import Variables
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.pb import pool
 
 MAX_FILE_SIZE = 1 << 20
 NO_VARIABLES = Variables(())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from server.errors import ConfigError
+from inferd.server.errors import ConfigError
 
 log = logging.getLogger("inferd.config")
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from _native.model_files import NO_FILES, Mark, Watch, folders_in, look_at_parts
-from server.errors import LACKS, ConfigError, Exhausted, InvalidArgument, ServerError, system_says
-from server.pb import model_config_pb2 as pb
+from inferd._native.model_files import NO_FILES, Mark, Watch, folders_in, look_at_parts
+from inferd.server.errors import LACKS, ConfigError, Exhausted, InvalidArgument, ServerError, system_says
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
 

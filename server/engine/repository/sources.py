@@ -15,12 +15,12 @@ from typing import Protocol
 
 from google.protobuf import text_format
 
-from _native.model_files import Watch
-from backends.loader import BUILTIN, model_files
-from backends.temporary import TemporaryFolder
-from server.engine.pbtxt.parse import parse_file
-from server.engine.repository import folders
-from server.engine.repository.folders import (
+from inferd._native.model_files import Watch
+from inferd.backends.loader import BUILTIN, model_files
+from inferd.backends.temporary import TemporaryFolder
+from inferd.server.engine.pbtxt.parse import parse_file
+from inferd.server.engine.repository import folders
+from inferd.server.engine.repository.folders import (
     AMBIGUOUS,
     CONFIG_FILE,
     Marks,
@@ -29,11 +29,11 @@ from server.engine.repository.folders import (
     version_folder,
     versions_of,
 )
-from server.engine.repository.remote.hub import HUB, download, name_of
-from server.engine.repository.remote.mirror import CloudSource
-from server.engine.repository.remote.stores import SCHEMES
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.repository.remote.hub import HUB, download, name_of
+from inferd.server.engine.repository.remote.mirror import CloudSource
+from inferd.server.engine.repository.remote.stores import SCHEMES
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from server.observe.metrics.text import Family, Sample, written
+from inferd.server.observe.metrics.text import Family, Sample, written
 
 STARTED = Family("grpc_server_started_total", "Calls that began", "counter")
 HANDLED = Family("grpc_server_handled_total", "Calls that ended, by status", "counter")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.engine.config.measured import FIRST_RESPONSE, HISTOGRAMS
-from server.observe.metrics.text import Family
+from inferd.server.engine.config.measured import FIRST_RESPONSE, HISTOGRAMS
+from inferd.server.observe.metrics.text import Family
 
 USUAL_BOUNDS = tuple(1000 << power for power in range(4, 25))
 """Default bounds of histograms of times: 16 us, 32 us, ... 16.8 s, in nanoseconds."""
@@ -21,7 +21,7 @@ class ModelFamily:
 
     Attributes:
         family: name, help and type.
-        kind: names the values that `_native.service.exposition.ModelMetrics` writes.
+        kind: names the values that `inferd._native.service.exposition.ModelMetrics` writes.
         unit: nanoseconds in the unit of its times.
         bounds: of a histogram of times, in nanoseconds.
         group: the switch of --metrics-config that turns it on; empty for none.

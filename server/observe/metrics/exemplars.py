@@ -15,7 +15,7 @@ Key = tuple[str, int]
 
 
 class Exemplars:
-    """Keeps the last traced request of each magnitude; a `server.observe.tracing.pump.Sink`.
+    """Keeps the last traced request of each magnitude; an `inferd.server.observe.tracing.pump.Sink`.
 
     It keeps successful requests only, as the histograms have no others. The pump's thread writes them, and the thread
     that renders metrics reads them.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from server.observe.metrics.text import Family, Sample, written
+from inferd.server.observe.metrics.text import Family, Sample, written
 
 log = logging.getLogger("inferd.metrics")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator
 
-from server.engine.measures import FamilySnapshot
-from server.observe.metrics.text import LABEL, NAME, Family, braced, number, written
+from inferd.server.engine.measures import FamilySnapshot
+from inferd.server.observe.metrics.text import LABEL, NAME, Family, braced, number, written
 
 log = logging.getLogger("inferd.metrics")
 

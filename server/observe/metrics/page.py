@@ -7,18 +7,18 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from server.observe.metrics import process
-from server.observe.metrics.catalogue import ModelFamily
-from server.observe.metrics.exemplars import Exemplars
-from server.observe.metrics.gpu import GpuMetrics
-from server.observe.metrics.own import OwnMetrics, names_of
-from server.observe.metrics.process import Machine
-from server.observe.metrics.service import Service
-from server.observe.metrics.text import Family, Sample
-from server.observe.metrics.versions import OTHERS, Versions
+from inferd.server.observe.metrics import process
+from inferd.server.observe.metrics.catalogue import ModelFamily
+from inferd.server.observe.metrics.exemplars import Exemplars
+from inferd.server.observe.metrics.gpu import GpuMetrics
+from inferd.server.observe.metrics.own import OwnMetrics, names_of
+from inferd.server.observe.metrics.process import Machine
+from inferd.server.observe.metrics.service import Service
+from inferd.server.observe.metrics.text import Family, Sample
+from inferd.server.observe.metrics.versions import OTHERS, Versions
 
 if TYPE_CHECKING:
-    from server.engine.models.version import LoadedVersion
+    from inferd.server.engine.models.version import LoadedVersion
 
 GZIP = 16 + zlib.MAX_WBITS
 """zlib's `wbits` for the format of gzip."""

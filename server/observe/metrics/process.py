@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from server.memory import machine_memory
-from server.memory import memory as limited_memory
-from server.observe.metrics.text import Family, Sample
+from inferd.server.memory import machine_memory
+from inferd.server.memory import memory as limited_memory
+from inferd.server.observe.metrics.text import Family, Sample
 
 CPU = Family("process_cpu_seconds_total", "Processor time that the process has used", "counter")
 RESIDENT = Family("process_resident_memory_bytes", "Memory of the process that is in RAM")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from _native.memory.resource import live_counters
-from _native.refusal import refusal_counts
-from server.observe.metrics import calls
-from server.observe.metrics.text import Family, Sample, written
+from inferd._native.memory.resource import live_counters
+from inferd._native.refusal import refusal_counts
+from inferd.server.observe.metrics import calls
+from inferd.server.observe.metrics.text import Family, Sample, written
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 BUILD = Family("inferd_build_info", "What runs: always 1")
 READY = Family("inferd_ready", "1 while ServerReady answers true")

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from _native.request.lane import LaneHandle
-from _native.service.exposition import ModelMetrics
-from server.engine.config.measured import own_bounds
-from server.observe.metrics.catalogue import ModelFamily
-from server.observe.metrics.exemplars import Exemplars
-from server.observe.metrics.text import Family, Sample, written
+from inferd._native.request.lane import LaneHandle
+from inferd._native.service.exposition import ModelMetrics
+from inferd.server.engine.config.measured import own_bounds
+from inferd.server.observe.metrics.catalogue import ModelFamily
+from inferd.server.observe.metrics.exemplars import Exemplars
+from inferd.server.observe.metrics.text import Family, Sample, written
 
 if TYPE_CHECKING:
-    from server.engine.models.version import LoadedVersion
+    from inferd.server.engine.models.version import LoadedVersion
 
 LOAD = Family("nv_model_load_duration_secs", "Time that loading took, with warm-up")
 INSTANCES = Family("inferd_instances", "Instances of the version")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from _native.request.recorder import RecorderHandle, SamplingHandle
-from server.settings.tracing import TraceConfig
+from inferd._native.request.recorder import RecorderHandle, SamplingHandle
+from inferd.server.settings.tracing import TraceConfig
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine
+    from inferd.server.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

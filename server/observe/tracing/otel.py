@@ -31,9 +31,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace import set_span_in_context as below
 
-from server.errors import Status as Grpc
-from server.observe.tracing.pump import Record
-from server.settings.tracing import TraceConfig
+from inferd.server.errors import Status as Grpc
+from inferd.server.observe.tracing.pump import Record
+from inferd.server.settings.tracing import TraceConfig
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -85,7 +85,7 @@ def resource_of(configured: Mapping[str, str], service: str) -> Resource:
 
 
 class Spans:
-    """Makes spans; a `server.observe.tracing.pump.Sink`.
+    """Makes spans; an `inferd.server.observe.tracing.pump.Sink`.
 
     Args:
         config: of the server.

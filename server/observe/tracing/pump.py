@@ -7,12 +7,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from _native.request.recorder import RecorderHandle
+from inferd._native.request.recorder import RecorderHandle
 
 log = logging.getLogger("inferd.trace")
 
 Record = Mapping[str, Any]
-"""See `_native.request.recorder.RecorderHandle.take`."""
+"""See `inferd._native.request.recorder.RecorderHandle.take`."""
 
 INTERVAL: Final = 0.1
 """Seconds between two looks."""

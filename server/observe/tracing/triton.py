@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from server.observe.files import opened, write_all
-from server.observe.tracing.pump import Record
+from inferd.server.observe.files import opened, write_all
+from inferd.server.observe.tracing.pump import Record
 
 log = logging.getLogger("inferd.trace")
 
@@ -51,7 +51,7 @@ _DTYPES: Final = {
 
 
 class TraceFiles:
-    """Writes traces; a `server.observe.tracing.pump.Sink`.
+    """Writes traces; an `inferd.server.observe.tracing.pump.Sink`.
 
     Args:
         file: the path; several files have a number behind it.

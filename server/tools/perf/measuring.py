@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from inferd.server.tools.perf.plan import LoadPlan
+from inferd.server.tools.perf.requests import Model
+from inferd.server.tools.reach import Reach
 from inferd_client._calling import ENCODINGS, STATUSES
 from inferd_client.driver import Driver, Fixed, Sequences, Workload
 from inferd_client.driver.report import Report
 from inferd_client.utils import InferenceServerException
-from server.tools.perf.plan import LoadPlan
-from server.tools.perf.requests import Model
-from server.tools.reach import Reach
 
 BUSY = 0.9
 """Above this share of a core, the driver itself may have been too slow."""

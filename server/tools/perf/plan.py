@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.errors import Misused
-from server.tools.files import check_writable
+from inferd.server.errors import Misused
+from inferd.server.tools.files import check_writable
 
 
 @dataclass(frozen=True, slots=True)

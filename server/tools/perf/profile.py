@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from server.tools.perf.measuring import Level
-from server.tools.perf.requests import Data
+from inferd.server.tools.perf.measuring import Level
+from inferd.server.tools.perf.requests import Data
 
 
 def write_profile(path: Path, levels: Sequence[Level], sent: Mapping[str, Data]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from server.tools.perf.measuring import PARTS, Level
-from server.tools.tables import table
+from inferd.server.tools.perf.measuring import PARTS, Level
+from inferd.server.tools.tables import table
 
 BAR = 50
 ROWS = 16

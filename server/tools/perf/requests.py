@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 import inferd_client.grpc as grpcclient
+from inferd.server.errors import Misused
+from inferd.server.tools.perf.plan import LoadPlan
+from inferd.server.tools.reach import CallFailed, Reach
+from inferd.server.tools.tensors import Wanted, array_of, made_up, read_for, shape_of, shapes_of
 from inferd_client._requests import request_pieces
 from inferd_client.utils import triton_to_np_dtype
-from server.errors import Misused
-from server.tools.perf.plan import LoadPlan
-from server.tools.reach import CallFailed, Reach
-from server.tools.tensors import Wanted, array_of, made_up, read_for, shape_of, shapes_of
 
 MADE_UP = 16
 """The number of different requests with random content."""

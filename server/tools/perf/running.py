@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from inferd.server.errors import Misused
+from inferd.server.tools.perf.measuring import Accounts, Interrupted, Level, Load, Subject, Unary, measure, process_of
+from inferd.server.tools.perf.plan import Files, LoadPlan
+from inferd.server.tools.perf.profile import write_profile
+from inferd.server.tools.perf.report import UNITS, histogram_text, level_table, remarks, write
+from inferd.server.tools.perf.requests import Data, Model, Requests, confirmed, model_of, serialised
+from inferd.server.tools.perf.streaming import Streams
+from inferd.server.tools.reach import CallFailed, Reach, failure
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused
-from server.tools.perf.measuring import Accounts, Interrupted, Level, Load, Subject, Unary, measure, process_of
-from server.tools.perf.plan import Files, LoadPlan
-from server.tools.perf.profile import write_profile
-from server.tools.perf.report import UNITS, histogram_text, level_table, remarks, write
-from server.tools.perf.requests import Data, Model, Requests, confirmed, model_of, serialised
-from server.tools.perf.streaming import Streams
-from server.tools.reach import CallFailed, Reach, failure
 
 Tell = Callable[[str], None]
 

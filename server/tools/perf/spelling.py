@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.errors import Misused
+from inferd.server.errors import Misused
 
 SAME = {
     "--ssl-grpc-use-ssl": "--tls",

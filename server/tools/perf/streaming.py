@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import inferd_client.grpc as grpcclient
+from inferd.server.tools.perf.measuring import Accounts, Asked, Interrupted, Window
+from inferd.server.tools.perf.plan import LoadPlan
+from inferd.server.tools.perf.requests import Data, Model, Request, difference
+from inferd.server.tools.reach import Reach
 from inferd_client.driver.report import Latency, Report
 from inferd_client.utils import InferenceServerException
-from server.tools.perf.measuring import Accounts, Asked, Interrupted, Window
-from server.tools.perf.plan import LoadPlan
-from server.tools.perf.requests import Data, Model, Request, difference
-from server.tools.reach import Reach
 
 UNKNOWN = 2  # gRPC's status for an answer with an error text
 

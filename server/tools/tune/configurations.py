@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from server.pb import model_config_pb2 as pb
-from server.tools.tune.search import Setting, Wanted
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.tools.tune.search import Setting, Wanted
 
 THREADS = {
     "onnxruntime": "intra_op_thread_count",

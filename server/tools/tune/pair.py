@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inferd.server.tools.perf.measuring import Level, summed
+from inferd.server.tools.perf.plan import LoadPlan, Range
+from inferd.server.tools.perf.running import best_of, levels_of, under_load
+from inferd.server.tools.reach import CallFailed
+from inferd.server.tools.tune.configurations import applied
+from inferd.server.tools.tune.search import Setting, Tried, Wanted
+from inferd.server.tools.tune.trial import Trial
 from inferd_client.utils import InferenceServerException
-from server.tools.perf.measuring import Level, summed
-from server.tools.perf.plan import LoadPlan, Range
-from server.tools.perf.running import best_of, levels_of, under_load
-from server.tools.reach import CallFailed
-from server.tools.tune.configurations import applied
-from server.tools.tune.search import Setting, Tried, Wanted
-from server.tools.tune.trial import Trial
 
 TURNS, FIRST_TURNS = 16, 4
 """The most and the fewest turns of two settings."""

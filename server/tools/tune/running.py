@@ -14,14 +14,14 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from server.errors import Misused
-from server.pb import model_config_pb2 as pb
-from server.tools.files import check_writable
-from server.tools.tables import table
-from server.tools.tune.configurations import applied, axes_of, lines, setting_of
-from server.tools.tune.pair import Pair
-from server.tools.tune.search import Search, Setting, Tried, Wanted
-from server.tools.tune.trial import CONFIG
+from inferd.server.errors import Misused
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.tools.files import check_writable
+from inferd.server.tools.tables import table
+from inferd.server.tools.tune.configurations import applied, axes_of, lines, setting_of
+from inferd.server.tools.tune.pair import Pair
+from inferd.server.tools.tune.search import Search, Setting, Tried, Wanted
+from inferd.server.tools.tune.trial import CONFIG
 
 
 def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server.tools.perf.measuring import Level
+from inferd.server.tools.perf.measuring import Level
 
 BETTER = 1.03
 """The factor of throughput that a change must bring to be kept: less may be chance."""

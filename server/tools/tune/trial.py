@@ -14,12 +14,12 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from inferd.server.errors import Misused
+from inferd.server.pb import model_config_pb2 as pb
+from inferd.server.tools.reach import CallFailed, Reach
+from inferd.server.tools.tune.configurations import threads_of
+from inferd.server.tools.tune.search import Wanted
 from inferd_client.utils import InferenceServerException
-from server.errors import Misused
-from server.pb import model_config_pb2 as pb
-from server.tools.reach import CallFailed, Reach
-from server.tools.tune.configurations import threads_of
-from server.tools.tune.search import Wanted
 
 CONFIG = "config.pbtxt"
 START_SECONDS = 300.0
@@ -62,7 +62,7 @@ class Trial:
         self._stop()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
+        command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(self._models)]
         command += ["--grpc-address", f"unix:{self._socket}", "--model-control-mode", "explicit"]
         command += ["--allow-metrics=false"]
         with self._log.open("wb") as log:

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT))
 
-from backends.python.worker import protocol as p  # noqa: E402
+from inferd.backends.python.worker import protocol as p  # noqa: E402
 
 INT64, BYTES = 9, 13
 # A ModelInferRequest for the model itself, which waits as long as the model executes.

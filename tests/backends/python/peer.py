@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.python.worker import protocol as p
-from backends.python.worker.datatypes import BYTES, dtype_of, number_of
-from backends.python.worker.strings import pack_array, unpack_array
+from inferd.backends.python.worker import protocol as p
+from inferd.backends.python.worker.datatypes import BYTES, dtype_of, number_of
+from inferd.backends.python.worker.strings import pack_array, unpack_array
 
 WORKER = Path(__file__).parents[3] / "backends" / "python" / "worker" / "__main__.py"
 ARENA = 64 << 20

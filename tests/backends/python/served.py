@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.loading.control import ModelControl
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.loading.control import ModelControl
 from tests.engine.serving import Answer, infer, request, row
 from tests.waiting import wait_until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.python.process import WORK
-from backends.python.worker import protocol
+from inferd.backends.python.process import WORK
+from inferd.backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.engine.serving import infer, infer_all, request, row
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.python.worker import protocol as p
-from server.pb import grpc_service_pb2 as pb
+from inferd.backends.python.worker import protocol as p
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.python.peer import Packet, Peer, Sent, worker
 
 HEAD = """

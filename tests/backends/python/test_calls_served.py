@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from backends.python.process import CALLS
-from backends.python.worker import protocol
+from inferd.backends.python.process import CALLS
+from inferd.backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.backends.python.test_decoupled import COUNTDOWN, DECOUPLED
 from tests.engine.serving import Pending, infer_all, request, row

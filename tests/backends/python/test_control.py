@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import Status
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import Status
 from tests.backends.python.served import CONFIG, Readiness, add_model, ask, serving, wait_for
 from tests.engine.serving import infer, request, row
 

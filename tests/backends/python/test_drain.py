@@ -16,7 +16,7 @@ import psutil
 
 from bench.chaos import PATH, message
 from bench.processes import ServerProcess, free_port
-from server.pb import grpc_service_pb2 as pb
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.python.served import WAITING, add_model, wait_for
 
 REQUESTS = 128
@@ -50,7 +50,7 @@ def signal_all(signs: Iterable[Path], pid: int, go: Iterable[Path]) -> None:
 def test_sigterm_for_every_process_loses_no_request(tmp_path: Path) -> None:
     add_model(tmp_path / "models", "m", WAITING, CONFIG)
     port = free_port()
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", tmp_path / "models", "--grpc-port"]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", tmp_path / "models", "--grpc-port"]
     server = ServerProcess([*command, str(port)], port, log=tmp_path / "log")
 
     async def ask_all() -> list[int]:
@@ -101,7 +101,7 @@ def test_sigterm_for_every_process_spares_those_that_help_a_model(tmp_path: Path
     for method in methods:
         add_model(root, method, HELPED.format(method=method), CONFIG.replace("count: 2", "count: 1"))
     port = free_port()
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", root, "--grpc-port", str(port)]
+    command = [sys.executable, "-m", "inferd", "serve", "--model-repository", root, "--grpc-port", str(port)]
     server = ServerProcess([*command, "--exit-timeout-secs", "3600"], port, log=tmp_path / "log")
     signs = [root / method / f"helping {number}" for method in methods for number in range(2)]
 

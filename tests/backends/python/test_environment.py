@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BackendError, ModelSpec
-from backends.python.environment import activated, find_environment, passed_on, unpack
-from backends.python.options import read_backend_options, read_model_options
+from inferd.backends.api import BackendError, ModelSpec
+from inferd.backends.python.environment import activated, find_environment, passed_on, unpack
+from inferd.backends.python.options import read_backend_options, read_model_options
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 
 PREFIX = """

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
-from backends.python.worker import device
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.instances import Hardware
-from server.engine.shared_memory import CUDA, SharedMemoryPolicy
-from server.errors import Status
+from inferd.backends.loader import BackendLoader
+from inferd.backends.python.worker import device
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.shared_memory import CUDA, SharedMemoryPolicy
+from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.backends.python.served import add_model
 from tests.engine.region_owner import RegionOwner, placed

@@ -11,7 +11,7 @@ import logging
 import psutil
 import pytest
 
-from backends.python.arenas import arena_of
+from inferd.backends.python.arenas import arena_of
 from tests.backends.python.hostile import environment
 from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.backends.python.test_decoupled import DECOUPLED, Client

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import ServerError
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import ServerError
 from tests.backends.python.served import CONFIG, add_model, ask, serving, wait_for
 from tests.engine.serving import infer_all, request, row
 

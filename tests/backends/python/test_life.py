@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.python import process
-from backends.python.attendant import LONGEST_DELAY, Attendant, pause_after
-from server.engine.loading import endings
-from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import Unavailable
+from inferd.backends.python import process
+from inferd.backends.python.attendant import LONGEST_DELAY, Attendant, pause_after
+from inferd.server.engine.loading import endings
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.errors import Unavailable
 from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving, wait_for
 from tests.engine.serving import Pending, infer_all, request, row
 from tests.waiting import until

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backends.python.worker import protocol
-from backends.python.worker.link import Link, Look
+from inferd.backends.python.worker import protocol
+from inferd.backends.python.worker.link import Link, Look
 
 NUMBER = 7
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.python.worker import protocol as p
-from backends.python.worker import utils as pb
+from inferd.backends.python.worker import protocol as p
+from inferd.backends.python.worker import utils as pb
 from tests.backends.python.peer import Peer, Sent, worker
 from tests.backends.python.served import serving
 

@@ -10,8 +10,8 @@ import sys
 import psutil
 import pytest
 
-from backends.python import attendant, process
-from server.engine.loading.control import ControlMode, ModelControl
+from inferd.backends.python import attendant, process
+from inferd.server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.python.served import CONFIG, MISCHIEF, WAITING, Readiness, add_model, ask, serving, wait_for
 
 UNAVAILABLE = 14
@@ -227,7 +227,7 @@ async def test_a_load_that_lowers_the_number_of_instances_returns_when_the_other
 
 FEW_DESCRIPTORS = """
 import os, resource
-from backends.python._spawn import spawn
+from inferd.backends.python._spawn import spawn
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 raise SystemExit(os.waitpid(spawn("/bin/true", ["true"], {}, "/", [0, 1, 2]), 0)[1])
 """

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BackendLoader
-from server.engine.config import Options
-from server.engine.engine import Engine
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
 from tests.backends.python.served import ask
 
 PROGRAM = """

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.loader import BackendLoader
-from backends.python.arenas import arena_of
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
-from server.errors import Status
+from inferd.backends.loader import BackendLoader
+from inferd.backends.python.arenas import arena_of
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
+from inferd.server.errors import Status
 from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object
 from tests.engine.region_owner import placed

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.python.worker import protocol as p
+from inferd.backends.python.worker import protocol as p
 from tests.backends.python.peer import Sent, worker
 
 HEAD = """

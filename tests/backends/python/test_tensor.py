@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.python.worker import device, strings, tensor
-from backends.python.worker import utils as pb
-from backends.python.worker.dlpack import Foreign, array_at, make_capsule
+from inferd.backends.python.worker import device, strings, tensor
+from inferd.backends.python.worker import utils as pb
+from inferd.backends.python.worker.dlpack import Foreign, array_at, make_capsule
 
 
 def address(array: np.ndarray) -> int:

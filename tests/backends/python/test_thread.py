@@ -81,7 +81,7 @@ class TritonPythonModel:
     def execute(self, requests):
         x = requests[0].inputs()[0].as_numpy()
         if x.flat[0] == -1:
-            link = sys.modules["backends.python.worker.runtime"].current().channel._link
+            link = sys.modules["inferd.backends.python.worker.runtime"].current().channel._link
             link.send(link.work, 200)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
 """

@@ -4,7 +4,7 @@ import re
 import struct
 from pathlib import Path
 
-from backends.python.worker import protocol
+from inferd.backends.python.worker import protocol
 
 PXD = Path(protocol.__file__).parent.parent / "_wire.pxd"
 TEXT = PXD.read_text()

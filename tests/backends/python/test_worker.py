@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.python.worker import protocol as p
-from backends.python.worker.shortage import SHORT
+from inferd.backends.python.worker import protocol as p
+from inferd.backends.python.worker.shortage import SHORT
 from tests.backends.python.peer import FLAGS, GRANT, Peer, Sent, worker
 
 IDENTITY = """

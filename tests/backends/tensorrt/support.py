@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import tests.fakes.tensorrt as fake
-from backends.loader import BackendLoader
-from backends.tensorrt import library
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.instances.gpu import GpuPolicy, Gpus
-from server.engine.instances.instances import Hardware
-from server.engine.loading.control import ModelControl
+from inferd.backends.loader import BackendLoader
+from inferd.backends.tensorrt import library
+from inferd.server.engine.config import Options
+from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
+from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.loading.control import ModelControl
 from tests import gpu_stub
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import tests.fakes.tensorrt as fake
-from backends.api import BackendError, EngineSpec
-from backends.tensorrt import build as module
-from backends.tensorrt.backend import TensorRTBackend
-from backends.tensorrt.profiles import parse_profile, usual_profile
-from backends.tensorrt.progress import Progress
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import NotFound
+from inferd.backends.api import BackendError, EngineSpec
+from inferd.backends.tensorrt import build as module
+from inferd.backends.tensorrt.backend import TensorRTBackend
+from inferd.backends.tensorrt.profiles import parse_profile, usual_profile
+from inferd.backends.tensorrt.progress import Progress
+from inferd.server.engine.loading.control import ControlMode, ModelControl
+from inferd.server.errors import NotFound
 from tests import gpu_stub
 from tests.backends.tensorrt.support import serving, tensorrt
 from tests.engine.serving import infer, request
@@ -244,7 +244,7 @@ def test_interrupted_build_ends_at_its_next_step(build, monkeypatch):
 
 def command(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "server", *map(str, arguments)],
+        [sys.executable, "-m", "inferd", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'fakes'}", **environment},
         capture_output=True,

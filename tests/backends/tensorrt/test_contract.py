@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.tensorrt import library
+from inferd.backends.tensorrt import library
 from tests.backends.tensorrt.models import expand, linear
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,9 +109,9 @@ def test_names_are_there(name, parts):
 BUILD = """
 import json, sys
 from pathlib import Path
-from backends.api import EngineSpec
-from backends.tensorrt.backend import TensorRTBackend
-from backends.tensorrt.library import open_library, is_installed
+from inferd.backends.api import EngineSpec
+from inferd.backends.tensorrt.backend import TensorRTBackend
+from inferd.backends.tensorrt.library import open_library, is_installed
 if not is_installed("tensorrt_rtx"):
     print("null")
     raise SystemExit

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.tensorrt.plan import Profile
-from server.errors import Status
-from server.rpc.metadata import Identity, Information
+from inferd.backends.tensorrt.plan import Profile
+from inferd.server.errors import Status
+from inferd.server.rpc.metadata import Identity, Information
 from tests.backends.tensorrt.support import serving, tensorrt
 from tests.engine.serving import Pending, infer, infer_all, request
 from tests.fakes.tensorrt import plan, tensor
@@ -381,7 +381,7 @@ async def test_values_that_the_model_cannot_follow_are_the_fault_of_the_request(
 
 
 async def test_metadata_shows_a_shape_tensor_as_clients_send_it(tmp_path):
-    from server.pb import grpc_service_pb2 as pb
+    from inferd.server.pb import grpc_service_pb2 as pb
 
     async with serving(tmp_path, TILE) as engine:
         shown = await Information(engine, Identity()).model_metadata(pb.ModelMetadataRequest(name="m"), None)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import Backend, Model, ModelSource, Signature
-from server.engine.config import Options, Prepared, prepare
-from server.engine.repository.folders import ModelFolder, versions_of
+from inferd.backends.api import Backend, Model, ModelSource, Signature
+from inferd.server.engine.config import Options, Prepared, prepare
+from inferd.server.engine.repository.folders import ModelFolder, versions_of
 
 
 class FakeBackend(Backend):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from backends.loader import BackendLoader
-from server.engine.config import Options, prepare
-from server.engine.repository.folders import ModelFolder
-from server.errors import ConfigError
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options, prepare
+from inferd.server.engine.repository.folders import ModelFolder
+from inferd.server.errors import ConfigError
 
 CONFIG = """backend: "{backend}"
 max_batch_size: 8

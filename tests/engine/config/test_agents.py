@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import ConfigError
+from inferd.server.errors import ConfigError
 
 CONTENT = b"weights"
 

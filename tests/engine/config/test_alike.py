@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BackendLoader
-from server.engine.config import Alike, Options, preparation, prepare
-from server.engine.repository.folders import ModelFolder
-from server.errors import ConfigError
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Alike, Options, preparation, prepare
+from inferd.server.engine.repository.folders import ModelFolder
+from inferd.server.errors import ConfigError
 
 IO = """
 backend: "identity"
@@ -116,7 +116,7 @@ def test_each_model_is_warned_about(outcome, caplog):
 
 
 def test_kinds_that_have_not_been_seen_for_long_are_forgotten(outcome, monkeypatch):
-    monkeypatch.setattr("server.engine.config.alike.KINDS", 2)
+    monkeypatch.setattr("inferd.server.engine.config.alike.KINDS", 2)
     alike = Alike()
     for delay in (1, 2, 1, 3):
         outcome("first", f'{IO}parameters {{ key: "delay_us" value {{ string_value: "{delay}" }} }}', alike)

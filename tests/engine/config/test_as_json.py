@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.config import config_from_json
+from inferd.server.engine.config import config_from_json
 
 STRICT = '{"name": "m", "max_batch_size": 4, "input": [{"name": "a,}", "data_type": "TYPE_FP32", "dims": ["-1"]}]}'
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.errors import ConfigError
+from inferd.server.errors import ConfigError
 
 BASE = """backend: "identity" max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] %s }

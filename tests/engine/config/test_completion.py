@@ -2,9 +2,9 @@
 
 import pytest
 
-from backends.api import BatchingSpec, Signature, TensorSpec
-from server.engine.config import Options
-from server.errors import ConfigError
+from inferd.backends.api import BatchingSpec, Signature, TensorSpec
+from inferd.server.engine.config import Options
+from inferd.server.errors import ConfigError
 
 BATCHING = Signature((TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "INT64", (-1, 2)),), batches=True)
 FIXED = Signature((TensorSpec("x", "FP32", (1, 3)),), (TensorSpec("y", "BYTES", (5,)),), batches=False)

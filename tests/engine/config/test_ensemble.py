@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.loader import BackendLoader
-from server import cli
-from server.engine.config import Options, compose, prepare
-from server.engine.repository.folders import scan
-from server.errors import ConfigError
+from inferd.backends.loader import BackendLoader
+from inferd.server import cli
+from inferd.server.engine.config import Options, compose, prepare
+from inferd.server.engine.repository.folders import scan
+from inferd.server.errors import ConfigError
 
 MODEL = """backend: "identity"
 max_batch_size: 8

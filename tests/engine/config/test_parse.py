@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.pbtxt.parse import MAX_FILE_SIZE, parse_file
-from server.engine.pbtxt.source import locate
-from server.errors import ConfigError
-from server.pb import pool
+from inferd.server.engine.pbtxt.parse import MAX_FILE_SIZE, parse_file
+from inferd.server.engine.pbtxt.source import locate
+from inferd.server.errors import ConfigError
+from inferd.server.pb import pool
 
 
 def parse(tmp_path: Path, text: str | bytes):

@@ -8,10 +8,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.pbtxt import quick
-from server.engine.pbtxt.parse import parse_file
-from server.errors import ConfigError
-from server.pb import model_config_pb2 as pb
+from inferd.server.engine.pbtxt import quick
+from inferd.server.engine.pbtxt.parse import parse_file
+from inferd.server.errors import ConfigError
+from inferd.server.pb import model_config_pb2 as pb
 
 NUMBERS = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(-(1 << 31), (1 << 31) - 1),

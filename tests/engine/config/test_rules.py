@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.errors import ConfigError
+from inferd.server.errors import ConfigError
 
 HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
 
@@ -124,7 +124,7 @@ def test_numbers_that_would_take_all_memory_are_refused_before_it_is_taken(
     def made(*_args):
         raise AssertionError("a specification is made of it")
 
-    monkeypatch.setattr("server.engine.config.to_spec", made)
+    monkeypatch.setattr("inferd.server.engine.config.to_spec", made)
     assert fragment in error_of(prepared, f"{HEAD.replace('max_batch_size: 8', '')}{text}\n{io}")
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BackendError
-from backends.loader import BackendLoader
-from server.engine.config import Options, prepare
-from server.engine.repository.folders import ModelFolder
-from server.errors import ConfigError
+from inferd.backends.api import BackendError
+from inferd.backends.loader import BackendLoader
+from inferd.server.engine.config import Options, prepare
+from inferd.server.engine.repository.folders import ModelFolder
+from inferd.server.errors import ConfigError
 
 SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds" / "configs"
 

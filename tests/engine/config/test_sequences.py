@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.errors import ConfigError
+from inferd.server.errors import ConfigError
 
 HEAD = """backend: "fake"
 max_batch_size: 8

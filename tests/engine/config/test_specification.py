@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BatchingSpec, InstanceSpec, QueuePolicySpec, QueueSpec, TensorSpec
-from server.errors import ConfigError
+from inferd.backends.api import BatchingSpec, InstanceSpec, QueuePolicySpec, QueueSpec, TensorSpec
+from inferd.server.errors import ConfigError
 
 HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }\n'

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.config import Options
-from server.engine.config.reading import read_written
-from server.engine.pbtxt.variables import Variables
-from server.errors import ConfigError
+from inferd.server.engine.config import Options
+from inferd.server.engine.config.reading import read_written
+from inferd.server.engine.pbtxt.variables import Variables
+from inferd.server.errors import ConfigError
 
 FILE = Path("config.pbtxt")
 ENVIRONMENT = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from backends.api import Backend, Model, ModelSource, Signature, TensorSpec
-from server.engine.config import Options
-from server.errors import ConfigError
+from inferd.backends.api import Backend, Model, ModelSource, Signature, TensorSpec
+from inferd.server.engine.config import Options
+from inferd.server.errors import ConfigError
 
 HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
 

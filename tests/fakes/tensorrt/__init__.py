@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from _native.cuda import driver
-from _native.cuda.device import device
+from inferd._native.cuda import driver
+from inferd._native.cuda.device import device
 from tests import gpu_stub
 from tests.fakes.tensorrt.building import (
     Builder,

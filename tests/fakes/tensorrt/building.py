@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
-from _native.cuda import driver
+from inferd._native.cuda import driver
 
 PHASES = (("Building engine", None, 2), ("Timing graph nodes", "Building engine", 8))
 

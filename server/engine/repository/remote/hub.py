@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.installing import pip_install
-from server.errors import ConfigError
+from inferd.backends.installing import pip_install
+from inferd.server.errors import ConfigError
 
 HUB = "hf://"
 _FORM = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^\0]+?))?/?")

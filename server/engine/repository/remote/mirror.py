@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from _native.model_files import Watch
-from backends.temporary import TemporaryFolder, remove_left_folders
-from server.engine.repository import folders
-from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, mark_of, part_of
-from server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url
-from server.errors import ConfigError, InvalidArgument
+from inferd._native.model_files import Watch
+from inferd.backends.temporary import TemporaryFolder, remove_left_folders
+from inferd.server.engine.repository import folders
+from inferd.server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, mark_of, part_of
+from inferd.server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url
+from inferd.server.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -64,7 +64,7 @@ class _Changed(Exception):
 
 
 class CloudSource:
-    """A `server.engine.repository.sources.RepositorySource` in an object store.
+    """An `inferd.server.engine.repository.sources.RepositorySource` in an object store.
 
     Args:
         url: of the repository.

@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.installing import pip_install
-from server.errors import ConfigError
+from inferd.backends.installing import pip_install
+from inferd.server.errors import ConfigError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
