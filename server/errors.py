@@ -42,7 +42,10 @@ class ServerError(Exception):
 
     status: ClassVar[Status] = Status.INTERNAL
     reason: str = ""
-    """The reason of google.rpc.ErrorInfo in UPPER_SNAKE_CASE; empty for the status' usual one."""
+    """A name in the table of refusals (`_native/refusal.pyx`); empty for the status' usual one."""
+
+    counted: ClassVar[bool] = False
+    """The refusal is counted where the error comes from."""
 
 
 class InvalidArgument(ServerError):

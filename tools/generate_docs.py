@@ -1,4 +1,4 @@
-"""Write the tables of docs/configuration.md that are made from the code, between their begin and end marks.
+"""Write the tables of docs/ that are made from the code, between their begin and end marks.
 
 python tools/generate_docs.py [--check]        --check: write nothing, fail if a table is out of date
 """
@@ -13,11 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from inferd._native.refusal import refusal_table  # noqa: E402
 from inferd.server.engine.config.parameters import PARAMETERS  # noqa: E402
 from inferd.server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
+from inferd.server.errors import Status  # noqa: E402
 from inferd.server.settings import sections, written  # noqa: E402
 
-PAGE = ROOT / "docs" / "configuration.md"
+PAGES = [ROOT / "docs" / name for name in ("configuration.md", "operations.md")]
 MARKED = re.compile(r"(<!-- begin (\w+):[^\n]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -65,16 +67,23 @@ def options() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-TABLES = {"refused": refused, "carried": carried, "options": options, "parameters": parameters}
+def reasons() -> str:
+    """The table of refusals."""
+    rows = [(f"`{name}`", Status(code).name, "yes" if retry else "", why) for name, code, retry, why in refusal_table()]
+    return table(("reason", "status", "`RetryInfo`", "meaning, and what helps"), rows)
+
+
+TABLES = {"reasons": reasons, "refused": refused, "carried": carried, "options": options, "parameters": parameters}
 
 
 def main() -> None:
-    page = PAGE.read_text()
-    written = MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], page)
-    if "--check" not in sys.argv:
-        PAGE.write_text(written)
-    elif written != page:
-        raise SystemExit(f"{PAGE} is out of date: run python tools/generate_docs.py")
+    for page in PAGES:
+        text = page.read_text()
+        written = MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+        if "--check" not in sys.argv:
+            page.write_text(written)
+        elif written != text:
+            raise SystemExit(f"{page} is out of date: run python tools/generate_docs.py")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Everything happens on the loop. `inferd._native.caching.cache_key` defines which
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport strcmp, strlen
+from libc.string cimport strlen
 
 from inferd._native.atomic cimport fetch_add32
 from inferd._native.caching.cache_key cimport KEY_PARAMETERS, Digest, key_digest, key_same
@@ -27,6 +27,7 @@ from inferd._native.caching.compaction cimport work_compact, work_held
 from inferd._native.clock cimport now_ns
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT
 from inferd._native.request.accounting cimport account_answered, account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return, bridge_watch
 from inferd._native.request.lane cimport lane_discard
@@ -327,8 +328,8 @@ cdef bint is_overdue(const Request *work, const Response *response, int status, 
     # whether the work was not executed because its own time was over
     if status == STATUS_DEADLINE_EXCEEDED and 0 < work.terms.deadline_ns <= now:
         return True
-    return (0 < work.expires_ns <= now and response != NULL and response.reason != NULL
-            and strcmp(response.reason, "QUEUE_TIMEOUT") == 0)
+    return (0 < work.expires_ns <= now and response != NULL
+            and response.refusal == REFUSAL_QUEUE_TIMEOUT)
 
 
 cdef inline bint has_time(const Request *request, int64_t now) noexcept nogil:
@@ -382,7 +383,7 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
             give(request, response)
         else:
             response_fail(&request.response, status, format_text("%.*s", <int>strlen(details), details))
-            request.response.reason = response.reason if response != NULL else NULL
+            request.response.refusal = response.refusal if response != NULL else REFUSAL_NONE
         if request.response.status == STATUS_OK:
             account_answered(request, now)
         else:

@@ -13,6 +13,7 @@ from inferd._native.atomic cimport load32, store32
 from inferd._native.ensembles.frame cimport Run
 from inferd._native.ensembles.plan cimport plan_build, plan_clear
 from inferd._native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_reconsider, run_start
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
 from inferd._native.request.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
@@ -26,12 +27,12 @@ from inferd._native.request.lane cimport (
     stricter,
 )
 from inferd._native.request.life cimport request_move
-from inferd._native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail
+from inferd._native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail, request_refuse
 from inferd._native.scheduling.calling cimport BatchScheduler
 from inferd._native.scheduling.dispatcher cimport Consumer, Line
 from inferd._native.scheduling.levels cimport level_init, time_allowed
 from inferd._native.service.submission cimport Submission
-from inferd._native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED
 from inferd._native.text cimport format_text
 
 
@@ -41,10 +42,9 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     if load32(&ensemble.closed):
         return LANE_CLOSED
     if lane.max_queue and ensemble.requests >= lane.max_queue:
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: ensemble '%s' version %s has %u requests in it, which is its limit",
             lane.signature.name.data, lane.signature.version_text.data, ensemble.requests))
-        request.response.reason = "QUEUE_FULL"
         return LANE_REFUSED
     run = run_new(ensemble, request)
     if run == NULL:
@@ -75,11 +75,10 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
 cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     cdef Run *run = <Run *>request.run
     if run != NULL:
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_TIMEOUT, format_text(
             "Request timeout expired: ensemble '%s' version %s has held it for %lld us, its limit",
             lane.signature.name.data, lane.signature.version_text.data,
             <long long>(request.expires_ns - request.terms.executable_ns) // 1000))
-        request.response.reason = "QUEUE_TIMEOUT"
         run_end(run)
     return False
 

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from inferd._native.ensembles.plan cimport EnsemblePlan
 from inferd._native.memory.resource cimport Block
 from inferd._native.protobuf.datatype cimport Datatype
+from inferd._native.refusal cimport Refusal
 from inferd._native.request.request cimport Correlation, Request
 from inferd._native.request.signature cimport MAX_RANK, TensorSignature
 from inferd._native.service.model_waits cimport ModelWait
@@ -98,7 +99,7 @@ cdef struct Run:
     bint delivering          # a response to one of its calls is being delivered now
     int status               # of its error
     char *details
-    const char *reason
+    Refusal refusal
 
 # Add a frame at the end of the run, with everything open; NULL: no memory. `parent` NULL: the first frame.
 cdef Frame *frame_new(Run *run, uint32_t scope, Frame *parent) noexcept nogil

@@ -52,6 +52,7 @@ from inferd._native.ensembles.step cimport (
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport block_share
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_NONE, Refusal
 from inferd._native.request.accounting cimport account_failed, execution_add
 from inferd._native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from inferd._native.request.lane cimport Lane
@@ -155,13 +156,13 @@ cdef void run_start(Run *run) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Steps
 
-cdef void fail(Run *run, int status, const char *reason, const char *details) noexcept nogil:
+cdef void fail(Run *run, int status, Refusal refusal, const char *details) noexcept nogil:
     # end the run with this error of a step, if it is the first one
     cdef Ensemble *ensemble = ensemble_of(run)
     if run.status != STATUS_OK:
         return
     run.status = status
-    run.reason = reason
+    run.refusal = refusal
     run.details = format_text("in ensemble '%s', %s", ensemble.lane.signature.name.data, text_or_no_memory(details))
 
 
@@ -197,7 +198,7 @@ cdef void give_up(StepCall *call, int status, const char *details) noexcept nogi
     cdef Run *run = call.frame.run
     run.active -= 1
     close_call(call)
-    fail(run, status, NULL, details)
+    fail(run, status, REFUSAL_NONE, details)
 
 
 cdef bint await_model(StepCall *call, char **details) noexcept nogil:
@@ -291,7 +292,7 @@ cdef void start(StepCall *call) noexcept nogil:
         close_call(call)
         release_reads(call)
         if status != STATUS_OK:
-            fail(run, status, NULL, details)
+            fail(run, status, REFUSAL_NONE, details)
             free(details)
         elif run.needs.plan.steps[call.step].opens < 0:
             step_leave(call.frame, &run.needs.plan.steps[call.step], True)
@@ -344,7 +345,7 @@ cdef void deliver_step(void *sink, Response *response, int status, const char *d
         call.request = NULL
         close_call(call)
     if status != STATUS_OK:
-        fail(run, status, response.reason if response != NULL else NULL, details)
+        fail(run, status, response.refusal if response != NULL else REFUSAL_NONE, details)
     else:
         if not response.empty:
             accept(call, response)
@@ -373,14 +374,14 @@ cdef void accept(StepCall *call, Response *response) noexcept nogil:
     if step.opens >= 0:
         frame = frame_new(run, <uint32_t>step.opens, frame)
         if frame == NULL:
-            fail(run, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+            fail(run, STATUS_RESOURCE_EXHAUSTED, REFUSAL_NONE, NULL)
             return
         sequence_copy(&frame.sequence, sequence)
         sequence = &frame.sequence
         if response.ack != NULL:
             frame.ack = block_share(response.ack)
     if not step_sequence(response, sequence, &details):
-        fail(run, STATUS_INVALID_ARGUMENT if details != NULL else STATUS_RESOURCE_EXHAUSTED, NULL, details)
+        fail(run, STATUS_INVALID_ARGUMENT if details != NULL else STATUS_RESOURCE_EXHAUSTED, REFUSAL_NONE, details)
         free(details)
         return
     step_accept(frame, step, response, sequence)
@@ -401,11 +402,11 @@ cdef bint send(Run *run, Frame *frame) noexcept nogil:
     # send one of several responses; False: the run has failed
     cdef Response *response = response_new(run.request)
     if response == NULL:
-        fail(run, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+        fail(run, STATUS_RESOURCE_EXHAUSTED, REFUSAL_NONE, NULL)
         return False
     frame.sent = True
     if not ensemble_answer(response, run, frame):
-        fail(run, response.status, NULL, response.details)
+        fail(run, response.status, REFUSAL_NONE, response.details)
         response_free(response)
         return False
     bridge_return(ensemble_of(run).submission.bridge, response, response)
@@ -455,7 +456,7 @@ cdef void finish_with(Run *run, Frame *frame) noexcept nogil:
     if frame == NULL:
         response.empty = True
     elif not ensemble_answer(response, run, frame):
-        fail(run, response.status, response.reason, response.details)
+        fail(run, response.status, response.refusal, response.details)
         finish_failed(run)
         return
     finish(run)
@@ -463,7 +464,7 @@ cdef void finish_with(Run *run, Frame *frame) noexcept nogil:
 
 cdef void finish_failed(Run *run) noexcept nogil:
     request_fail(run.request, run.status, run.details)
-    run.request.response.reason = run.reason
+    run.request.response.refusal = run.refusal
     run.details = NULL
     finish(run)
 
@@ -474,7 +475,7 @@ cdef void fail_deadlocked(Run *run) noexcept nogil:
         "[request id: %.*s] unexpected deadlock, at least one output is not set while no more ensemble steps can be "
         "made",
         clip(id.size), id.data)
-    fail(run, STATUS_INVALID_ARGUMENT, NULL, text)
+    fail(run, STATUS_INVALID_ARGUMENT, REFUSAL_NONE, text)
     free(text)
     finish_failed(run)
 

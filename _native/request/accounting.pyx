@@ -4,9 +4,10 @@ Warm-up requests are not traffic, and no lane counts them.
 """
 
 from libc.stdint cimport int64_t
-from libc.string cimport memset, strncmp
+from libc.string cimport memset
 
 from inferd._native.clock cimport now_ns
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_QUEUE_TIMEOUT
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.record cimport Record
 from inferd._native.request.request cimport Request, Response
@@ -32,7 +33,7 @@ cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogi
     cdef int status = request.response.status
     if status == STATUS_CANCELLED or status == STATUS_DEADLINE_EXCEEDED:
         return FAILURE_CANCELED
-    if request.response.reason != NULL and strncmp(request.response.reason, "QUEUE_", 6) == 0:
+    if request.response.refusal == REFUSAL_QUEUE_FULL or request.response.refusal == REFUSAL_QUEUE_TIMEOUT:
         return FAILURE_REJECTED
     return otherwise
 

@@ -60,5 +60,4 @@ cdef class BridgeHandle:
     cdef readonly TimersHandle timers    # of the loop
     cdef list refused        # (status, details) of requests that no instance has taken
     cdef int64_t more_refused
-    cdef readonly dict refusal_counts    # of requests that no instance has taken, by reason of the error or status
     cdef void note_refusal(self, Response *response) noexcept

@@ -20,6 +20,7 @@ from posix.unistd cimport close, write
 from inferd._native.atomic cimport exchange32, fetch_add32, store32
 from inferd._native.clock cimport now_ns
 from inferd._native.memory.resource cimport block_give
+from inferd._native.refusal cimport refusal_count, refusal_denies, refusal_usual
 from inferd._native.request.accounting cimport account_failed, account_response
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.life cimport request_end
@@ -37,7 +38,7 @@ from inferd._native.request.request cimport (
     response_move,
 )
 from inferd._native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
-from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
+from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
@@ -77,14 +78,8 @@ cdef extern from *:
 
 
 cdef enum:
-    STATUS_PERMISSION_DENIED = 7
-    STATUS_UNAUTHENTICATED = 16
     NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
     MOST_READY = 16          # descriptors that are read in a round
-
-# Reasons, or else statuses, of requests that were refused for lack of rights: the authorizer notes them for the log.
-TOLD_ELSEWHERE = frozenset((STATUS_PERMISSION_DENIED, STATUS_UNAUTHENTICATED, "NOT_ALLOWED", "UNKNOWN_CALLER"))
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Deadlines
@@ -271,6 +266,17 @@ cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
     deliver_due(bridge, entry.order)
 
 
+cdef void note_failed(Bridge *bridge, const Request *request, Response *response) noexcept nogil:
+    # A request that is made to answer another one passes its refusal on to that, which is counted.
+    cdef bint unseen = request.state == REQUEST_NEW
+    if request.sink != NULL and not request.inner and not request.is_warmup and response.status != STATUS_CANCELLED:
+        if response.refusal or unseen:
+            refusal_count(response.refusal if response.refusal else refusal_usual(response.status))
+    if unseen and not refusal_denies(response.refusal):  # the authorizer notes those
+        with gil:
+            (<BridgeHandle>bridge.owner).note_refusal(response)
+
+
 cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
     cdef Request *request = response.request
     cdef bint final = response.final
@@ -282,9 +288,8 @@ cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
         record_response(request, response)
     if final:
         timers_clear(bridge.timers, &request.timer)
-        if response.status != STATUS_OK and request.state == REQUEST_NEW:
-            with gil:
-                (<BridgeHandle>bridge.owner).note_refusal(response)
+        if response.status != STATUS_OK:
+            note_failed(bridge, request, response)
     if request.sink != NULL:
         request.deliver(request.sink, response, response.status, text_or_no_memory(response.details))
     if response != &request.response:
@@ -402,7 +407,6 @@ cdef class BridgeHandle:
         self.timers = TimersHandle()
         self.bridge.timers = &self.timers.timers
         self.refused = []
-        self.refusal_counts = {}
         self.bridge.event_fd = make_eventfd()
         self.bridge.poll_fd = make_epoll()
         if (self.bridge.event_fd < 0 or self.bridge.poll_fd < 0
@@ -419,10 +423,6 @@ cdef class BridgeHandle:
         mutex_destroy(&self.bridge.guard)
 
     cdef void note_refusal(self, Response *response) noexcept:
-        reason = response.reason.decode() if response.reason != NULL else response.status
-        self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
-        if reason in TOLD_ELSEWHERE:
-            return
         if len(self.refused) < NOTED_REFUSALS:
             self.refused.append((response.status, text_or_no_memory(response.details).decode("utf-8", "replace")))
         else:

@@ -6,6 +6,7 @@ from inferd._native.memory.resource cimport Block
 from inferd._native.memory.shm cimport Placement, Region
 from inferd._native.protobuf.codec cimport InferMessage, Parameter, Str
 from inferd._native.protobuf.datatype cimport Datatype
+from inferd._native.refusal cimport Refusal
 from inferd._native.request.signature cimport MAX_RANK, Signature
 from inferd._native.request.statistics cimport Phases
 from inferd._native.timers cimport Timer
@@ -42,7 +43,7 @@ cdef struct Response:
     bint empty               # contains nothing but the fact that it is final
     int status
     char *details            # error text from malloc; NULL: there is none
-    const char *reason       # of the error in google.rpc.ErrorInfo; NULL: the usual one of the status
+    Refusal refusal          # of the error; REFUSAL_NONE: the usual one of the status
     OutputData *outputs
     uint32_t output_count    # of the request's signature
     Parameter *parameters    # of the response; they and their bytes are in `parameter_block`
@@ -214,6 +215,8 @@ cdef Request *request_twin(const Request *request) noexcept nogil
 # Set the error with which the request ends. `details` is from malloc (format_text) and is taken over; NULL means
 # "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
+# The same with the status and the reason of a refusal.
+cdef void request_refuse(Request *request, Refusal refusal, char *details) noexcept nogil
 # The same for a request that has waited in its queue for the allowed time.
 cdef void request_expired(Request *request) noexcept nogil
 

@@ -15,9 +15,10 @@ from inferd._native.protobuf.codec cimport (
     infer_message_free,
     infer_message_init,
 )
+from inferd._native.refusal cimport REFUSAL_QUEUE_TIMEOUT, Refusal, refusal_status
 from inferd._native.request.signature cimport TensorSignature
 from inferd._native.shape cimport bucket_of
-from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
 from inferd._native.text cimport format_text
 from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
@@ -152,12 +153,16 @@ cdef void request_fail(Request *request, int status, char *details) noexcept nog
     response_fail(&request.response, status, details)
 
 
+cdef void request_refuse(Request *request, Refusal refusal, char *details) noexcept nogil:
+    request_fail(request, refusal_status(refusal), details)
+    request.response.refusal = refusal
+
+
 cdef void request_expired(Request *request) noexcept nogil:
-    request_fail(request, STATUS_UNAVAILABLE, format_text(
+    request_refuse(request, REFUSAL_QUEUE_TIMEOUT, format_text(
         "Request timeout expired: waited %lld us in the queue of model '%s' version %s, as long as it may",
         <long long>(request.expires_ns - request.terms.executable_ns) // 1000, request.signature.name.data,
         request.signature.version_text.data))
-    request.response.reason = "QUEUE_TIMEOUT"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ While a queue is full, and until it is half empty again, it counts how many requ
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from inferd._native.clock cimport now_ns
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL
 from inferd._native.request.accounting cimport account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_return
-from inferd._native.request.request cimport Request, request_fail
+from inferd._native.request.request cimport Request, request_refuse
 from inferd._native.request.statistics cimport FAILURE_OTHER
 from inferd._native.scheduling.levels cimport level_at, level_is_full, levels_last
 from inferd._native.scheduling.queue cimport Queue
 from inferd._native.shares cimport Share, shares_add, shares_begin, shares_yielding
-from inferd._native.status cimport STATUS_UNAVAILABLE
 from inferd._native.text cimport format_text
 
 cdef enum:
@@ -71,11 +71,10 @@ cdef void answer_ousted(Request *chain) noexcept nogil:
     cdef Request *following
     while chain != NULL:
         following = chain.next
-        request_fail(chain, STATUS_UNAVAILABLE, format_text(
+        request_refuse(chain, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: the queue of model '%s' version %s is full, and no client has more requests "
             "waiting in it than this one; such a client's are refused first, so that others are served",
             chain.signature.name.data, chain.signature.version_text.data))
-        chain.response.reason = "QUEUE_FULL"
         account_failed(chain, now, FAILURE_OTHER)
         bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following

@@ -17,6 +17,7 @@ loop watch timeouts, so these are on time even while all instances are busy.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL
 from inferd._native.request.lane cimport (
     LANE_CLOSED,
     LANE_FULL,
@@ -29,7 +30,7 @@ from inferd._native.request.lane cimport (
     lane_free,
     lane_new,
 )
-from inferd._native.request.request cimport REQUEST_QUEUED, Request, Terms, request_alike, request_fail
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, Terms, request_alike, request_refuse
 from inferd._native.request.statistics cimport Duration
 from inferd._native.scheduling.adaptive cimport (
     ArrivalPredictor,
@@ -76,7 +77,6 @@ from inferd._native.scheduling.policy cimport (
     policy_set,
 )
 from inferd._native.shares cimport shares_add, shares_end, shares_subtract
-from inferd._native.status cimport STATUS_UNAVAILABLE
 from inferd._native.text cimport format_text
 from inferd._native.threads cimport lock, unlock
 
@@ -271,15 +271,14 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
 
 cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil:
     if queue.levels.level_count == 1:
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
             request.signature.name.data, request.signature.version_text.data, queue.levels.levels[level].max_size))
     else:
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests of priority %u waiting, which is its "
             "limit", request.signature.name.data, request.signature.version_text.data,
             queue.levels.levels[level].max_size, level + 1))
-    request.response.reason = "QUEUE_FULL"
 
 
 cdef void wake(Lane *lane) noexcept nogil:

@@ -13,6 +13,7 @@ from inferd._native.atomic cimport fetch_add32
 from inferd._native.clock cimport now_ns
 from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
 from inferd._native.protobuf.datatype cimport DT_BYTES, bytes_of_elements
+from inferd._native.refusal cimport REFUSAL_NONE
 from inferd._native.request.accounting cimport account_answered, account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
 from inferd._native.request.lane cimport Lane, lane_discard
@@ -161,7 +162,7 @@ cdef void split_refused(Request *whole, Request *first) noexcept nogil:
     cdef uint32_t i
     request_stop_waiting(whole, REQUEST_NEW)
     request_fail(whole, first.response.status, first.response.details)
-    whole.response.reason = first.response.reason
+    whole.response.refusal = first.response.refusal
     first.response.details = NULL
     for i in range(split.count):
         lane_discard(split.parts[i].request)
@@ -199,7 +200,7 @@ cdef void part_answered(void *sink, Response *response, int status, const char *
     split.pending -= 1
     if status != STATUS_OK:
         request_fail(whole, status, format_text("%.*s", <int>strlen(details), details))
-        whole.response.reason = response.reason if response != NULL else NULL
+        whole.response.refusal = response.refusal if response != NULL else REFUSAL_NONE
     elif not keep_outputs(part, response):
         request_fail(whole, STATUS_INTERNAL, NULL)
     if response != NULL:

@@ -5,6 +5,7 @@ from libc.string cimport memcmp
 
 from inferd._native.execution.supply cimport END_CLIENT
 from inferd._native.memory.resource cimport block_share
+from inferd._native.refusal cimport REFUSAL_NONE
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport (
     REQUEST_NEW,
@@ -73,7 +74,7 @@ cdef bint begin_state(Slots *slots, Sequence *sequence, int64_t now) noexcept no
     if not request.sequence_start or states_begin(sequence, slots.plans, request.rows):
         return True
     slots_unlist(slots, sequence)
-    slots_let_fall(slots, sequence, request, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+    slots_let_fall(slots, sequence, request, STATUS_RESOURCE_EXHAUSTED, NULL, REFUSAL_NONE)
     slots_end(slots, sequence, now)
     return False
 

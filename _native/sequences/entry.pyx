@@ -17,9 +17,17 @@ from inferd._native.execution.supply cimport (
     END_UNLOADED,
 )
 from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SEQUENCE_ENDED
 from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from inferd._native.request.life cimport request_move
-from inferd._native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, Correlation, Request, request_fail
+from inferd._native.request.request cimport (
+    REQUEST_NEW,
+    REQUEST_QUEUED,
+    Correlation,
+    Request,
+    request_fail,
+    request_refuse,
+)
 from inferd._native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
 from inferd._native.sequences.sequence cimport (
     Sequence,
@@ -85,7 +93,7 @@ cdef Pushed refuse_unknown(Slots *slots, Request *request) noexcept nogil:
         "inference request for sequence %s to model '%s' must specify the START flag on the first request of the "
         "sequence%s", id, slots.lane.signature.name.data, end_text(reason)))
     if reason != END_NONE:
-        request.response.reason = "SEQUENCE_ENDED"
+        request.response.refusal = REFUSAL_SEQUENCE_ENDED
     free(id)
     return LANE_REFUSED
 
@@ -135,10 +143,9 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
     # a new sequence with a slot, or in the backlog; NULL: the request is refused
     cdef Sequence *sequence
     if slots.vacant_count == 0 and slots.max_backlog and slots.backlog.count >= slots.max_backlog:
-        refuse(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: all slots of model '%s' are taken, and %u sequences wait for one, which is "
             "its limit", slots.lane.signature.name.data, slots.backlog.count))
-        request.response.reason = "QUEUE_FULL"
         return NULL
     sequence = sequence_new(&request.correlation, slots.lane.signature.state_count)
     if sequence == NULL:

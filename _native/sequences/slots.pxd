@@ -4,6 +4,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from inferd._native.execution.supply cimport EndReason
+from inferd._native.refusal cimport Refusal
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Correlation, Request, Terms
 from inferd._native.scheduling.policy cimport Policy
@@ -97,7 +98,7 @@ cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept 
 cdef void slots_stir(Slots *slots) noexcept nogil
 # Fail a waiting request and all requests behind it; `text` NULL: no memory.
 cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
-                         const char *reason) noexcept nogil
+                         Refusal refusal) noexcept nogil
 # Tell the model of the sequence's end, behind its waiting requests, if the model wants it and no request has END.
 cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil
 # End the sequence, which has no requests.

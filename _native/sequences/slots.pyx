@@ -37,6 +37,7 @@ from inferd._native.execution.supply cimport (
 )
 from inferd._native.memory.resource cimport block_give, block_take
 from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_size
+from inferd._native.refusal cimport REFUSAL_NONE, REFUSAL_QUEUE_TIMEOUT, Refusal
 from inferd._native.request.lane cimport lane_discard
 from inferd._native.request.life cimport request_move
 from inferd._native.request.record cimport Record
@@ -257,18 +258,18 @@ cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept 
         slots.backlog_waiting += count
 
 
-cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
+cdef void let_fall(Slots *slots, Request *request, int status, char *details, Refusal refusal) noexcept nogil:
     # fail a request that will not be executed; takes over `details`
     request.sequenced.sequence = NULL
     request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     request_fail(request, status, details)
-    request.response.reason = reason
+    request.response.refusal = refusal
     request.next = slots.fallen
     slots.fallen = request
 
 
 cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
-                         const char *reason) noexcept nogil:
+                         Refusal refusal) noexcept nogil:
     # fail a request that waits and all requests behind it; `text` NULL: no memory
     cdef Request *request = first
     cdef Request *following
@@ -279,7 +280,7 @@ cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int s
         if request.sequenced.unasked:
             lane_discard(request)
         else:
-            let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), reason)
+            let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), refusal)
         request = following
 
 
@@ -405,7 +406,8 @@ cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nog
         slots_unlist(slots, sequence)
     if request.next != NULL:
         slots_let_fall(slots, sequence, request.next, STATUS_CANCELLED,
-                       "the sequence has ended: an earlier request of it was cancelled or its deadline passed", NULL)
+                       "the sequence has ended: an earlier request of it was cancelled or its deadline passed",
+                       REFUSAL_NONE)
     slots_count(slots, sequence, -1)
     sequence_cut(sequence, request)
     request.sequenced.sequence = NULL
@@ -431,7 +433,7 @@ cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nog
     if request.state != REQUEST_QUEUED or sequence.slot >= 0:
         return
     slots_let_fall(slots, sequence, sequence.queue.first, STATUS_UNAVAILABLE,
-                   "timeout of the corresponding sequence has been expired", "QUEUE_TIMEOUT")
+                   "timeout of the corresponding sequence has been expired", REFUSAL_QUEUE_TIMEOUT)
     cut_short(slots, sequence, END_TIMEOUT, now)
 
 

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport Refusal
 from inferd._native.service.tokens cimport MAX_SECRET, Tokens
 
 cdef enum:
@@ -53,10 +54,8 @@ cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const 
 # Whether a caller that was admitted before may send this message now. Group and model (empty: none) are both checked
 # by the line of the token file that is in force at this moment, never by two different lines.
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
-# The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
-cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil
-# The reason of a refusal for ErrorInfo; NULL: the usual one of its status.
-cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noexcept nogil
+# The reason of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
+cdef Refusal access_refusal(const AccessPolicy *access, Verdict verdict) noexcept nogil
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil

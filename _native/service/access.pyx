@@ -16,8 +16,14 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport (
+    REFUSAL_CALLER_AS_TRITON,
+    REFUSAL_NOT_ALLOWED,
+    REFUSAL_RIGHT_AS_TRITON,
+    REFUSAL_UNKNOWN_CALLER,
+    Refusal,
+)
 from inferd._native.service.tokens cimport MAX_SECRET, Rights, tokens_find, tokens_of_id
-from inferd._native.status cimport STATUS_OK, STATUS_UNAVAILABLE
 from inferd._native.text cimport clip, format_text
 
 cdef enum:
@@ -198,22 +204,10 @@ cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexce
     return ALLOWED if rights != NULL and rights.overrides else OVERRIDE_DENIED
 
 
-cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil:
-    if verdict == ALLOWED:
-        return STATUS_OK
-    if access.triton_codes:
-        return STATUS_UNAVAILABLE
+cdef Refusal access_refusal(const AccessPolicy *access, Verdict verdict) noexcept nogil:
     if verdict == GROUP_DENIED or verdict == MODEL_DENIED or verdict == OVERRIDE_DENIED:
-        return STATUS_PERMISSION_DENIED
-    return STATUS_UNAUTHENTICATED
-
-
-cdef const char *access_reason(const AccessPolicy *access, Verdict verdict) noexcept nogil:
-    if not access.triton_codes:
-        return NULL
-    if verdict == GROUP_DENIED or verdict == MODEL_DENIED or verdict == OVERRIDE_DENIED:
-        return "NOT_ALLOWED"
-    return "UNKNOWN_CALLER"
+        return REFUSAL_RIGHT_AS_TRITON if access.triton_codes else REFUSAL_NOT_ALLOWED
+    return REFUSAL_CALLER_AS_TRITON if access.triton_codes else REFUSAL_UNKNOWN_CALLER
 
 
 cdef const char *group_text(uint32_t group) noexcept nogil:

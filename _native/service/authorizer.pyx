@@ -9,6 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_name, refusal_status
 from inferd._native.service.access cimport (
     ALLOWED,
     INFERENCE,
@@ -24,15 +25,13 @@ from inferd._native.service.access cimport (
     access_has_rules,
     access_message,
     access_override,
-    access_reason,
-    access_status,
+    access_refusal,
     access_text,
     access_wants,
     group_text,
     secret_set,
 )
 from inferd._native.service.tokens cimport MAX_SECRET, TokenTable, group_bits
-from inferd._native.status cimport STATUS_UNIMPLEMENTED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.transport.call cimport CallOwner
 from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
@@ -95,7 +94,7 @@ cdef bint authorize_stream(AccessPolicy *access, Stream *stream) noexcept nogil:
 cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil:
     cdef char *text = access_text(access, verdict, INFERENCE, model)
     access_note(access, stream, text)
-    stream_refuse(stream, access_status(access, verdict), access_reason(access, verdict), text)
+    stream_refuse(stream, access_refusal(access, verdict), text)
 
 
 cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil:
@@ -121,7 +120,7 @@ cdef bint listener_admits(void *context, Stream *stream) noexcept nogil:
     if not listener.groups & INFERENCE:
         text = format_text("%s calls are not served at this address", group_text(INFERENCE))
         access_note(listener.access, stream, text)
-        stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL, text)
+        stream_refuse(stream, REFUSAL_NOT_SERVED, text)
         return False
     if listener.trusted:
         stream.caller = TRUSTED
@@ -215,7 +214,7 @@ cdef class Authorizer:
     def authorize(self, group: str, metadata) -> tuple[int, str, str, int]:
         """Check a call of this group: (status, text, reason, caller); the status is 0 if the call is allowed.
 
-        The reason is that of ErrorInfo; empty for the usual one of the status. The same holds for the methods below.
+        The reason is a name in the table of refusals. The same holds for the methods below.
         """
         cdef Field fields[KEPT_FIELDS]
         cdef uint32_t bit = 1 << GROUPS.index(group)
@@ -259,15 +258,15 @@ cdef class Authorizer:
         # the status of a verdict, its text, and the reason
         cdef Str name
         cdef char *text
-        cdef const char *reason = access_reason(&self.access, verdict)
+        cdef Refusal refusal = access_refusal(&self.access, verdict)
         if verdict == ALLOWED:
             return (0, "", "")
         name.data = model
         name.size = <uint32_t>len(model)
         text = access_text(&self.access, verdict, group, name)
         try:
-            return (access_status(&self.access, verdict), text_or_no_memory(text).decode("utf-8", "replace"),
-                    reason.decode() if reason != NULL else "")
+            return (refusal_status(refusal), text_or_no_memory(text).decode("utf-8", "replace"),
+                    refusal_name(refusal).decode())
         finally:
             free(text)
 

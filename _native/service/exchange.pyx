@@ -21,18 +21,22 @@ from inferd._native.atomic cimport add_own
 from inferd._native.chain cimport Chain, Link, chain_pop, chain_push
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
+from inferd._native.refusal cimport (
+    REFUSAL_CLIENT_LIMIT,
+    REFUSAL_LIMIT_EXCEEDED,
+    REFUSAL_NONE,
+    REFUSAL_STOPPING,
+    Refusal,
+    refusal_count,
+    refusal_status,
+)
 from inferd._native.request.bridge cimport bridge_abandon, bridge_post
 from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
 from inferd._native.service.answer cimport answer_error_outgoing, answer_outgoing
 from inferd._native.service.call_request cimport submit_for_call
-from inferd._native.status cimport (
-    STATUS_DEADLINE_EXCEEDED,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNAVAILABLE,
-)
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.budget cimport COST_FRAME
@@ -51,7 +55,6 @@ from inferd._native.transport.stream cimport (
     stream_drop_request,
     stream_end,
     stream_ended,
-    stream_fail,
     stream_inflates,
     stream_send,
     stream_time_left,
@@ -98,7 +101,7 @@ cdef struct Sending:
     size_t size
     int status               # of that error
     char *details
-    const char *reason
+    Refusal refusal
 
 cdef struct Exchange:
     PostedCallback over      # the first member
@@ -154,15 +157,15 @@ cdef void begin(Stream *stream) noexcept nogil:
     if not call_admit(stream):
         return
     if door.stopping != NULL:
-        stream_fail(stream, STATUS_UNAVAILABLE, door.stopping)
+        stream_refuse(stream, REFUSAL_STOPPING, format_text("%s", door.stopping))
         return
     self = <Exchange *>calloc(1, sizeof(Exchange))
     if self == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
         return
     if client != NULL and not client_begin_stream(client):
         free(self)
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
             "client %s has %u streams in flight, its limit is %u", client.name, client.streams, client.max_streams))
         return
     live_add(LIVE_EXCHANGES, 1)
@@ -232,13 +235,19 @@ cdef void tell_over(PostedCallback *callback) noexcept nogil:
     live_add(LIVE_EXCHANGES, -1)
 
 
-cdef void fail(Exchange *self, int status, const char *details, const char *reason) noexcept nogil:
+cdef void fail(Exchange *self, int status, const char *details, Refusal refusal) noexcept nogil:
     cdef Stream *stream = self.stream
     cdef size_t count
-    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, self.door.report, &count)
+    cdef nghttp2_nv *trailers = final_trailers(status, details, refusal, self.door.report, &count)
     leave(self)
     stream_end(stream, status, details, trailers, count)
     stream_drop_request(stream)
+
+
+cdef void refuse(Exchange *self, Refusal refusal, const char *details) noexcept nogil:
+    if not stream_ended(self.stream):
+        refusal_count(refusal)
+    fail(self, refusal_status(refusal), details, refusal)
 
 
 cdef inline bint is_taken(const Stream *stream) noexcept nogil:
@@ -252,9 +261,9 @@ cdef void settle(Exchange *self) noexcept nogil:
     if self.open or stream_ended(stream):
         return
     if stream.receiver.state == RECEIVED_ALL and is_taken(stream):
-        fail(self, STATUS_OK, "", NULL)
+        fail(self, STATUS_OK, "", REFUSAL_NONE)
     elif self.closing:
-        fail(self, STATUS_UNAVAILABLE, self.door.stopping, NULL)
+        refuse(self, REFUSAL_STOPPING, self.door.stopping)
 
 
 cdef void half_closed(Stream *stream) noexcept nogil:
@@ -267,7 +276,7 @@ cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
 
 
 cdef void late(Stream *stream) noexcept nogil:
-    fail(<Exchange *>stream.call, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded", NULL)
+    fail(<Exchange *>stream.call, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded", REFUSAL_NONE)
 
 
 cdef inline void close_if_empty(Exchange *self) noexcept nogil:
@@ -335,7 +344,7 @@ cdef void take(Exchange *self) noexcept nogil:
         if request != NULL:
             request_free(request)
         if self.stream != NULL:  # else the transport has ended the call meanwhile
-            fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the request", NULL)
+            refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the request")
         return
     self.door.received += size
     opened.exchange = self
@@ -390,7 +399,7 @@ cdef void exchange_deliver(void *sink, Response *response, int status, const cha
     if response == NULL or response.final:
         opened.request = NULL
     if not silent and sending == NULL:
-        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the response", NULL)
+        refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the response")
         return
     if sending != NULL:
         opened.pending += 1
@@ -409,7 +418,7 @@ cdef Sending *sending_new(Exchange *self, Opened *opened, Response *response, in
         return NULL
     sending.opened = opened
     sending.status = status
-    sending.reason = response.reason if response != NULL else NULL
+    sending.refusal = response.refusal if response != NULL else REFUSAL_NONE
     if status == STATUS_OK:
         sending.message = answer_outgoing(response, True)
     elif self.errors_end:
@@ -461,7 +470,7 @@ cdef void send(Exchange *self, Sending *sending) noexcept nogil:
     opened.pending -= 1
     let_go(self, sending.size + RESPONSE_MEMORY)
     if sending.message == NULL:
-        fail(self, sending.status, text_or_no_memory(sending.details), sending.reason)
+        fail(self, sending.status, text_or_no_memory(sending.details), sending.refusal)
         sending_free(sending)
         return
     self.door.sent += sending.size
@@ -495,7 +504,7 @@ cdef void look_later(Exchange *self) noexcept nogil:
     self.timer.fire = look
     self.timer.owner = self
     if not timers_set(self.stream.conn.host.timers, &self.timer, self.stream.conn.host.now_ns + LOOK_NS):
-        fail(self, STATUS_RESOURCE_EXHAUSTED, "no memory for the call", NULL)
+        refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the call")
 
 
 cdef bint keeps_others_waiting(const Exchange *self) noexcept nogil:
@@ -545,7 +554,7 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
     text = format_text(
         "the client has not read its responses for %.0f s while other requests wait for the instance that makes them; "
         "read faster, or ask for less at a time", self.debt)
-    fail(self, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text), "LIMIT_EXCEEDED")
+    refuse(self, REFUSAL_LIMIT_EXCEEDED, text_or_no_memory(text))
     free(text)
 
 

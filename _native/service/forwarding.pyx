@@ -13,13 +13,13 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from inferd._native.protobuf.wire cimport varint_size, write_varint
-from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.refusal cimport REFUSAL_INVALID_REQUEST, REFUSAL_LIMIT_EXCEEDED
 from inferd._native.text cimport format_text
 from inferd._native.transport.endpoint cimport Endpoint
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.headers cimport header_value
 from inferd._native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
-from inferd._native.transport.stream cimport Stream, stream_fail
+from inferd._native.transport.stream cimport Stream
 
 import re
 
@@ -134,13 +134,13 @@ cdef bint attach_parameters(Forwarder forwarder, Stream *stream) noexcept:
         encoded = forwarder.parameters(pairs)
     except ReservedError as error:
         encoded = str(error).encode()
-        stream_refuse(stream, STATUS_INVALID_ARGUMENT, NULL, format_text("%s", <const char *>encoded))
+        stream_refuse(stream, REFUSAL_INVALID_REQUEST, format_text("%s", <const char *>encoded))
         return False
     if not encoded:
         return True
     tail = <uint8_t *>malloc(len(encoded))
     if tail == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request's parameters")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request's parameters"))
         return False
     memcpy(tail, <const char *>encoded, len(encoded))
     stream.forwarded = tail

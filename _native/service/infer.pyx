@@ -18,6 +18,7 @@ from inferd._native.execution.warmup cimport Outcome, warmup_requests
 from inferd._native.memory.resource cimport Block, block_give, block_of_object
 from inferd._native.memory.shm cimport Regions
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal
 from inferd._native.request.bridge cimport BridgeHandle, bridge_abandon
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.record cimport Record
@@ -47,10 +48,10 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
 from inferd._native.traceparent cimport TraceContext, traceparent_read
 from inferd._native.transport.endpoint cimport Endpoint
-from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set
+from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
 from inferd._native.transport.nghttp2 cimport nghttp2_nv
 from inferd._native.transport.outgoing cimport Outgoing
-from inferd._native.transport.stream cimport Stream, stream_end, stream_fail, stream_reply
+from inferd._native.transport.stream cimport Stream, stream_end, stream_reply
 from inferd._native.transport.unary cimport UNARY, Unary
 
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -96,7 +97,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     cdef Request *request = request_new()
     if request == NULL:
         block_give(block)
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request"))
         return
     (<Door *>context).received += size
     request.single = True
@@ -114,23 +115,23 @@ cdef void deliver_stream(void *sink, Response *response, int status, const char 
     cdef const LoadReport *report = &door_of(stream).report
     stream.call = NULL
     if status != STATUS_OK:
-        fail(stream, status, details, response.reason if response != NULL else NULL, report)
+        fail(stream, status, details, response.refusal if response != NULL else REFUSAL_NONE, report)
         return
     message = answer_outgoing(response, False)
     if message == NULL:
-        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
+        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", REFUSAL_NONE, report)
         return
     door_of(stream).sent += message.left
     add_own(&(<Lane *>response.request.lane).sent, <int64_t>message.left)
     if report.size:
-        stream.sender.trailers = final_trailers(STATUS_OK, "", NULL, report, &stream.sender.trailer_count)
+        stream.sender.trailers = final_trailers(STATUS_OK, "", REFUSAL_NONE, report, &stream.sender.trailer_count)
     stream_reply(stream, message)
 
 
-cdef void fail(Stream *stream, int status, const char *details, const char *reason,
+cdef void fail(Stream *stream, int status, const char *details, Refusal refusal,
                const LoadReport *report) noexcept nogil:
     cdef size_t count
-    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, report, &count)
+    cdef nghttp2_nv *trailers = final_trailers(status, details, refusal, report, &count)
     stream_end(stream, status, details, trailers, count)
 
 
@@ -312,11 +313,6 @@ cdef class InferService:
     def traffic(self) -> tuple[int, int]:
         """Bytes of the messages that native ModelInfer and ModelStreamInfer have received and sent."""
         return self.door.received + self.exchanges.received, self.door.sent + self.exchanges.sent
-
-    @property
-    def refusals(self) -> dict[str | int, int]:
-        """Requests that failed before an instance took them: by the reason of the error, else by its status."""
-        return dict(self.bridge.refusal_counts)
 
     @property
     def entrance(self) -> object:

@@ -17,13 +17,22 @@ from inferd._native.protobuf.codec cimport (
     infer_message_free,
     infer_message_init,
 )
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SERVER_FULL
 from inferd._native.request.accounting cimport account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_return, bridge_watch
 from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
 from inferd._native.request.life cimport request_admit, request_stop_waiting, request_wait
 from inferd._native.request.order cimport order_enter, order_leave
 from inferd._native.request.record cimport Record, Sampling, record_begin
-from inferd._native.request.request cimport REQUEST_NEW, Request, Wait, request_fail, terms_begin, terms_limit
+from inferd._native.request.request cimport (
+    REQUEST_NEW,
+    Request,
+    Wait,
+    request_fail,
+    request_refuse,
+    terms_begin,
+    terms_limit,
+)
 from inferd._native.request.statistics cimport FAILURE_OTHER
 from inferd._native.scheduling.split cimport split_enter, split_refused
 from inferd._native.sequences.sequence cimport correlation_hash
@@ -34,8 +43,7 @@ from inferd._native.service.access cimport (
     AccessPolicy,
     Verdict,
     access_message,
-    access_reason,
-    access_status,
+    access_refusal,
     access_text,
 )
 from inferd._native.service.model_waits cimport model_waits_for, model_waits_resume
@@ -192,9 +200,8 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
     cdef Verdict verdict = access_message(access, caller, INFERENCE, request.message.model_name)
     if verdict == ALLOWED:
         return True
-    request_fail(request, access_status(access, verdict),
-                 access_text(access, verdict, INFERENCE, request.message.model_name))
-    request.response.reason = access_reason(access, verdict)
+    request_refuse(request, access_refusal(access, verdict),
+                   access_text(access, verdict, INFERENCE, request.message.model_name))
     self.denied(self.access, request)
     return False
 
@@ -241,10 +248,9 @@ cdef void refuse_full(const Submission *self, Request *request, Block *block, co
         request.block = block
     elif not request_decode(request, block, data, size):
         return
-    request_fail(request, STATUS_UNAVAILABLE, format_text(
+    request_refuse(request, REFUSAL_SERVER_FULL, format_text(
         "Exceeds maximum queue size: the server already holds %u requests, its limit",
         self.bridge.in_house))
-    request.response.reason = "SERVER_FULL"
 
 
 cdef void submit_call(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
@@ -470,10 +476,9 @@ cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
     if request.order_entry != NULL:
         order_leave(request)
     if pushed == LANE_FULL:
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(request, REFUSAL_QUEUE_FULL, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
             request.signature.name.data, request.signature.version_text.data, lane.max_queue))
-        request.response.reason = "QUEUE_FULL"
     elif pushed == LANE_CLOSED:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Request for unknown model: '%s' version %s is not at ready state",

@@ -8,6 +8,7 @@ from libc.stdint cimport uintptr_t
 
 from inferd._native.atomic cimport add_own
 from inferd._native.memory.resource cimport block_view
+from inferd._native.refusal cimport refusal_name
 from inferd._native.request.bridge cimport bridge_abandon
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response
@@ -60,8 +61,8 @@ cdef class Ticket:
             text = "no memory for the response"
         if message is not None and status == STATUS_OK:
             add_own(&(<Lane *>response.request.lane).sent, len(<bytes>message))
-        if response != NULL and response.reason != NULL:
-            self.reason = response.reason.decode("ascii")
+        if response != NULL and response.refusal:
+            self.reason = refusal_name(response.refusal).decode()
         if message is not None and self.stream:
             self.acks.append(None if response == NULL or response.ack == NULL
                              else block_view(response.ack, response.ack.data, 0))

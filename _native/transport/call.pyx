@@ -9,9 +9,11 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_PYTHON_RESET
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from inferd._native.transport.incoming cimport stream_drop_message
@@ -35,7 +37,6 @@ from inferd._native.transport.stream cimport (
     stream_cut,
     stream_end,
     stream_ended,
-    stream_fail,
     stream_inflates,
     stream_opened,
     stream_send,
@@ -88,7 +89,7 @@ cdef void call_begins(Stream *stream) noexcept nogil:
         try:
             call_new(stream, memory)
         except BaseException:
-            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+            stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
     stream_watch(stream)
 
 

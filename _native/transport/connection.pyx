@@ -297,10 +297,10 @@ cdef class Connection(CallOwner):
         cdef bytes text = reason.encode()
         conn_go_away(&self.conn, text)
 
-    def fail_calls(self, status: int, details: str) -> None:
+    def fail_calls(self, details: str) -> None:
         """End every call without a response, native ones too, with this status."""
         cdef bytes text = details.encode()
-        conn_fail_calls(&self.conn, status, text)
+        conn_fail_calls(&self.conn, text)
 
     def shut(self) -> None:
         """End the calls, when all output is taken. The owner shuts the socket for writing when that is written."""

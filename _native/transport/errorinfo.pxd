@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
+from inferd._native.refusal cimport Refusal
 from inferd._native.transport.nghttp2 cimport nghttp2_nv
 from inferd._native.transport.stream cimport Stream
 
@@ -13,11 +14,12 @@ cdef struct LoadReport:
     size_t size
     uint8_t text[MAX_REPORT]
 
-# The trailers of a final status: grpc-status-details-bin for an error (`reason` NULL: the usual one of the status),
+# The trailers of a final status: grpc-status-details-bin for an error (REFUSAL_NONE: the usual one of the status),
 # and the report if there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
-cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
+cdef nghttp2_nv *final_trailers(int status, const char *text, Refusal refusal, const LoadReport *report,
                                 size_t *count) noexcept nogil
-# End a call with an error and its details. Takes over `text`, which is from malloc (format_text).
-cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil
+# End a call that is refused, and count it unless it has ended before. Takes over `text`, which is from malloc
+# (format_text).
+cdef void stream_refuse(Stream *stream, Refusal refusal, char *text) noexcept nogil
 # Store an encoded report; False: it is too long.
 cdef bint report_set(LoadReport *report, bytes encoded)

@@ -10,21 +10,22 @@ are encoded by hand, because both front doors need them, one of them without Pyt
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, strcmp, strlen
+from libc.string cimport memcpy, strlen
 
 from inferd._native.protobuf.wire cimport utf8_valid, write_varint
-from inferd._native.status cimport (
-    STATUS_DEADLINE_EXCEEDED,
-    STATUS_INVALID_ARGUMENT,
-    STATUS_NOT_FOUND,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNAVAILABLE,
-    STATUS_UNIMPLEMENTED,
+from inferd._native.refusal cimport (
+    Refusal,
+    refusal_count,
+    refusal_name,
+    refusal_named,
+    refusal_retries,
+    refusal_status,
+    refusal_usual,
 )
+from inferd._native.status cimport STATUS_OK
 from inferd._native.text cimport text_or_no_memory
 from inferd._native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
-from inferd._native.transport.stream cimport Stream, stream_end
+from inferd._native.transport.stream cimport Stream, stream_end, stream_ended
 
 import binascii
 
@@ -35,8 +36,6 @@ cdef enum:
     MAX_REASON = 63
     # everything but the text: five type names and numbers, reason and domain
     MAX_STATUS = MAX_TEXT + MAX_REASON + 256
-    STATUS_PERMISSION_DENIED = 7
-    STATUS_UNAUTHENTICATED = 16
     RETRY_DELAY_MS = 100
 
 cdef const char *DOMAIN = "inferd"
@@ -44,26 +43,6 @@ cdef const char *ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 cdef const char *RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 cdef const char *DETAILS_KEY = "grpc-status-details-bin"
 cdef const char *REPORT_KEY = "endpoint-load-metrics-bin"
-
-
-cdef const char *usual_reason(int status) noexcept nogil:
-    if status == STATUS_INVALID_ARGUMENT:
-        return "INVALID_REQUEST"
-    if status == STATUS_DEADLINE_EXCEEDED:
-        return "DEADLINE_EXCEEDED"
-    if status == STATUS_NOT_FOUND:
-        return "NOT_FOUND"
-    if status == STATUS_PERMISSION_DENIED:
-        return "NOT_ALLOWED"
-    if status == STATUS_RESOURCE_EXHAUSTED:
-        return "LIMIT_EXCEEDED"
-    if status == STATUS_UNIMPLEMENTED:
-        return "NOT_SERVED"
-    if status == STATUS_UNAVAILABLE:
-        return "NOT_READY"
-    if status == STATUS_UNAUTHENTICATED:
-        return "UNKNOWN_CALLER"
-    return "INTERNAL"
 
 
 cdef inline uint8_t *write_bytes(uint8_t *at, uint8_t field, const void *data, size_t size) noexcept nogil:
@@ -84,30 +63,25 @@ cdef uint8_t *write_detail(uint8_t *at, const char *kind, const uint8_t *value, 
     return write_bytes(at, 3, any_, <size_t>(end - any_))
 
 
-cdef inline bint passes(const char *reason) noexcept nogil:
-    # the limit is exceeded only for a moment: a retry may help
-    return strcmp(reason, "SERVER_FULL") == 0 or strcmp(reason, "CLIENT_LIMIT") == 0
-
-
-cdef size_t status_write(uint8_t *out, int status, const char *text, const char *reason) noexcept nogil:
-    # google.rpc.Status into MAX_STATUS bytes; 0: the text or the reason is too long, or the text is not UTF-8
+cdef size_t status_write(uint8_t *out, int status, const char *text, Refusal refusal) noexcept nogil:
+    # google.rpc.Status into MAX_STATUS bytes; 0: the text is too long, or it is not UTF-8
     cdef uint8_t detail[128]
     cdef uint8_t duration[16]
     cdef uint8_t *at = out
     cdef uint8_t *end
     cdef size_t text_size = strlen(text)
-    if reason == NULL or reason[0] == 0:
-        reason = usual_reason(status)
-    if text_size > MAX_TEXT or strlen(reason) > MAX_REASON:
+    if not refusal:
+        refusal = refusal_usual(status)
+    if text_size > MAX_TEXT:
         return 0
     if not utf8_valid(<const uint8_t *>text, <const uint8_t *>text + text_size):
         return 0
     at[0] = 1 << 3
     at = write_varint(at + 1, <size_t>status)
     at = write_bytes(at, 2, text, text_size)
-    end = write_text(write_text(detail, 1, reason), 2, DOMAIN)
+    end = write_text(write_text(detail, 1, refusal_name(refusal)), 2, DOMAIN)
     at = write_detail(at, ERROR_INFO, detail, <size_t>(end - detail))
-    if status == STATUS_UNAVAILABLE or (status == STATUS_RESOURCE_EXHAUSTED and passes(reason)):
+    if refusal_retries(refusal):
         duration[0] = 2 << 3
         end = write_varint(duration + 1, <size_t>RETRY_DELAY_MS * 1000000)
         end = write_bytes(detail, 1, duration, <size_t>(end - duration))
@@ -148,10 +122,10 @@ cdef inline void set_pair(nghttp2_nv *nv, const char *name, const uint8_t *value
     nv.flags = NGHTTP2_NV_FLAG_NONE
 
 
-cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
+cdef nghttp2_nv *final_trailers(int status, const char *text, Refusal refusal, const LoadReport *report,
                                 size_t *count) noexcept nogil:
     cdef uint8_t encoded[MAX_STATUS]
-    cdef size_t size = status_write(encoded, status, text, reason) if status != STATUS_OK else 0
+    cdef size_t size = status_write(encoded, status, text, refusal) if status != STATUS_OK else 0
     cdef nghttp2_nv *nv
     cdef uint8_t *at
     count[0] = 0
@@ -173,12 +147,15 @@ cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason
     return nv
 
 
-cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil:
+cdef void stream_refuse(Stream *stream, Refusal refusal, char *text) noexcept nogil:
+    cdef int status = refusal_status(refusal)
     cdef LoadReport no_report
     cdef size_t count
     cdef nghttp2_nv *trailers
     no_report.size = 0
-    trailers = final_trailers(status, text_or_no_memory(text), reason, &no_report, &count)
+    if not stream_ended(stream):
+        refusal_count(refusal)
+    trailers = final_trailers(status, text_or_no_memory(text), refusal, &no_report, &count)
     stream_end(stream, status, text_or_no_memory(text), trailers, count)
     free(text)
 
@@ -198,10 +175,9 @@ def rich_status(status: int, text: str, reason: str = "") -> bytes:
     Args:
         status: the gRPC status code; UNAVAILABLE and limits that are exceeded only for a moment carry a RetryInfo.
         text: exactly the call's error text.
-        reason: of the ErrorInfo, in UPPER_SNAKE_CASE; the usual one of the status when empty.
+        reason: of the ErrorInfo, a name in the table of refusals; the usual one of the status when empty.
     """
     cdef uint8_t encoded[MAX_STATUS]
     cdef bytes text_bytes = text.encode("utf-8", "replace")
-    cdef bytes reason_bytes = reason.encode("ascii")
-    cdef size_t size = status_write(encoded, status, text_bytes, reason_bytes)
+    cdef size_t size = status_write(encoded, status, text_bytes, refusal_named(status, reason.encode()))
     return (<const char *>encoded)[:size]

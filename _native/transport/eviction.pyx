@@ -12,7 +12,7 @@ Framed output cannot be taken back from a stream: if it is the largest debt, its
 
 from libc.stdint cimport int64_t
 
-from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
+from inferd._native.refusal cimport REFUSAL_SERVER_BYTES
 from inferd._native.text cimport format_text
 from inferd._native.transport.closing cimport CONN_SHUT, closing_break
 from inferd._native.transport.errorinfo cimport stream_refuse
@@ -180,7 +180,7 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
         stream_cut(stream, NGHTTP2_ENHANCE_YOUR_CALM)
         return
     # The text does not say what the server holds now: earlier evictions may have brought that below the limit.
-    stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "SERVER_FULL", format_text(
+    stream_refuse(stream, REFUSAL_SERVER_BYTES, format_text(
         "the requests and answers that the server held had more bytes than its limit of %zu", host.account.limit))
     stream_drop_request(stream)
 

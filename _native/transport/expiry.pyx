@@ -9,6 +9,7 @@ not move the timer: when it fires, the call is checked, and the timer is set aga
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport free
 
+from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
@@ -238,4 +239,4 @@ cdef void fail_late(Stream *stream) noexcept nogil:
     else:
         text = format_text("the request has not arrived within %.3g s: %zu bytes of its message have come", seconds,
                            stream.receiver.received)
-    stream_refuse(stream, STATUS_DEADLINE_EXCEEDED, "SLOW_REQUEST", text)
+    stream_refuse(stream, REFUSAL_SLOW_REQUEST, text)

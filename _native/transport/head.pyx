@@ -4,11 +4,12 @@ Most calls of a connection have the same headers, so the meaning of each is reme
 """
 
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport realloc
 from libc.string cimport memcmp
 
-from inferd._native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
-from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text
 from inferd._native.traceparent cimport traceparent_read
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
@@ -176,12 +177,10 @@ cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) n
 
 cdef void head_complete(Stream *stream) noexcept nogil:
     cdef const Client *client = stream.conn.client
-    cdef char *text
     stream.receiver.state = RECEIVING_PREFIX
     if stream.seen & HEADER_TOO_LARGE:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
-        free(text)
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not stream.seen & HEADER_POST:
         stream_reject(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
     elif not stream.seen & HEADER_GRPC:
@@ -195,7 +194,7 @@ cdef void head_complete(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_UNIMPLEMENTED,
                     "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
     elif client != NULL and client.max_calls and client.calls > client.max_calls:
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
             "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
             client.max_calls))
     else:

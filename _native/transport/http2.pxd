@@ -27,4 +27,4 @@ cdef void conn_ping(Conn *conn) noexcept nogil
 # Send GOAWAY ENHANCE_YOUR_CALM and finish the connection.
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 # End every unanswered call with an error; the text is plain UTF-8.
-cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil
+cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil

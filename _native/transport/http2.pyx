@@ -26,6 +26,7 @@ from libc.string cimport memcmp, memset, strlen
 from inferd._native.list cimport list_prepend, list_remove
 from inferd._native.memory.resource cimport LIVE_CONNECTIONS, live_add
 from inferd._native.memory.small cimport Smalls, small_give, small_resize, small_take
+from inferd._native.refusal cimport REFUSAL_STOPPING
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport timers_clear
 from inferd._native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
@@ -41,6 +42,7 @@ from inferd._native.transport.closing cimport (
     closing_break,
     closing_move,
 )
+from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_watch
 from inferd._native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
@@ -62,7 +64,6 @@ from inferd._native.transport.stream cimport (
     stream_closed,
     stream_drop_request,
     stream_ended,
-    stream_fail,
     stream_frame,
     stream_new,
     stream_shut,
@@ -535,11 +536,11 @@ cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
     mark_dirty(conn)
 
 
-cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:
+cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil:
     cdef Stream *stream = conn.open.first
     while stream != NULL:
         if stream.method != NULL and not stream_ended(stream):
             stream_abandon(stream, NGHTTP2_CANCEL)
-            stream_fail(stream, status, details)
+            stream_refuse(stream, REFUSAL_STOPPING, format_text("%s", details))
             stream_drop_request(stream)
         stream = stream.next

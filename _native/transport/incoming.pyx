@@ -13,7 +13,8 @@ from libc.string cimport memcpy, memmove
 
 from inferd._native.chain cimport chain_pop, chain_push
 from inferd._native.memory.resource cimport Block, block_give, block_take
-from inferd._native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.transport.budget cimport budget_spend
 from inferd._native.transport.client cimport Client
@@ -139,8 +140,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got more")
     elif limit and receiver.size > limit:
         text = format_text("Received message larger than max (%zu vs. %zu)", receiver.size, limit)
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
-        free(text)
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not fits(stream):
         stream_drop_request(stream)
     elif receiver.size < TINY and not stream.single and not may_be_tiny(stream.conn):
@@ -181,7 +181,7 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
         block_give(block)
         return False
     if block == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
         return False
     if receiver.charge.account != NULL:
         charge_resize(&receiver.charge, room + around(stream))
@@ -217,7 +217,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     if compressed or message.block != NULL:
         message = <Incoming *>malloc(sizeof(Incoming))  # a worker may hold it longer than the stream lives
         if message == NULL:
-            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+            stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
             return
     message.embedded = message == &stream.first
     message.block = receiver.block
@@ -284,12 +284,12 @@ cdef bint fits(Stream *stream) noexcept nogil:
     cdef const Client *client = stream.conn.client
     cdef size_t size = stream.receiver.size
     if client != NULL and client.account.limit and size > client.account.limit:
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
             "client %s announces a message of %zu bytes, which is more than its limit of %zu", client.name, size,
             client.account.limit))
         return False
     if host.account.limit and size > host.account.limit:
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", format_text(
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text(
             "the request announces a message of %zu bytes; all clients together may have %zu", size,
             host.account.limit))
         return False
@@ -298,7 +298,7 @@ cdef bint fits(Stream *stream) noexcept nogil:
 
 cdef void stream_refuse_client(Stream *stream) noexcept nogil:
     cdef const Client *client = stream.conn.client
-    stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+    stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
         "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, client.account.total,
         client.account.limit))
     stream_drop_request(stream)
@@ -350,10 +350,9 @@ cdef void inflating_failed(Stream *stream, Result result) noexcept nogil:
     if result == RESULT_TOO_LARGE:
         text = format_text("Received message larger than max after decompression (limit %zu)",
                            stream.conn.host.max_inflated)
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
-        free(text)
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif result == RESULT_NO_MEMORY:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the decompressed request message")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the decompressed request message"))
     else:
         text = format_text("a request message could not be decompressed: its %s data is %s",
                            encoding_name(stream.encoding),

@@ -10,9 +10,12 @@ from libc.string cimport memcpy
 
 from inferd._native.chain cimport chain_pop, chain_push
 from inferd._native.memory.resource cimport Block, block_give, block_take
-from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_FRAME
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN
+from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.incoming cimport stream_drop_message
 from inferd._native.transport.stream cimport (
     Conn,
@@ -85,7 +88,7 @@ cdef void run(Stream *stream) noexcept nogil:
         return
     block = message_take(stream, &data, &size)
     if block == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
         stream_drop_request(stream)
         return
     unary.run(unary.context, stream, block, data, size, left)

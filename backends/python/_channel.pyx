@@ -19,12 +19,13 @@ from inferd._native.clock cimport now_ns
 from inferd._native.memory.arena cimport Arena, arena_give, arena_share, arena_take
 from inferd._native.memory.resource cimport Block, block_give
 from inferd._native.memory.shm cimport region_unwatch
+from inferd._native.refusal cimport REFUSAL_WORKER_DIED
 from inferd._native.request.accounting cimport account_detached, account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_return
 from inferd._native.request.life cimport MOVES_CHECKED
-from inferd._native.request.request cimport Request, request_fail, request_unfollow
+from inferd._native.request.request cimport Request, request_refuse, request_unfollow
 from inferd._native.request.statistics cimport FAILURE_BACKEND
-from inferd._native.status cimport STATUS_OK, STATUS_UNAVAILABLE
+from inferd._native.status cimport STATUS_OK
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport (
     condition_destroy,
@@ -215,10 +216,9 @@ cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char 
         slot = channel.slots.slots[i]
         if slot.state != SLOT_OPEN:
             continue
-        request_fail(slot.request, STATUS_UNAVAILABLE, format_text(
+        request_refuse(slot.request, REFUSAL_WORKER_DIED, format_text(
             "Failed to process the request(s) for model '%s', message: %s", channel.name,
             text_or_no_memory(channel.why)))
-        slot.request.response.reason = "WORKER_DIED"
         unlock(&channel.guard)
         finish_detached(channel, slot.request, slot.taken_ns)
         lock(&channel.guard)

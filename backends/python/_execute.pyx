@@ -16,15 +16,15 @@ from inferd._native.execution.batch cimport NativeBatch, await_fn, batch_fail, e
 from inferd._native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
 from inferd._native.execution.supply cimport supply_each, supply_free
 from inferd._native.memory.resource cimport Block
+from inferd._native.refusal cimport REFUSAL_WORKER_DIED
 from inferd._native.request.bridge cimport (
     WatchedDescriptor,
     bridge_attach,
     bridge_detach,
     bridge_look_again,
 )
-from inferd._native.request.request cimport InputData, Request, request_fail, request_follow, request_unfollow
+from inferd._native.request.request cimport InputData, Request, request_follow, request_refuse, request_unfollow
 from inferd._native.service.submission cimport Submission
-from inferd._native.status cimport STATUS_UNAVAILABLE
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, notify_all, unlock, wait
 from inferd._native.timers cimport Timer, timers_clear, timers_set
@@ -160,10 +160,9 @@ cdef void fail_without_worker(Channel *channel, NativeBatch *batch, bint was_sen
         next_worker = "; the worker is restarting, and this request has not reached any"
     for i in range(batch.count):
         if batch.requests[i] != NULL:
-            request_fail(batch.requests[i], STATUS_UNAVAILABLE, format_text(
+            request_refuse(batch.requests[i], REFUSAL_WORKER_DIED, format_text(
                 "Failed to process the request(s) for model '%s', message: %s%s", channel.name,
                 text_or_no_memory(channel.why), next_worker))
-            batch.requests[i].response.reason = "WORKER_DIED"
     unlock(&channel.guard)
 
 

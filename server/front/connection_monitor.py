@@ -10,7 +10,6 @@ from inferd._native.transport.connection import Connection
 from inferd.server.front.keepalive import Action, Age, ConnectionPolicy, Farewell, Handshake, Keepalive, PingStrikes
 from inferd.server.front.outstanding import Outstanding
 
-UNAVAILABLE = 14
 TOO_OLD = "the connection is older than --grpc-max-connection-age, and its grace is over"
 
 
@@ -119,6 +118,6 @@ class ConnectionMonitor:
         if Action.LEAVE in actions:
             connection.go_away("max_age")
         if Action.FAIL in actions:
-            connection.fail_calls(UNAVAILABLE, TOO_OLD)
+            connection.fail_calls(TOO_OLD)
         if actions != {Action.NOTHING}:
             self._driver.flush()

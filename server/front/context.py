@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
+from inferd._native.refusal import count_refusal
 from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call
 from inferd.server.front.connection_limits import ListenerPolicy
 from inferd.server.front.door import STOPPING
@@ -98,6 +99,8 @@ class NativeContext:
         if self._cut_short and code is grpc.StatusCode.OK:
             code, details = grpc.StatusCode.UNAVAILABLE, STOPPING
         if self._call.open:
+            if details is STOPPING:
+                count_refusal(code.value[0], "STOPPING")
             self._call.end(code.value[0], details, self._trailing)
 
     # -- requests --

@@ -326,7 +326,7 @@ class NativeDoor:
         for context in tuple(self._contexts):
             context.refuse()
         for protocol in tuple(self._protocols):
-            protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
+            protocol.fail_calls(STOPPING)
 
     # -- output outside of a read --
 

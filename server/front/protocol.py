@@ -270,9 +270,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._connection.go_away()
             self._flush()
 
-    def fail_calls(self, status: int, details: str) -> None:
+    def fail_calls(self, details: str) -> None:
         if self._connection is not None:
-            self._connection.fail_calls(status, details)
+            self._connection.fail_calls(details)
             self._flush()
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from inferd._native.refusal import count_refusal
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import ServerError, answer
 from inferd.server.rpc.call import Metadata
@@ -27,9 +28,12 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseExcepti
 
 
 def rich_details(error: BaseException) -> Metadata:
-    """The trailing metadata with the status and the text of `error` in google.rpc.Status."""
+    """The trailing metadata with the status and the text of `error` in google.rpc.Status. Counts the refusal."""
     status, text = answer(error)
-    encoded = rich_status(status, shortened(text), error.reason if isinstance(error, ServerError) else "")
+    reason = error.reason if isinstance(error, ServerError) else ""
+    if isinstance(error, ServerError) and not error.counted:
+        count_refusal(status, reason)
+    encoded = rich_status(status, shortened(text), reason)
     return ((STATUS_DETAILS, encoded),) if encoded else ()
 
 

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import TYPE_CHECKING
 
-from inferd.server.errors import ServerError, Status
+from inferd.server.errors import Exhausted, ServerError, Status
 from inferd.server.rpc.call import Call, timeout_ns, trace_context
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class EngineError(ServerError):
     """An error that the engine delivered as a status and a text."""
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
+    counted = True
 
     def __init__(self, status: Status, details: str, reason: str = "") -> None:
         super().__init__(details)
@@ -202,7 +203,7 @@ class Exchange:
         """The request whose response is next; None after the last one."""
         while True:
             if self._stalled:
-                raise EngineError(Status.RESOURCE_EXHAUSTED, self._stalled, "LIMIT_EXCEEDED")
+                raise Exhausted(self._stalled)
             if self._ready:
                 return self._ready.popleft()
             if self._in_order and (self._in_order[0].responses or self._in_order[0].done):

@@ -419,7 +419,7 @@ def test_memory_that_is_being_read_to_outlives_the_call(direct, end):
         if end == "close":
             direct.connection.close()
         else:
-            direct.connection.fail_calls(13, "enough")
+            direct.connection.fail_calls("enough")
             direct.connection.take_output()
         assert live_counters()["blocks"] == 1
         view.cast("B")[:] = bytes(WORTH)
@@ -452,7 +452,7 @@ def test_bytes_that_were_read_elsewhere_are_refused(direct):
     """The owner asked for the buffer, and then something else happened to the connection."""
     direct.reader.feed(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 100 * KIB])[:-WORTH])
     assert next_read(direct) == WORTH
-    direct.connection.fail_calls(13, "enough")
+    direct.connection.fail_calls("enough")
     with pytest.raises(RuntimeError, match="since its receive buffer was asked for"):
         direct.connection.received(WORTH)
     assert next_read(direct) == 16 * KIB

@@ -75,6 +75,7 @@ class Poller:
         self._watch = Watch()
         self._task: asyncio.Task[None] | None = None
         self._changes: dict[asyncio.Task[None], frozenset[str]] = {}  # running ones, each with its models
+        self._crowds: set[str] = set()  # sentences of the last look about models whose changes have to wait
         self._places = asyncio.Semaphore(CHANGES)
         self._unreached: set[str] = set()
         repositories.unreached = self._unreached
@@ -127,8 +128,13 @@ class Poller:
             else:
                 changes.append(self._change(self._remove(name, before), (name,)))
         changed: list[str] = []
+        told, self._crowds = self._crowds, set()
         for names in self._lifecycle.tied(sorted(name for name, found in seen.items() if before.get(name) != found)):
-            if not under_way.isdisjoint(names) or any(map(self._lifecycle.is_crowded, names)):
+            crowds = {crowd for name in names if (crowd := self._lifecycle.crowd(name))}
+            self._crowds |= crowds
+            for crowd in sorted(crowds - told):
+                log.warning("%s; what has changed waits for one of them", crowd)
+            if crowds or not under_way.isdisjoint(names):
                 self._look_again(names, before)
             else:
                 changed += names

@@ -141,7 +141,7 @@ class Endings:
         """
         while left := [name for name in names if self.is_crowded(name) and not halts[name].is_set]:
             for name in left:
-                log.warning("%s; the load waits for one of them", self._crowd(name))
+                log.warning("%s; the load waits for one of them", self.crowd(name))
             ends = {end for name in left for end in self._replaced(name)}
             halted = {asyncio.create_task(halts[name].wait()) for name in left}
             ended, _ = await asyncio.wait(ends | halted, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -149,16 +149,16 @@ class Endings:
                 each.cancel()
             if not ended and bounded:
                 raise Unavailable(
-                    f"{'; '.join(map(self._crowd, left))}; the load has waited {LOOK_SECONDS:g} s for one of them: try "
+                    f"{'; '.join(map(self.crowd, left))}; the load has waited {LOOK_SECONDS:g} s for one of them: try "
                     "again when one has ended, or end the process that hangs"
                 )
 
     def require_room(self, name: str) -> None:
         """Raise BackendError if the model is crowded, and a load of it cannot wait."""
         if self.is_crowded(name):
-            raise BackendError(f"{self._crowd(name)}; a load that a model asks for does not wait for them, try again")
+            raise BackendError(f"{self.crowd(name)}; a load that a model asks for does not wait for them, try again")
 
-    def _crowd(self, name: str) -> str:
+    def crowd(self, name: str) -> str:
         """A sentence about the versions of a crowded model that end, with their instances and processes."""
         ends = self._replaced(name)
         versions = [version for end in ends.values() for each in end.versions if (version := each()) is not None]

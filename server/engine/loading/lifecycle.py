@@ -510,9 +510,9 @@ class Lifecycle:
 
     # -- the end --
 
-    def is_crowded(self, name: str) -> bool:
-        """Whether a load of this model would have to wait for replaced versions of it."""
-        return self._endings.is_crowded(name)
+    def crowd(self, name: str) -> str:
+        """A sentence about the replaced versions that a load of this model would wait for; empty if it would not."""
+        return self._endings.crowd(name) if self._endings.is_crowded(name) else ""
 
     def stop(self) -> None:
         """Refuse loads and unloads from now on; running warm-ups end, and with them their loads."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inferd._native.memory.resource import live_counters
-from inferd.server.errors import Status
+from inferd._native.refusal import refusal_counts
 from inferd.server.observe.metrics import calls
 from inferd.server.observe.metrics.text import Family, Sample, written
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUILD = Family("inferd_build_info", "What runs: always 1")
 READY = Family("inferd_ready", "1 while ServerReady answers true")
 IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and are not over")
-REFUSED = Family("inferd_refused_requests_total", "Requests that were refused before a model received them", "counter")
+REFUSED = Family("inferd_refused_requests_total", "Requests and calls that were refused, by reason", "counter")
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
 FAILED_LOADS = Family("inferd_model_load_failures_total", "Models that failed to load", "counter")
 RECEIVED = Family("inferd_received_bytes_total", "Bytes of the messages of inference requests", "counter")
@@ -109,7 +109,7 @@ class Service:
         yield IN_HOUSE, [("", engine.infer.in_house)]
         yield (
             REFUSED,
-            [(written({"reason": _reason(why)}), count) for why, count in engine.infer.refusals.items()],
+            [(written({"reason": reason}), count) for reason, count in refusal_counts().items()],
         )
         yield LOADS, [("", engine.loads)]
         yield FAILED_LOADS, [("", engine.failed_loads)]
@@ -155,7 +155,3 @@ class Service:
         yield CACHE_EVICTIONS, [("", reuse["evictions"])]
         yield CACHE_ENTRIES, [("", reuse["entries"])]
         yield CACHE_BYTES, [("", reuse["bytes"])]
-
-
-def _reason(why: str | int) -> str:
-    return Status(why).name if isinstance(why, int) else why

@@ -388,6 +388,23 @@ async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, mo
         assert workers() == []
 
 
+async def test_a_change_that_waits_for_models_that_hang_is_told_once(tmp_path, caplog):
+    """And the looks at the repository go on: they find the changes of other models."""
+    control = ModelControl(ControlMode.POLL, poll_seconds=3600)
+    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=control, m=HANGING) as engine:
+        waiting = []
+        for number in range(endings.MOST_REPLACED + 1):
+            waiting.append(await hang(engine, tmp_path))
+            (tmp_path / "m" / "1" / "model.py").write_text(f"{HANGING}# {number}")
+            await engine._poller.look()
+        add_model(tmp_path, "n", MISCHIEF)
+        await engine._poller.look()
+        assert (await ask(engine, 1, model="n")).status == 0
+        assert caplog.text.count("what has changed waits for one of them") == 1
+        for each in waiting:
+            each.ticket.cancel()
+
+
 @pytest.mark.parametrize("method", ["initialize(self, args)", "auto_complete_config(config)"])
 async def test_a_load_that_hangs_is_ended_after_its_time(tmp_path, monkeypatch, caplog, method):
     monkeypatch.setattr(process, "LOADS_LONG", 0.2)

@@ -1,0 +1,38 @@
+# Why requests and calls are refused: one table of the reasons, from which ErrorInfo, the metric and the docs come.
+
+cdef enum Refusal:
+    REFUSAL_NONE             # the status says it all: refusal_usual
+    REFUSAL_QUEUE_FULL
+    REFUSAL_QUEUE_TIMEOUT
+    REFUSAL_SERVER_FULL      # of requests
+    REFUSAL_SERVER_BYTES     # the same of bytes
+    REFUSAL_STOPPING
+    REFUSAL_CLIENT_LIMIT     # of the client's quota, whichever
+    REFUSAL_LIMIT_EXCEEDED
+    REFUSAL_SLOW_REQUEST
+    REFUSAL_SEQUENCE_ENDED
+    REFUSAL_WORKER_DIED
+    REFUSAL_UNKNOWN_CALLER
+    REFUSAL_NOT_ALLOWED
+    REFUSAL_CALLER_AS_TRITON  # the last two with Triton's status
+    REFUSAL_RIGHT_AS_TRITON
+    REFUSAL_INVALID_REQUEST
+    REFUSAL_NOT_FOUND
+    REFUSAL_DEADLINE
+    REFUSAL_NOT_SERVED
+    REFUSAL_NOT_READY
+    REFUSAL_INTERNAL
+    REFUSALS
+
+# Its gRPC status; its reason, in ErrorInfo and in the metric; and whether a retry may help.
+cdef int refusal_status(Refusal refusal) noexcept nogil
+cdef const char *refusal_name(Refusal refusal) noexcept nogil
+cdef bint refusal_retries(Refusal refusal) noexcept nogil
+# The refusal that stands for a status, where no other is known.
+cdef Refusal refusal_usual(int status) noexcept nogil
+# Whether the refusal is for lack of rights.
+cdef bint refusal_denies(Refusal refusal) noexcept nogil
+# Count one refused request or call. Whoever ends it counts it, once.
+cdef void refusal_count(Refusal refusal) noexcept nogil
+# The refusal of this name, else the usual one of the status.
+cdef Refusal refusal_named(int status, bytes name)

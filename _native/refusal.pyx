@@ -1,0 +1,136 @@
+"""Why requests and calls are refused: one table of the reasons, and how many there were of each in this process."""
+
+from libc.stdint cimport int64_t
+from libc.string cimport strcmp
+
+from inferd._native.atomic cimport fetch_add64, load64
+from inferd._native.status cimport (
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_PERMISSION_DENIED,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAUTHENTICATED,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+)
+
+cdef struct Row:
+    const char *name
+    int status
+    bint retry
+    const char *help
+
+cdef Row[<int>REFUSALS] table
+cdef int64_t[<int>REFUSALS] counts
+
+table[<int>REFUSAL_NONE] = Row("INTERNAL", STATUS_INTERNAL, False, "")
+table[<int>REFUSAL_QUEUE_FULL] = Row(
+    "QUEUE_FULL", STATUS_UNAVAILABLE, True,
+    "the queue of a model is full: more instances, `max_queue_size`, `--max-queued-requests-per-model`")
+table[<int>REFUSAL_QUEUE_TIMEOUT] = Row(
+    "QUEUE_TIMEOUT", STATUS_UNAVAILABLE, True, "it waited as long as the model's queue policy allows")
+table[<int>REFUSAL_SERVER_FULL] = Row(
+    "SERVER_FULL", STATUS_UNAVAILABLE, True, "too many requests are in the server: `--max-inflight-requests`")
+table[<int>REFUSAL_SERVER_BYTES] = Row(
+    "SERVER_FULL", STATUS_RESOURCE_EXHAUSTED, True,
+    "the requests and responses in the server have too many bytes: `--max-held-bytes`")
+table[<int>REFUSAL_STOPPING] = Row("STOPPING", STATUS_UNAVAILABLE, True, "the server stops, or the connection is past `--grpc-max-connection-age`: call again")
+table[<int>REFUSAL_CLIENT_LIMIT] = Row(
+    "CLIENT_LIMIT", STATUS_RESOURCE_EXHAUSTED, True,
+    "the client has used its quota: `--grpc-max-calls-per-client` and the other options `...-per-client`")
+table[<int>REFUSAL_LIMIT_EXCEEDED] = Row(
+    "LIMIT_EXCEEDED", STATUS_RESOURCE_EXHAUSTED, False,
+    "the request alone exceeds a limit, or the system has no more of a resource")
+table[<int>REFUSAL_SLOW_REQUEST] = Row(
+    "SLOW_REQUEST", STATUS_DEADLINE_EXCEEDED, False, "the request did not arrive in time: `--grpc-receive-timeout`")
+table[<int>REFUSAL_SEQUENCE_ENDED] = Row(
+    "SEQUENCE_ENDED", STATUS_INVALID_ARGUMENT, False,
+    "the sequence was ended before, as the text says: begin it again with START")
+table[<int>REFUSAL_WORKER_DIED] = Row(
+    "WORKER_DIED", STATUS_UNAVAILABLE, True, "the worker process of a Python model ended; it is started again")
+table[<int>REFUSAL_UNKNOWN_CALLER] = Row(
+    "UNKNOWN_CALLER", STATUS_UNAUTHENTICATED, False, "the call has no valid token, or not the header of its protocol")
+table[<int>REFUSAL_NOT_ALLOWED] = Row(
+    "NOT_ALLOWED", STATUS_PERMISSION_DENIED, False, "the token does not allow the RPC, the model or the override")
+table[<int>REFUSAL_CALLER_AS_TRITON] = Row(
+    "UNKNOWN_CALLER", STATUS_UNAVAILABLE, True, "the same, with `--triton-auth-codes`")
+table[<int>REFUSAL_RIGHT_AS_TRITON] = Row(
+    "NOT_ALLOWED", STATUS_UNAVAILABLE, True, "the same, with `--triton-auth-codes`")
+table[<int>REFUSAL_INVALID_REQUEST] = Row(
+    "INVALID_REQUEST", STATUS_INVALID_ARGUMENT, False,
+    "the request is wrong or does not fit the model: the text says what was expected")
+table[<int>REFUSAL_NOT_FOUND] = Row(
+    "NOT_FOUND", STATUS_NOT_FOUND, False, "the model, the version or another named thing does not exist")
+table[<int>REFUSAL_DEADLINE] = Row("DEADLINE_EXCEEDED", STATUS_DEADLINE_EXCEEDED, False, "the call's deadline passed")
+table[<int>REFUSAL_NOT_SERVED] = Row(
+    "NOT_SERVED", STATUS_UNIMPLEMENTED, False, "the feature is off, or not served at this address")
+table[<int>REFUSAL_NOT_READY] = Row(
+    "NOT_READY", STATUS_UNAVAILABLE, True, "the model is being loaded or unloaded, or its load failed")
+table[<int>REFUSAL_INTERNAL] = Row("INTERNAL", STATUS_INTERNAL, False, "an error of the server or of a model")
+
+
+cdef int refusal_status(Refusal refusal) noexcept nogil:
+    return table[<int>refusal].status
+
+
+cdef const char *refusal_name(Refusal refusal) noexcept nogil:
+    return table[<int>refusal].name
+
+
+cdef bint refusal_retries(Refusal refusal) noexcept nogil:
+    return table[<int>refusal].retry
+
+
+cdef Refusal refusal_usual(int status) noexcept nogil:
+    # The rows that are more than a status come before these, but for LIMIT_EXCEEDED and the two of rights.
+    cdef int i
+    if status == STATUS_RESOURCE_EXHAUSTED:
+        return REFUSAL_LIMIT_EXCEEDED
+    if status == STATUS_UNAUTHENTICATED:
+        return REFUSAL_UNKNOWN_CALLER
+    if status == STATUS_PERMISSION_DENIED:
+        return REFUSAL_NOT_ALLOWED
+    for i in range(<int>REFUSAL_INVALID_REQUEST, <int>REFUSALS):
+        if table[i].status == status:
+            return <Refusal>i
+    return REFUSAL_INTERNAL
+
+
+cdef bint refusal_denies(Refusal refusal) noexcept nogil:
+    return REFUSAL_UNKNOWN_CALLER <= refusal <= REFUSAL_RIGHT_AS_TRITON
+
+
+cdef void refusal_count(Refusal refusal) noexcept nogil:
+    fetch_add64(&counts[<int>refusal], 1)
+
+
+cdef Refusal refusal_named(int status, bytes name):
+    cdef int i
+    for i in range(1, <int>REFUSALS):
+        if table[i].status == status and strcmp(table[i].name, name) == 0:
+            return <Refusal>i
+    return refusal_usual(status)
+
+
+def count_refusal(status: int, reason: str) -> None:
+    """Count a call that Python code refuses with this status and reason; "" for the usual reason of the status."""
+    refusal_count(refusal_named(status, reason.encode()))
+
+
+def refusal_counts() -> dict[str, int]:
+    """How many requests and calls this process has refused, by reason; only those that there were."""
+    cdef int i
+    cdef dict found = {}
+    for i in range(1, <int>REFUSALS):
+        if load64(&counts[i]):
+            name = table[i].name.decode()
+            found[name] = found.get(name, 0) + load64(&counts[i])
+    return found
+
+
+def refusal_table() -> list[tuple[str, int, bool, str]]:
+    """The reasons for the docs: (name, gRPC status code, whether a retry may help, meaning and remedy)."""
+    return [(table[i].name.decode(), table[i].status, table[i].retry, table[i].help.decode())
+            for i in range(1, <int>REFUSALS)]

@@ -1,0 +1,181 @@
+"""The counter of refusals against what real clients saw: each refused call once, under the reason of its ErrorInfo."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import grpc
+import pytest
+
+from inferd.server.pb import grpc_service_pb2 as pb
+from tests import richerrors
+from tests.conformance import doors, models
+from tests.conformance.client import Stub, floats, request
+from tests.observe.scraping import scrape, scraped_server
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [1] }
+ensemble_scheduling { step {
+  model_name: "slow" model_version: -1
+  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+} }
+"""
+COUNTER = "inferd_refused_requests_total"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    models.write_repository(tmp_path)
+    return tmp_path
+
+
+def counted(metrics):
+    """The samples of the counter: how many by reason."""
+    return {dict(labels)["reason"]: n for (name, labels), n in scrape(metrics).samples.items() if name == COUNTER}
+
+
+def seen(calls):
+    """The reasons that clients got, and how many of each."""
+    return Counter(richerrors.of(call).reason for call in calls if call.code() is not grpc.StatusCode.OK)
+
+
+def several(stub, model="slow", count=12):
+    return [stub.ModelInfer.future(request(model, floats(n), id=str(n))) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("door", "arguments", "reason"),
+    [
+        ("native", ("--grpc-max-calls-per-client=1",), "CLIENT_LIMIT"),
+        *((door, ("--max-queued-requests-per-model=2",), "QUEUE_FULL") for door in doors.NAMES),
+        *((door, ("--max-inflight-requests=2",), "SERVER_FULL") for door in doors.NAMES),
+    ],
+)
+def test_each_refused_call_is_counted_once(repository, door, arguments, reason):
+    """Guards that a limit counts exactly the calls that clients saw refused, wherever the limit is enforced."""
+    with (
+        scraped_server(repository, *arguments, door=door) as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        found = seen(several(Stub(channel)))
+        assert set(found) == {reason}
+        assert counted(metrics) == found
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_what_waits_too_long_is_counted_once(repository, door):
+    """Guards that requests that leave a queue late count like those that never enter it."""
+    config = repository / "slow" / "config.pbtxt"
+    policy = "default_queue_policy { default_timeout_microseconds: 1000 }"
+    config.write_text(config.read_text().replace("dynamic_batching { }", f"dynamic_batching {{ {policy} }}"))
+    with scraped_server(repository, door=door) as (process, metrics), grpc.insecure_channel(process.address) as channel:
+        found = seen(several(Stub(channel)))
+        assert set(found) == {"QUEUE_TIMEOUT"}
+        assert counted(metrics) == found
+
+
+def test_a_refused_step_counts_for_its_ensemble_only(repository):
+    """Guards that requests that serve another one are not counted beside it."""
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE)
+    with (
+        scraped_server(repository, "--max-queued-requests-per-model=2") as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        found = seen(several(Stub(channel), "chain"))
+        assert set(found) == {"QUEUE_FULL"}
+        assert counted(metrics) == found
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_wrong_calls_of_every_kind_are_counted_once(repository, door):
+    """Guards the reasons that stand for a status, of requests and of handlers in Python."""
+    with scraped_server(repository, door=door) as (process, metrics), grpc.insecure_channel(process.address) as channel:
+        stub = Stub(channel)
+        calls = [
+            *(stub.ModelInfer.future(request("nope", floats(1))) for _ in range(3)),
+            stub.ModelInfer.future(request("simple", floats(1), version="x")),
+            *(stub.ModelMetadata.future(pb.ModelMetadataRequest(name="nope")) for _ in range(2)),
+        ]
+        found = seen(calls)
+        assert found == {"NOT_FOUND": 5, "INVALID_REQUEST": 1}
+        assert counted(metrics) == found
+
+
+@pytest.mark.parametrize("codes", [(), ("--triton-auth-codes",)])
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_callers_without_rights_are_counted_once(repository, tmp_path, door, codes):
+    """Guards refusals of the check before a call, of requests and of handlers in Python, with both kinds of status."""
+    file = tmp_path / "tokens"
+    file.write_text("mine groups=inference models=simple\n")
+    file.chmod(0o600)
+    with (
+        scraped_server(repository, f"--grpc-token-file={file}", *codes, door=door) as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        stub = Stub(channel)
+        mine = (("authorization", "Bearer mine"),)
+        calls = [
+            *(stub.ModelInfer.future(request("simple", floats(1))) for _ in range(2)),
+            stub.ModelMetadata.future(pb.ModelMetadataRequest(name="simple")),
+            *(stub.ModelInfer.future(request("slow", floats(1)), metadata=mine) for _ in range(3)),
+            stub.ModelMetadata.future(pb.ModelMetadataRequest(name="slow"), metadata=mine),
+        ]
+        found = seen(calls)
+        assert found == {"UNKNOWN_CALLER": 3, "NOT_ALLOWED": 4}
+        assert counted(metrics) == found
+
+
+def test_what_exceeds_a_size_is_counted_once(repository):
+    """Guards the limits of bytes of one message: the server's for a message, a client's and the server's for all."""
+    for arguments, reason, packing in (
+        ("--grpc-max-message-size=1000", "LIMIT_EXCEEDED", None),
+        ("--grpc-max-decompressed-size=1000", "LIMIT_EXCEEDED", grpc.Compression.Gzip),
+        ("--grpc-max-bytes-per-client=100000", "CLIENT_LIMIT", None),
+        ("--max-held-bytes=1048576", "LIMIT_EXCEEDED", None),
+    ):
+        with (
+            scraped_server(repository, arguments) as (process, metrics),
+            grpc.insecure_channel(process.address) as channel,
+        ):
+            large = request("simple", floats(*range(400_000)))
+            calls = [Stub(channel).ModelInfer.future(large, compression=packing) for _ in range(3)]
+            found = seen(calls)
+            assert found == {reason: 3}
+            assert counted(metrics) == found
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_refused_messages_of_a_stream_are_counted_once(repository, door):
+    """Guards errors that do not end their call: they are in messages, without an ErrorInfo."""
+    with (
+        scraped_server(repository, "--max-queued-requests-per-model=2", door=door) as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        requests = [request("slow", floats(n), id=str(n)) for n in range(12)]
+        errors = [answer for answer in Stub(channel).ModelStreamInfer(iter(requests)) if answer.error_message]
+        assert errors
+        assert counted(metrics) == {"QUEUE_FULL": len(errors)}
+
+
+def test_streams_that_a_stopping_server_ends_are_told_so(repository):
+    """Guards the reason of calls that a stopping server cannot finish."""
+    with (
+        scraped_server(repository) as (process, _),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        over = threading.Event()
+
+        def requests():
+            yield request("simple", floats(1))
+            over.wait(60)
+
+        call = Stub(channel).ModelStreamInfer(requests())
+        next(call)
+        process.terminate()
+        with pytest.raises(grpc.RpcError) as error:
+            next(call)
+        over.set()
+        assert richerrors.of(error.value).reason == "STOPPING"
