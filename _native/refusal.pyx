@@ -36,7 +36,9 @@ table[<int>REFUSAL_SERVER_FULL] = Row(
 table[<int>REFUSAL_SERVER_BYTES] = Row(
     "SERVER_FULL", STATUS_RESOURCE_EXHAUSTED, True,
     "the requests and responses in the server have too many bytes: `--max-held-bytes`")
-table[<int>REFUSAL_STOPPING] = Row("STOPPING", STATUS_UNAVAILABLE, True, "the server stops, or the connection is past `--grpc-max-connection-age`: call again")
+table[<int>REFUSAL_STOPPING] = Row(
+    "STOPPING", STATUS_UNAVAILABLE, True,
+    "the server stops, or the connection is past `--grpc-max-connection-age`: call again")
 table[<int>REFUSAL_CLIENT_LIMIT] = Row(
     "CLIENT_LIMIT", STATUS_RESOURCE_EXHAUSTED, True,
     "the client has used its quota: `--grpc-max-calls-per-client` and the other options `...-per-client`")
