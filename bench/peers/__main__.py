@@ -156,10 +156,10 @@ class Comparison:
             say(f"  {way.name:28} {found[way.name]}")
         return found
 
-    def starts(self) -> dict[str, dict[str, float]]:
+    def starts(self) -> dict[str, dict[str, float | None]]:
         """Start to the first answer, each server alone; the quicker of two starts."""
         say("from the start to the first answer")
-        found: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, float | None]] = {}
         self.close()
         for way in (NATIVE, TRITON_C, *(way for way in WAYS if way.server not in (NATIVE.server, TRITON_C.server))):
             if not way.server.speaks_grpc:
@@ -169,7 +169,7 @@ class Comparison:
             except FAILURES as error:
                 self._leave_out(f"{way.name}: {error}")
                 continue
-            found[way.server.name] = min(runs, key=lambda each: each["seconds"])
+            found[way.server.name] = min(runs, key=lambda each: each["seconds"] or 0.0)
             say(f"  {way.server.name:28} {found[way.server.name]}")
         return found
 

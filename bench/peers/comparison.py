@@ -276,8 +276,22 @@ def while_loading(peer: Peer, way: Way, seconds: float) -> dict[str, dict[str, f
 # Start and memory
 
 
-def first_answer(way: Way, folder: Path) -> dict[str, float]:
-    """Seconds from the start of the process to the first right answer, and resident MiB after it."""
+WORKERS = ("worker/__main__.py", "triton_python_backend_stub")
+"""In the command lines of processes that run one `model.py`."""
+
+
+def memory_of_a_model(peer: Peer) -> float | None:
+    """Private MiB of the process of the smallest `model.py`; None where there is none."""
+    found = [
+        process.memory_full_info().uss / MIB
+        for process in peer.server.processes()
+        if any(worker in argument for argument in process.cmdline() for worker in WORKERS)
+    ]
+    return min(found, default=None)
+
+
+def first_answer(way: Way, folder: Path) -> dict[str, float | None]:
+    """Seconds from the start of the process to the first right answer; memory after it, of the server and a model."""
     load = Load("", "", (), 1, 1)
     peer = way.server(messages.identity(64), Path(tempfile.mkdtemp(dir=folder)))
     begun = time.monotonic()
@@ -290,4 +304,5 @@ def first_answer(way: Way, folder: Path) -> dict[str, float]:
                 if time.monotonic() - begun > 120:
                     raise
                 time.sleep(0.02)
-        return {"seconds": time.monotonic() - begun, "mib": peer.server.rss() / MIB}
+        seconds = time.monotonic() - begun
+        return {"seconds": seconds, "mib": peer.server.rss() / MIB, "model_mib": memory_of_a_model(peer)}

@@ -111,9 +111,11 @@ def _loading_table(found: dict[str, Any]) -> Iterator[str]:
 def _starts_table(found: dict[str, Any]) -> Iterator[str]:
     yield "### Start and memory"
     yield ""
-    yield from rule("", "from the start to the first right answer, s", "resident memory then, MiB")
+    yield from rule(
+        "", "from the start to the first right answer, s", "resident memory then, MiB", "of it private to a model.py"
+    )
     for name, said in found["starts"].items():
-        yield f"| {name} | {said['seconds']:.2f} | {said['mib']:.0f} |"
+        yield f"| {name} | {said['seconds']:.2f} | {said['mib']:.0f} | {_cell(said.get('model_mib'))} |"
     yield ""
 
 
