@@ -153,6 +153,9 @@ def check(peer: Peer, way: Way, load: Load) -> None:
     """
     if peer.speaks_grpc and load.answers == 1:
         exchange = exchange_of(load, way)
+        if load.key == "cnn":
+            with InferenceServerClient(peer.address) as client:
+                client.load_model(way.model, client_timeout=60)
         answer = ask(peer.address, exchange.request)
         if exchange.response:
             messages.check_answer(answer, exchange.response)
@@ -294,6 +297,7 @@ def first_answer(way: Way, folder: Path) -> dict[str, float | None]:
     """Seconds from the start of the process to the first right answer; memory after it, of the server and a model."""
     load = Load("", "", (), 1, 1)
     peer = way.server(messages.identity(64), Path(tempfile.mkdtemp(dir=folder)))
+    models.demo()
     begun = time.monotonic()
     with peer:
         while True:

@@ -58,7 +58,7 @@ class InferdShared(Inferd):
             options=(
                 f"--backend-directory={models.backends()}",
                 "--model-control-mode=explicit",
-                "--load-model=*",
+                *(f"--load-model={name}" for name in ("identity", *models.SHARED)),
                 "--grpc-address=127.0.0.1",
                 f"--grpc-address={self.unix}",
             ),

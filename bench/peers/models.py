@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -89,6 +90,8 @@ class TritonPythonModel:
 """The demo's CNN in ONNX Runtime, for servers that have no backend for it."""
 
 PYTHON = {"python": python_models.IDENTITY, "waiting": WAITING}
+SHARED = (*COMPILED, "chain", *PYTHON)
+"""The models that are loaded at the start; those of digits are loaded for their row: they import frameworks."""
 
 
 def backends(among: Path | None = None) -> Path:
@@ -110,8 +113,9 @@ def backends(among: Path | None = None) -> Path:
     return folder
 
 
-def _demo() -> Path:
-    """The demo's repository of digits, made once."""
+@functools.cache
+def demo() -> Path:
+    """The demo's repository of digits, made once: that takes seconds."""
     folder = CACHE / "digits"
     program = ROOT / "examples" / "digits" / "make_repository.py"
     subprocess.run([sys.executable, str(program), str(folder)], check=True, stdout=subprocess.DEVNULL)
@@ -123,7 +127,7 @@ def write_shared(folder: Path) -> Path:
     for name, config in {**COMPILED, "chain": CHAIN}.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config.replace("NAME", name))
-    digits = shutil.copytree(_demo() / "digits_onnx", folder / "digits_python")
+    digits = shutil.copytree(demo() / "digits_onnx", folder / "digits_python")
     config = (digits / "config.pbtxt").read_text().replace("digits_onnx", "digits_python")
     (digits / "config.pbtxt").write_text(config.replace('"onnxruntime"', '"python"'))
     (digits / "1" / "model.py").write_text(DIGITS)
@@ -133,7 +137,7 @@ def write_shared(folder: Path) -> Path:
 def write_own(folder: Path) -> Path:
     """Besides, models for backends that come with inferd: an identity, and the demo's CNN; returns the repository."""
     for name in ("digits_onnx", "digits_torchscript"):
-        shutil.copytree(_demo() / name, folder / name)
+        shutil.copytree(demo() / name, folder / name)
     return write(write_shared(folder), [Identity("identity", (("FP32", 1),))])
 
 

@@ -129,9 +129,10 @@ def _picture(stem: str, text: str) -> list[str]:
 
 def _section(found: dict[str, Any]) -> Iterator[str]:
     machine, effort = found["machine"], found["effort"]
+    dates = sorted(row["date"] for row in found["rows"].values())
     load = ", ".join(f"{value:.2f}" for value in found["load_average_before"])
     yield (
-        f"{found['date']} (UTC). "
+        f"{dates[0]} to {dates[-1]}. "
         + "; ".join(f"{k}: {v}" for k, v in machine.items())
         + (f"; load average before: {load}. {effort['rounds']} rounds of {effort['seconds']:g} s.")
     )

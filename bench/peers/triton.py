@@ -92,7 +92,7 @@ class TritonShared(Triton):
 
     def launch(self) -> ServerProcess:
         home = self.home()
-        options = ("--model-control-mode=explicit", "--load-model=*")
+        options = ("--model-control-mode=explicit", *(f"--load-model={name}" for name in models.SHARED))
         return self.serve(
             home, models.write_shared(self.folder / "models"), models.backends(home / "backends"), *options
         )
