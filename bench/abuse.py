@@ -183,7 +183,7 @@ def connect(server: ServerProcess) -> socket.socket:
 
 
 def drained(peer: socket.socket) -> bool:
-    """Read what has arrived; True when the server has closed."""
+    """Read all received bytes; True if the server has closed the connection."""
     peer.setblocking(False)
     try:
         while True:

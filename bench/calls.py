@@ -48,7 +48,7 @@ MOST_CREDIT = (1 << 31) - 1 - 65_535
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is recorded of calls: see `RecorderHandle`. Nothing reads the records."""
+    """The settings of `RecorderHandle`. Nothing reads its records."""
 
     rate: int  # one call in `rate` is traced
     access: int = 0  # one call in `access` is logged

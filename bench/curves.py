@@ -23,7 +23,7 @@ class Curve:
     title: str
     unit: str
     points: tuple[Point, ...]
-    counted: str = ""  # what is counted besides the cost
+    counted: str = ""  # a second quantity, counted at each point beside the cost
 
     @property
     def slope(self) -> float:

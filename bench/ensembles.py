@@ -27,14 +27,14 @@ LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
 MODELS = ("step_0", "ensemble")
 
 
-def chain() -> str:
-    """The configuration of the ensemble of all steps."""
-    tensors = ["INPUT0", *(f"between_{n}" for n in range(1, STEPS)), "OUTPUT0"]
+def chain(*models: str) -> str:
+    """The configuration of an ensemble of these models, one after the other."""
+    tensors = ["INPUT0", *(f"between_{n}" for n in range(1, len(models))), "OUTPUT0"]
     steps = "".join(
-        f'step {{ model_name: "step_{n}" model_version: -1 '
+        f'step {{ model_name: "{model}" model_version: -1 '
         f'input_map {{ key: "INPUT0" value: "{tensors[n]}" }} '
         f'output_map {{ key: "OUTPUT0" value: "{tensors[n + 1]}" }} }}\n'
-        for n in range(STEPS)
+        for n, model in enumerate(models)
     )
     return f"""platform: "ensemble"
 max_batch_size: 64
@@ -49,7 +49,7 @@ def repository(folder: Path, gather: bool) -> Path:
     steps = [Identity(f"step_{n}", IDENTITY, parameters=GATHER if gather else {}) for n in range(STEPS)]
     root = write(folder / "models", steps)
     (root / "ensemble" / "1").mkdir(parents=True)
-    (root / "ensemble" / "config.pbtxt").write_text(chain())
+    (root / "ensemble" / "config.pbtxt").write_text(chain(*(f"step_{n}" for n in range(STEPS))))
     return root
 
 

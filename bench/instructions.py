@@ -246,7 +246,7 @@ def toolchain() -> str:
 
 
 def record(reason: str) -> None:
-    """Make what is counted now the limit."""
+    """Record the present counts as the limits."""
     history = json.loads(RECORD.read_text())["history"] if RECORD.exists() else []
     history.append({"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "reason": reason})
     found = {"toolchain": toolchain(), "rows": guarded(), "history": history}

@@ -328,8 +328,7 @@ cdef bint is_overdue(const Request *work, const Response *response, int status, 
     # whether the work was not executed because its own time was over
     if status == STATUS_DEADLINE_EXCEEDED and 0 < work.terms.deadline_ns <= now:
         return True
-    return (0 < work.expires_ns <= now and response != NULL
-            and response.refusal == REFUSAL_QUEUE_TIMEOUT)
+    return 0 < work.expires_ns <= now and response != NULL and response.refusal == REFUSAL_QUEUE_TIMEOUT
 
 
 cdef inline bint has_time(const Request *request, int64_t now) noexcept nogil:

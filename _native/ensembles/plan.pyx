@@ -19,7 +19,7 @@ class PlanError(ValueError):
 
 
 class Analysis:
-    """The graph by numbers instead of names, and what follows from its edges.
+    """The graph of an ensemble, with numbers for names, and the facts that its edges imply.
 
     Attributes:
         tensors: names, those of the ensemble's inputs first.

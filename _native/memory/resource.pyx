@@ -265,7 +265,7 @@ def trim() -> int:
 
 
 def cool() -> int:
-    """Return to the system what has been free since the last few calls; the number of bytes.
+    """Return memory to the system that has been free since the last few calls; tell how many bytes.
 
     To be called about once a second, but not on the event loop: unmapping a gigabyte takes long.
     """

@@ -8,5 +8,5 @@ from inferd._native.transport.stream cimport Conn, Host, Stream
 cdef void host_relieve(Host *host) noexcept nogil
 # End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil
-# End the connection, because the peer does not take what is framed: its output is discarded, and its calls end.
+# The peer does not read the framed bytes: discard the connection's output, and end the connection with its calls.
 cdef void conn_evict(Conn *conn) noexcept nogil

@@ -285,7 +285,7 @@ def bring_up(link: Link, worker: AnyWorker, launch: Launch) -> dict[str, Any]:
 
 
 def _await_load(link: Link, worker: AnyWorker, launch: Launch) -> tuple[int, bytes]:
-    """The packet that tells the end of the load; the log says who is waited for."""
+    """Wait for the packet that ends the load; the log names the worker meanwhile."""
     began = time.monotonic()
     limit = launch.load_timeout or math.inf
     patience = LOADS_LONG

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import messages, python_models
+from bench import ensembles, messages, python_models
 from bench.peers.base import CACHE
 from bench.repository import Identity, write
 from inferd.server.pb import grpc_service_pb2 as pb
@@ -48,23 +48,6 @@ COMPILED = {
     .replace(BATCHING, "model_transaction_policy { decoupled: true }\n")
     + _parameter("responses", RESPONSES),
 }
-CHAIN = """name: "chain"
-platform: "ensemble"
-max_batch_size: 64
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling { step [ FIRST, SECOND, THIRD ] }
-"""
-"""An ensemble of three steps, each of which is `echo`."""
-for _step, (_given, _made) in {
-    "FIRST": ("INPUT0", "one"), "SECOND": ("one", "two"), "THIRD": ("two", "OUTPUT0"),
-}.items():  # fmt: skip
-    CHAIN = CHAIN.replace(
-        _step,
-        f'{{ model_name: "echo" model_version: -1 input_map {{ key: "INPUT0" value: "{_given}" }} '
-        f'output_map {{ key: "OUTPUT0" value: "{_made}" }} }}',
-    )
-
 DIGITS = """import os
 
 import numpy as np
@@ -124,7 +107,7 @@ def demo() -> Path:
 
 def write_shared(folder: Path) -> Path:
     """The models in C and in Python; returns the repository."""
-    for name, config in {**COMPILED, "chain": CHAIN}.items():
+    for name, config in {**COMPILED, "chain": ensembles.chain("echo", "echo", "echo")}.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config.replace("NAME", name))
     digits = shutil.copytree(demo() / "digits_onnx", folder / "digits_python")

@@ -143,9 +143,7 @@ class Connection(Channel):
             self._credits.pop(key, None)
             self._link.send(self._link.side, p.RESPONSE, flags=flags | p.EMPTY, number=key)
             return
-        self._spend_credit(key)
-        if final:
-            self._credits.pop(key, None)
+        self._spend_credit(key, final)
         taken: list[int] = []
         writer = ResponseWriter(self._names, self._link.memory, self._take_into(taken))
         try:
@@ -161,9 +159,7 @@ class Connection(Channel):
             raise
 
     def respond_written(self, key: int, record: bytes, final: bool) -> None:
-        self._spend_credit(key)
-        if final:
-            self._credits.pop(key, None)
+        self._spend_credit(key, final)
         self._link.send(self._link.side, p.RESPONSE, record, flags=p.FINAL if final else 0, number=key)
 
     def _take_into(self, taken: list[int]) -> Callable[[int], int]:
@@ -173,7 +169,7 @@ class Connection(Channel):
 
         return take
 
-    def _spend_credit(self, key: int) -> None:
+    def _spend_credit(self, key: int, final: bool) -> None:
         with self._credit_lock:
             credit = self._credits.get(key)
             if credit is None:
@@ -183,6 +179,8 @@ class Connection(Channel):
         if not credit.done:
             self._link.send(self._link.side, p.CREDIT, number=key)
         self._side.wait(credit)
+        if final:
+            self._credits.pop(key, None)
 
     def _credit_arrived(self, packet: Packet) -> None:
         with self._credit_lock:
