@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import faulthandler
 import gc
 import os
 from collections.abc import Generator
@@ -46,6 +47,11 @@ def pytest_collection_finish() -> None:
     opening.gc = SimpleNamespace(  # type: ignore[assignment]
         isenabled=gc.isenabled, disable=gc.disable, enable=gc.enable, freeze=lambda: None
     )
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a failed test leaves hanging does not keep the process: its stack is printed, and the process ends."""
+    faulthandler.dump_traceback_later(120, exit=True)
 
 
 @pytest.hookimpl(wrapper=True)
