@@ -42,6 +42,7 @@ FOLDERS = {"server": ["inferd/_native", "inferd/backends", "inferd_client"], "ch
 ZLIB_USERS = {"inferd._native.transport.compression"}
 NGHTTP2_USERS = {
     "inferd._native.service.answer_store",
+    "inferd._native.request.bridge",
     "inferd._native.service.authorizer",
     "inferd._native.service.forwarding",
     "inferd._native.service.infer",
@@ -57,6 +58,7 @@ NGHTTP2_USERS = {
     "inferd._native.service.exchange",
     "inferd._native.transport.http2",
     "inferd._native.transport.incoming",
+    "inferd._native.transport.io_thread",
     "inferd._native.transport.message_compression",
     "inferd._native.transport.stream",
     "inferd._native.transport.trim",

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from inferd._native.front cimport PythonEvent, PythonEvents
+
 cdef struct Timer:
     # a member of the structure that it belongs to
     int64_t due_ns
@@ -17,6 +19,7 @@ cdef struct Timers:
     uint64_t order           # of the next timer that is set
     int fd                   # readable when the earliest timer may be due; -1: nobody waits for that
     int64_t armed_ns         # the time for which `fd` is set; 0: none
+    PythonEvents python      # what the loop's Python is to hear
 
 cdef bint timers_grow(Timers *timers) noexcept nogil
 # Make room for one more timer, if there is none. False: no memory.
@@ -28,6 +31,8 @@ cdef bint timers_set(Timers *timers, Timer *timer, int64_t due_ns) noexcept nogi
 cdef void timers_clear(Timers *timers, Timer *timer) noexcept nogil
 # Remove the earliest timer that is due by now and return it; NULL if none is due.
 cdef Timer *timers_due(Timers *timers, int64_t now) noexcept nogil
+# On the thread that waits for `fd`, which is readable: fire what is due.
+cdef void timers_expire(Timers *timers) noexcept nogil
 # Call `fire` of all timers that are due by now. Timers that they set are left for the next call, even if due.
 cdef void timers_fire(Timers *timers, int64_t now) noexcept nogil
 
@@ -37,8 +42,15 @@ cdef class TimersHandle:
     cdef Timers timers
 
 
+cdef struct AlarmState:
+    Timer timer              # the first member
+    PythonEvent rung         # the deadline has passed
+    PythonEvents *python
+
+
 cdef class Alarm:
     cdef TimersHandle timers
-    cdef Timer timer
+    cdef AlarmState state
     cdef object function
-    cdef void ring(self) noexcept
+    cdef void call(self) noexcept
+    cdef void forget(self) noexcept

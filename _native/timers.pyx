@@ -15,6 +15,9 @@ from libc.stdlib cimport free, realloc
 from posix.unistd cimport close, read
 
 from inferd._native.clock cimport now_ns
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_run, python_withdraw
+
+import os
 
 cdef extern from *:
     """
@@ -151,13 +154,20 @@ cdef void timers_fire(Timers *timers, int64_t now) noexcept nogil:
     arm(timers)
 
 
+cdef void timers_expire(Timers *timers) noexcept nogil:
+    cdef uint64_t count
+    read(timers.fd, &count, sizeof(count))
+    timers_fire(timers, now_ns())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # For Python
 
 cdef class TimersHandle:
-    """The timers of one event loop. Register `fd` as a reader that calls `fire`."""
+    """The timers of one event loop, and what it is to hear. Register `fd` as a reader that calls `fire`."""
 
     def __cinit__(self):
+        self.timers.python.fd = -1
         self.timers.fd = make_timerfd()
         if self.timers.fd < 0:
             raise OSError(errno, "cannot make the descriptor of the timers")
@@ -165,6 +175,8 @@ cdef class TimersHandle:
     def __dealloc__(self):
         if self.timers.fd >= 0:
             close(self.timers.fd)
+        if self.timers.python.fd >= 0:
+            close(self.timers.python.fd)
         timers_free(&self.timers)
 
     @property
@@ -183,14 +195,29 @@ cdef class TimersHandle:
 
     def fire(self) -> None:
         """Fire the timers that are due."""
-        cdef uint64_t count
-        read(self.timers.fd, &count, sizeof(count))
-        timers_fire(&self.timers, now_ns())
+        timers_expire(&self.timers)
+        python_run(&self.timers.python)
+
+    def hear(self) -> int:
+        """From now on an I/O thread fires the timers. Returns a descriptor: readable when `run_events` must be called."""
+        if self.timers.python.fd < 0:
+            self.timers.python.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return self.timers.python.fd
+
+    def run_events(self) -> None:
+        """Run what connections, calls and timers have for Python."""
+        python_run(&self.timers.python)
 
 
 cdef void ring(Timer *timer, int64_t now) noexcept nogil:
-    with gil:
-        (<Alarm>timer.owner).ring()
+    cdef AlarmState *alarm = <AlarmState *>timer
+    python_post(alarm.python, &alarm.rung)
+
+
+cdef int call_alarm(PythonEvent *event) except -1:
+    cdef Alarm alarm = <Alarm>event.owner
+    alarm.call()
+    return 0
 
 
 @cython.no_gc_clear  # __dealloc__ needs the timers; cycles go through the function's owner and can be cleared there
@@ -205,15 +232,23 @@ cdef class Alarm:
     def __init__(self, TimersHandle timers not None, function):
         self.timers = timers
         self.function = function
-        self.timer.fire = ring
-        self.timer.owner = <void *>self
+        self.state.python = &timers.timers.python
+        self.state.timer.fire = ring
+        self.state.rung.run = call_alarm
+        self.state.rung.owner = <void *>self
 
     def __dealloc__(self):
-        if self.timer.slot:
-            timers_clear(&self.timers.timers, &self.timer)
+        if self.timers is not None:
+            self.forget()
 
-    cdef void ring(self) noexcept:
+    cdef void call(self) noexcept:
         self.function()
+
+    cdef void forget(self) noexcept:
+        front_enter()
+        timers_clear(&self.timers.timers, &self.state.timer)
+        python_withdraw(self.state.python, &self.state.rung)
+        front_leave()
 
     def set(self, deadline: float) -> None:
         """Call the function at `deadline`, as `TimersHandle.time` counts, not at an earlier setting; infinity: never.
@@ -222,12 +257,17 @@ cdef class Alarm:
             MemoryError: there is no memory for it.
         """
         cdef double due = deadline * 1e9
+        cdef bint done
+        self.forget()
         if isinf(due) and due > 0:
-            self.cancel()
-        elif not timers_set(&self.timers.timers, &self.timer,
-                            INT64_MAX if due > 9e18 else max(<int64_t>0, <int64_t>ceil(due))):
+            return
+        front_enter()
+        done = timers_set(&self.timers.timers, &self.state.timer,
+                          INT64_MAX if due > 9e18 else max(<int64_t>0, <int64_t>ceil(due)))
+        front_leave()
+        if not done:
             raise MemoryError("no memory for a timer")
 
     def cancel(self) -> None:
         """Cancel the call."""
-        timers_clear(&self.timers.timers, &self.timer)
+        self.forget()

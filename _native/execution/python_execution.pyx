@@ -7,6 +7,7 @@ from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
 from inferd._native.execution.gather cimport batch_gather, batch_give_inputs
 from inferd._native.execution.python_batch cimport Batch, batch_for_python
+from inferd._native.memory.owned cimport owned_drain
 from inferd._native.request.request cimport Request, request_fail, requests_unwatch, requests_watch
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT
 from inferd._native.text cimport format_text, text_of
@@ -25,6 +26,7 @@ cdef void python_execute(PythonExecution *execution) noexcept nogil:
     if not (batch_gather(execution.batch) and watch(execution)):
         return
     with gil:
+        owned_drain()
         call(execution, EXECUTE)
         unwatch(execution)
 

@@ -18,6 +18,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from inferd._native.execution.dlpack cimport DLPACK_CPU, DLManagedTensor, Tensor, check_rank, dlpack_read
+from inferd._native.memory.owned cimport Owned, owned_release
 from inferd._native.memory.resource cimport Block, block_give, block_share, block_wrap
 from inferd._native.protobuf.datatype cimport (
     DT_BF16,
@@ -171,17 +172,25 @@ cdef Datatype datatype_of_format(const char *format, Py_ssize_t itemsize) noexce
     return DT_INVALID
 
 
-cdef void release_buffer(void *owner) noexcept nogil:
-    with gil:
-        PyBuffer_Release(<Py_buffer *>owner)
-        free(owner)
+cdef struct OwnedBuffer:
+    Owned owned              # the first member
+    Py_buffer buffer
+
+cdef struct OwnedTensor:
+    Owned owned              # the first member
+    DLManagedTensor *managed
 
 
-cdef void release_dlpack(void *owner) noexcept nogil:
-    cdef DLManagedTensor *managed = <DLManagedTensor *>owner
-    with gil:
-        if managed.deleter != NULL:
-            managed.deleter(managed)
+cdef void release_buffer(Owned *owned) noexcept:
+    PyBuffer_Release(&(<OwnedBuffer *>owned).buffer)
+    free(owned)
+
+
+cdef void release_dlpack(Owned *owned) noexcept:
+    cdef DLManagedTensor *managed = (<OwnedTensor *>owned).managed
+    if managed.deleter != NULL:
+        managed.deleter(managed)
+    free(owned)
 
 
 cdef int check_array(str name, Datatype expected, Datatype got, long rank) except -1:
@@ -193,16 +202,18 @@ cdef int check_array(str name, Datatype expected, Datatype got, long rank) excep
 
 cdef Block *block_of_buffer(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
                             int64_t *shape, uint32_t *rank) except NULL:
-    cdef Py_buffer *buffer = <Py_buffer *>malloc(sizeof(Py_buffer))
+    cdef OwnedBuffer *owner = <OwnedBuffer *>malloc(sizeof(OwnedBuffer))
+    cdef Py_buffer *buffer = &owner.buffer
     cdef Block *block = NULL
     cdef Datatype found
     cdef int i
-    if buffer == NULL:
+    if owner == NULL:
         raise MemoryError
+    owner.owned.let_go = release_buffer
     try:
         PyObject_GetBuffer(array, buffer, PyBUF_ND | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
     except BaseException:
-        free(buffer)
+        free(owner)
         raise
     try:
         found = datatype_of_format(buffer.format, buffer.itemsize)
@@ -214,11 +225,11 @@ cdef Block *block_of_buffer(object array, Datatype datatype, str name, const uin
         rank[0] = <uint32_t>buffer.ndim
         for i in range(buffer.ndim):
             shape[i] = buffer.shape[i]
-        block = block_wrap(buffer.buf, size[0], release_buffer, buffer)
+        block = block_wrap(buffer.buf, size[0], owned_release, owner)
         if block == NULL:
             raise MemoryError
     except BaseException:
-        release_buffer(buffer)
+        release_buffer(&owner.owned)
         raise
     return block
 
@@ -227,12 +238,19 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
                             int64_t *shape, uint32_t *rank) except NULL:
     cdef object capsule = array.__dlpack__()
     cdef DLManagedTensor *managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
+    cdef OwnedTensor *owner
     cdef Block *block
     if managed.dl_tensor.device.device_type != DLPACK_CPU:
         raise ValueError(f"output '{name}' must be in CPU memory")
     data[0] = dlpack_read(&managed.dl_tensor, datatype, name, size, shape, rank)
-    block = block_wrap(data[0], size[0], release_dlpack, managed)
+    owner = <OwnedTensor *>malloc(sizeof(OwnedTensor))
+    if owner == NULL:
+        raise MemoryError
+    owner.owned.let_go = release_dlpack
+    owner.managed = managed
+    block = block_wrap(data[0], size[0], owned_release, owner)
     if block == NULL:
+        free(owner)
         raise MemoryError
     PyCapsule_SetName(capsule, "used_dltensor")
     return block

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
+from inferd._native.front cimport PythonEvent
 from inferd._native.request.bridge cimport BridgeHandle
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request
@@ -12,7 +13,8 @@ cdef struct Outcome:
     int status               # of the first that failed
     char *details            # from malloc
     void (*over)(Outcome *outcome) noexcept nogil   # NULL, or called when no request is pending any more
-    void *owner              # for `over`
+    void *bridge             # the Bridge of the requests, for `over`
+    PythonEvent told         # for `over`
 
 # `count` requests with these tensors, {name: (shape, bytes)}, as a chain by Request.next, which report to `outcome`.
 # They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError if they do not fit the

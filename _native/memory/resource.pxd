@@ -68,6 +68,8 @@ cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexce
 # A foreign block that keeps a Python object alive; NULL if there is no memory. Needs the GIL; giving the block back
 # does not.
 cdef Block *block_of_object(object owner, const void *data, size_t size)
+# A block with this text and a NUL behind it; NULL if there is no memory.
+cdef Block *text_block(str text)
 
 
 cdef class BlockView:

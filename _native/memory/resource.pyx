@@ -135,6 +135,14 @@ cdef Block *block_of_object(object owner, const void *data, size_t size):
     return block
 
 
+cdef Block *text_block(str text):
+    cdef bytes encoded = text.encode("utf-8", "replace")
+    cdef Block *block = block_take(len(encoded) + 1)
+    if block != NULL:
+        memcpy(block.data, <const char *>encoded, len(encoded) + 1)
+    return block
+
+
 cdef class BlockView:
     """Read-only buffer over part of a block, for handing its bytes to Python without a copy."""
 

@@ -2,10 +2,12 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
+from inferd._native.front cimport PythonEvent
 from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request, Response
 from inferd._native.threads cimport Mutex
 from inferd._native.timers cimport Timers, TimersHandle
+from inferd._native.transport.io_thread cimport IoThread, Source
 
 cdef struct WatchedDescriptor:
     # a descriptor that the loop reads for another part of the server
@@ -14,6 +16,13 @@ cdef struct WatchedDescriptor:
     void *owner
     # On the loop: the descriptor is readable, or its other end is closed. False: stop watching it.
     bint (*read)(WatchedDescriptor *descriptor) noexcept nogil
+
+cdef enum:
+    NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
+
+cdef struct RefusalNote:
+    int status
+    char *details            # from malloc; NULL: no memory for it
 
 cdef struct Bridge:
     Mutex guard              # protects the two lists
@@ -30,7 +39,11 @@ cdef struct Bridge:
     uint32_t in_house        # requests that are admitted and not freed
     void (*after)(void *context) noexcept nogil     # called after a round of deliveries
     void *after_context
-    void *owner              # the BridgeHandle; not a reference
+    RefusalNote notes[NOTED_REFUSALS]   # requests that no instance has taken
+    uint32_t noted           # how many of these there are
+    int64_t more_refused     # requests for which there was no room in `notes`
+    bint watched             # Python waits for a condition that a delivery may fulfil
+    PythonEvent news         # there are notes, or Python is to look at its conditions
 
 # From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
@@ -58,6 +71,7 @@ cdef class BridgeHandle:
     # a Bridge for Python
     cdef Bridge bridge
     cdef readonly TimersHandle timers    # of the loop
-    cdef list refused        # (status, details) of requests that no instance has taken
-    cdef int64_t more_refused
-    cdef void note_refusal(self, Response *response) noexcept
+    cdef IoThread io         # delivers; None: the loop does
+    cdef Source source       # of the I/O thread
+    cdef public object on_news       # called on the loop when requests were refused, or a delivery was watched
+    cdef public object on_hand_over  # called on the loop when an I/O thread begins (True) or ends (False) to deliver

@@ -14,11 +14,14 @@ and after its final response came over the bridge. In between the lane owns it, 
 
 cimport cython
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
 from posix.unistd cimport close, write
 
 from inferd._native.atomic cimport exchange32, fetch_add32, store32
 from inferd._native.clock cimport now_ns
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_run, python_withdraw
 from inferd._native.memory.resource cimport block_give
 from inferd._native.refusal cimport refusal_count, refusal_denies, refusal_usual
 from inferd._native.request.accounting cimport account_failed, account_response
@@ -42,6 +45,7 @@ from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, S
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
+from inferd._native.transport.io_thread cimport IoThread, Source, io_forget, io_watch
 
 cdef extern from *:
     """
@@ -78,7 +82,6 @@ cdef extern from *:
 
 
 cdef enum:
-    NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
     MOST_READY = 16          # descriptors that are read in a round
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -273,8 +276,12 @@ cdef void note_failed(Bridge *bridge, const Request *request, Response *response
         if response.refusal or unseen:
             refusal_count(response.refusal if response.refusal else refusal_usual(response.status))
     if unseen and not refusal_denies(response.refusal):  # the authorizer notes those
-        with gil:
-            (<BridgeHandle>bridge.owner).note_refusal(response)
+        if bridge.noted < <uint32_t>NOTED_REFUSALS:
+            bridge.notes[bridge.noted].status = response.status
+            bridge.notes[bridge.noted].details = format_text("%s", text_or_no_memory(response.details))
+            bridge.noted += 1
+        else:
+            bridge.more_refused += 1
 
 
 cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
@@ -392,6 +399,32 @@ cdef void order_callback(PostedCallback *callback) noexcept nogil:
     fetch_add32(&lane.in_flight, -1)
 
 
+cdef void drain(Bridge *bridge) noexcept nogil:
+    # the responses that watched descriptors bring need no signal, because they are delivered now
+    store32(&bridge.signalled, 1)
+    read_all(bridge)
+    deliver_all(bridge)
+
+
+cdef void deliver_ready(Source *source, uint32_t events) noexcept nogil:
+    drain(<Bridge *>source.owner)
+
+
+cdef void tell_watchers(void *context) noexcept nogil:
+    # the end of a round of the I/O thread
+    cdef Bridge *bridge = <Bridge *>context
+    after_round(bridge)
+    if bridge.watched or bridge.noted:
+        python_post(&bridge.timers.python, &bridge.news)
+
+
+cdef int tell_news(PythonEvent *event) except -1:
+    cdef BridgeHandle handle = <BridgeHandle>event.owner
+    if handle.on_news is not None:
+        handle.on_news()
+    return 0
+
+
 @cython.no_gc_clear  # __dealloc__ and other users of the bridge need the timers
 cdef class BridgeHandle:
     """The bridge to one event loop.
@@ -403,10 +436,10 @@ cdef class BridgeHandle:
         mutex_init(&self.bridge.guard, NULL)
         mutex_init(&self.bridge.reading, NULL)
         self.bridge.event_fd = self.bridge.poll_fd = -1
-        self.bridge.owner = <void *>self
+        self.bridge.news.run = tell_news
+        self.bridge.news.owner = <void *>self
         self.timers = TimersHandle()
         self.bridge.timers = &self.timers.timers
-        self.refused = []
         self.bridge.event_fd = make_eventfd()
         self.bridge.poll_fd = make_epoll()
         if (self.bridge.event_fd < 0 or self.bridge.poll_fd < 0
@@ -415,6 +448,11 @@ cdef class BridgeHandle:
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
     def __dealloc__(self):
+        cdef uint32_t i
+        if self.timers is not None:
+            python_withdraw(&self.timers.timers.python, &self.bridge.news)
+        for i in range(self.bridge.noted):
+            free(self.bridge.notes[i].details)
         if self.bridge.event_fd >= 0:
             close(self.bridge.event_fd)
         if self.bridge.poll_fd >= 0:
@@ -422,21 +460,52 @@ cdef class BridgeHandle:
         mutex_destroy(&self.bridge.reading)
         mutex_destroy(&self.bridge.guard)
 
-    cdef void note_refusal(self, Response *response) noexcept:
-        if len(self.refused) < NOTED_REFUSALS:
-            self.refused.append((response.status, text_or_no_memory(response.details).decode("utf-8", "replace")))
-        else:
-            self.more_refused += 1
-
     def take_refusals(self) -> tuple[list[tuple[int, str]], int]:
         """Requests that were refused before an instance took them: some as (status, text), and the number of others.
 
         Requests that were refused for lack of rights are not among them.
         """
-        out = (self.refused, self.more_refused)
-        self.refused = []
-        self.more_refused = 0
-        return out
+        cdef RefusalNote notes[NOTED_REFUSALS]
+        cdef uint32_t count, i
+        cdef int64_t more
+        cdef list out = []
+        front_enter()
+        memcpy(notes, self.bridge.notes, sizeof(notes))
+        count, more = self.bridge.noted, self.bridge.more_refused
+        self.bridge.noted = 0
+        self.bridge.more_refused = 0
+        front_leave()
+        for i in range(count):
+            out.append((notes[i].status, text_or_no_memory(notes[i].details).decode("utf-8", "replace")))
+            free(notes[i].details)
+        return (out, more)
+
+    def watch(self, on: bool) -> None:
+        """Whether `on_news` is to be called after each delivery of an I/O thread."""
+        front_enter()
+        self.bridge.watched = on
+        front_leave()
+
+    def deliver_on(self, IoThread io) -> None:
+        """Let an I/O thread that does not run deliver; None: the loop delivers again.
+
+        `on_hand_over` is told, so that the loop waits for `TimersHandle.hear` instead of the bridge's and the timers'
+        descriptors, or the other way round.
+        """
+        if io is not None:
+            self.source.fd = self.bridge.poll_fd
+            self.source.owner = <void *>&self.bridge
+            self.source.ready = deliver_ready
+            io.io.after = tell_watchers
+            io.io.after_context = &self.bridge
+            if not io_watch(&io.io, &self.source, False):
+                raise OSError(errno, "cannot watch the bridge")
+        elif self.io is not None:
+            io_forget(&self.io.io, &self.source)
+            self.io.io.after = NULL
+        self.io = io
+        if self.on_hand_over is not None:
+            self.on_hand_over(io is not None)
 
     @property
     def in_house(self) -> int:
@@ -450,10 +519,8 @@ cdef class BridgeHandle:
 
     def drain(self) -> None:
         """Read the watched descriptors, and deliver the responses that have come."""
-        # the responses that watched descriptors bring need no signal, because they are delivered now
-        store32(&self.bridge.signalled, 1)
-        read_all(&self.bridge)
-        deliver_all(&self.bridge)
+        drain(&self.bridge)
+        python_run(&self.timers.timers.python)
 
     def expire(self) -> None:
         """Fire the timers that are due, for example those of deadlines."""

@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.front cimport front_enter, front_leave
 from inferd._native.memory.arena cimport ArenaHandle, arena_give, arena_share
 from inferd._native.memory.resource cimport LIVE_LANES, live_add
 from inferd._native.request.order cimport order_free, order_new
@@ -70,7 +71,9 @@ cdef class LaneHandle:
 
     def __dealloc__(self):
         if self.lane != NULL:
+            front_enter()
             self.lane.scheduler.free(self.lane)
+            front_leave()
 
     def receive_into(self, ArenaHandle arena not None) -> None:
         """Receive large messages into this arena. Call this before anyone can find the lane."""
@@ -94,7 +97,9 @@ cdef class LaneHandle:
 
     def close(self) -> None:
         """Refuse further requests; instances finish the queued requests and leave."""
+        front_enter()
         self.lane.scheduler.close(self.lane)
+        front_leave()
 
     @property
     def in_flight(self) -> int:

@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from inferd._native.memory.resource cimport Block
 from inferd._native.request.request cimport Request, Response
 from inferd._native.threads cimport Mutex
 from inferd._native.traceparent cimport TraceContext
@@ -65,7 +66,7 @@ cdef struct Record:
     size_t text_sizes[3]
     size_t kept_bytes        # its part of Recorder.bytes
     void *data               # PyObject: its tensors, (inputs, outputs); NULL: unknown
-    void *peer               # PyObject: the client's address; NULL: unknown
+    Block *peer              # contains the client's address; NULL: unknown
 
 cdef struct Recorder:
     # one for a server; used on the loop, except for the list

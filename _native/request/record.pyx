@@ -13,6 +13,7 @@ from libc.string cimport memcpy, strlen
 
 from inferd._native.atomic cimport load32
 from inferd._native.clock cimport now_ns
+from inferd._native.memory.resource cimport block_give
 from inferd._native.protobuf.datatype cimport datatype_name
 from inferd._native.request.request cimport InputData, OutputData, Request, Response
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK
@@ -329,12 +330,10 @@ cdef void record_drop(Request *request) noexcept nogil:
 cdef void record_free(Record *record) noexcept nogil:
     if record == NULL:
         return
-    if record.data != NULL or record.peer != NULL:
+    if record.data != NULL:
         with gil:
-            if record.data != NULL:
-                Py_DECREF(<object>record.data)
-            if record.peer != NULL:
-                Py_DECREF(<object>record.peer)
+            Py_DECREF(<object>record.data)
+    block_give(record.peer)
     free(record.texts)
     free(record.baggage)
     free(record)

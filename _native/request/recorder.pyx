@@ -38,7 +38,7 @@ cdef dict described(Record *record, int64_t offset):
         "instance": record.instance.decode("utf-8", "replace"),
         "why": record.why.decode() if record.why != NULL else "",
         "method": "ModelInfer" if record.single else "ModelStreamInfer",
-        "peer": <object>record.peer if record.peer != NULL else "",
+        "peer": record.peer.data.decode("utf-8", "replace") if record.peer != NULL else "",
         "tensors": <object>record.data if record.data != NULL else None,
     }
     for name, ns in (("arrived", record.arrived_ns), ("looked", record.looked_ns), ("found", record.found_ns),

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from inferd._native.front cimport PythonEvent, PythonEvents
 from inferd._native.request.lane cimport Lane, LaneHandle, Pushed
 from inferd._native.request.request cimport Request
 from inferd._native.request.statistics cimport Duration
@@ -29,7 +30,8 @@ cdef struct Queue:
     bint gathers             # takes requests of one shape from among others, if responses need no order
     bint attends             # arrivals and departures must be noted: it is timed, or counts shares
     bint closed
-    void *awaiting           # QueueLane, whose `first` is called when the first request has come; NULL: no call
+    PythonEvent first_came   # calls `first` of the QueueLane, its owner; without one there is no call
+    PythonEvents *told       # where `first_came` has been posted; NULL: nowhere yet
 
 # The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of
 # requests that were removed to make room, which the caller must refuse. Anything but PUSHED: the request is not in the

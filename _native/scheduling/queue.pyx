@@ -17,7 +17,9 @@ loop watch timeouts, so these are on time even while all instances are busy.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_withdraw
 from inferd._native.refusal cimport REFUSAL_QUEUE_FULL
+from inferd._native.request.bridge cimport Bridge
 from inferd._native.request.lane cimport (
     LANE_CLOSED,
     LANE_FULL,
@@ -294,18 +296,18 @@ cdef void wake_first(Lane *lane) noexcept nogil:
     # the first request has come: `wake` takes this function's place from now on
     cdef Queue *queue = <Queue *>lane
     lane.scheduler = &QUEUE.requests
-    call_first(queue)
+    if queue.first_came.owner != NULL:
+        queue.told = &(<Bridge *>queue.line.bridge).timers.python
+        python_post(queue.told, &queue.first_came)
     wake(lane)
 
 
-cdef void call_first(Queue *queue) noexcept with gil:
-    cdef QueueLane handle
-    if queue.awaiting == NULL:
-        return
-    handle = <QueueLane>queue.awaiting
-    queue.awaiting = NULL
+cdef int call_first(PythonEvent *event) except -1:
+    cdef QueueLane handle = <QueueLane>event.owner
     first, handle.first = handle.first, None
-    first()
+    if first is not None:
+        first()
+    return 0
 
 
 cdef void look_anew(Queue *queue) noexcept nogil:
@@ -472,7 +474,12 @@ cdef class QueueLane(LaneHandle):
         """
         cdef Queue *queue = self.queue()
         self.first = first
-        queue.awaiting = NULL if first is None else <void *>self
+        front_enter()
+        if queue.told != NULL:
+            python_withdraw(queue.told, &queue.first_came)
+        queue.first_came.run = call_first
+        queue.first_came.owner = NULL if first is None else <void *>self
+        front_leave()
         if first is not None:
             self.lane.scheduler = &FIRST.requests
 

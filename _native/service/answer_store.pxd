@@ -1,16 +1,33 @@
 # A store of responses outside of the server, implemented in Python.
 
+from libc.stdint cimport uint32_t
+
 from inferd._native.caching.coalescer cimport Memo
+from inferd._native.front cimport PythonEvent, PythonEvents
+from inferd._native.memory.resource cimport Block
 from inferd._native.service.submission cimport Submission
 
 
+cdef struct LookupLink:
+    # A lookup between the front, which has the memo, and Python, which has the Lookup.
+    PythonEvent event        # the first member
+    PythonEvents *python     # where it is posted
+    Memo *memo               # NULL: no request waits any more
+    void *store              # the StoreBase; not a reference
+    void *lookup             # the Lookup: a reference until the store has heard `forget`; NULL: none
+    uint32_t news            # bits of NEWS_*: what the store has not heard of
+    Block *answer            # to keep, of this size
+    size_t size
+
+
 cdef class Lookup:
-    cdef Memo *memo          # NULL: the lookup is over
+    cdef LookupLink *link    # NULL: the lookup is over
     cdef Submission *submission
     cdef StoreBase store
     cdef readonly str model
     cdef readonly int version
     cdef public object key
+    cdef bint declined       # the store has not looked it up, and does not hear of it again
 
 
 cdef class StoreBase:

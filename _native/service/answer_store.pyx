@@ -9,11 +9,13 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from inferd._native.caching.cache_key cimport key_parts
 from inferd._native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
-from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_take
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
+from inferd._native.memory.resource cimport Block, block_give, block_take
 from inferd._native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
@@ -24,9 +26,10 @@ from inferd._native.protobuf.codec cimport (
 )
 from inferd._native.protobuf.codec cimport ParameterKind
 from inferd._native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
+from inferd._native.request.bridge cimport Bridge
 from inferd._native.request.request cimport OutputData, Request, Response
 from inferd._native.request.signature cimport MAX_RANK, Signature, output_find
-from inferd._native.service.answer cimport answer_bytes
+from inferd._native.service.answer cimport answer_size, answer_write_to
 from inferd._native.service.submission cimport Submission, submission_wake, submit_work
 
 import abc
@@ -42,7 +45,11 @@ cdef class Lookup:
     @property
     def pending(self) -> bool:
         """Whether a request waits for the result."""
-        return self.memo != NULL and self.memo.asking
+        cdef bint waits
+        front_enter()
+        waits = waiting(self) != NULL
+        front_leave()
+        return waits
 
     def parts(self) -> tuple[list, list, list]:
         """The parts of the key, in an order that does not depend on the client.
@@ -50,8 +57,11 @@ cdef class Lookup:
         Inputs as (name, datatype, shape, bytes), requested outputs as (name, number of classes or 0), and
         parameters as (name, kind, value).
         """
-        check(self)
-        return key_parts(self.memo.work)
+        front_enter()
+        try:
+            return key_parts(check(self).work)
+        finally:
+            front_leave()
 
     def found(self, list outputs not None, list parameters not None) -> None:
         """Answer all requests that wait.
@@ -63,31 +73,44 @@ cdef class Lookup:
         Raises:
             ValueError: this is not a response for the key; the lookup is still pending.
         """
-        cdef Memo *memo = self.memo
-        cdef list places
-        cdef uint32_t i
-        check(self)
-        places = [place_of(memo.work, name, datatype, shape, data) for name, datatype, shape, data in outputs]
-        set_parameters(&memo.work.response, parameters)
-        for i in range(memo.work.signature.output_count):
-            memo.work.response.outputs[i].wanted = False
-        for place, (_, datatype, shape, data) in zip(places, outputs):
-            set_output(&memo.work.response.outputs[<uint32_t>place], datatype, shape, data)
-        coalescer_found(memo)
+        front_enter()
+        try:
+            give(check(self), outputs, parameters)
+        finally:
+            front_leave()
 
     def missing(self) -> None:
         """Let the model answer. No effect when no request waits any more."""
-        cdef Request *request
-        if not self.pending:
-            return
-        request = coalescer_missing(self.memo)
-        submit_work(self.submission, request)
-        submission_wake(self.submission)
+        cdef Memo *memo
+        front_enter()
+        memo = waiting(self)
+        if memo != NULL:
+            submit_work(self.submission, coalescer_missing(memo))
+            submission_wake(self.submission)
+        front_leave()
 
 
-cdef int check(Lookup lookup) except -1:
-    if not lookup.pending:
+cdef inline Memo *waiting(Lookup lookup) noexcept:
+    cdef Memo *memo = lookup.link.memo if lookup.link != NULL else NULL
+    return memo if memo != NULL and memo.asking else NULL
+
+
+cdef Memo *check(Lookup lookup) except NULL:
+    cdef Memo *memo = waiting(lookup)
+    if memo == NULL:
         raise RuntimeError("the lookup is over")
+    return memo
+
+
+cdef int give(Memo *memo, list outputs, list parameters) except -1:
+    cdef list places = [place_of(memo.work, name, datatype, shape, data) for name, datatype, shape, data in outputs]
+    cdef uint32_t i
+    set_parameters(&memo.work.response, parameters)
+    for i in range(memo.work.signature.output_count):
+        memo.work.response.outputs[i].wanted = False
+    for place, (_, datatype, shape, data) in zip(places, outputs):
+        set_output(&memo.work.response.outputs[<uint32_t>place], datatype, shape, data)
+    coalescer_found(memo)
     return 0
 
 
@@ -110,10 +133,11 @@ cdef int place_of(const Request *work, str name, str datatype, list shape, bytes
 
 cdef int set_output(OutputData *out, str datatype, list shape, bytes data) except -1:
     cdef bytes type_name = datatype.encode()
-    cdef Block *block = block_of_object(data, PyBytes_AS_STRING(data), len(data))
+    cdef Block *block = block_take(len(data))  # a copy: whoever gives it back must not wait for the interpreter
     cdef uint32_t i
     if block == NULL:
         raise MemoryError
+    memcpy(block.data, PyBytes_AS_STRING(data), len(data))
     block_give(out.block)
     out.block = block
     out.wanted = True
@@ -188,46 +212,100 @@ class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
         """End the lookup: the response has come, or no request waits for it any more."""
 
 
+cdef enum:
+    NEWS_LOOK = 1
+    NEWS_KEEP = 2
+    NEWS_FORGET = 4
+
+
+cdef inline void note(LookupLink *link, uint32_t news) noexcept nogil:
+    link.news |= news
+    python_post(link.python, &link.event)
+
+
 cdef bint look(void *owner, Memo *memo) noexcept nogil:
-    with gil:
-        return begin(<StoreBase>owner, memo)
-
-
-cdef bint begin(StoreBase store, Memo *memo) noexcept:
-    cdef Lookup lookup = Lookup.__new__(Lookup)
-    cdef const Signature *signature = memo.work.signature
-    lookup.memo = memo
-    lookup.submission = store.submission
-    lookup.store = store
-    lookup.model = signature.name.data[:signature.name.size].decode()
-    lookup.version = signature.version
-    if not store.look(lookup):
-        lookup.memo = NULL
+    cdef LookupLink *link = <LookupLink *>calloc(1, sizeof(LookupLink))
+    if link == NULL:
         return False
-    Py_INCREF(lookup)
-    memo.lookup = <void *>lookup
+    link.event.run = tell_store
+    link.python = &(<Bridge *>memo.work.bridge).timers.python
+    link.memo = memo
+    link.store = owner
+    memo.lookup = link
+    note(link, NEWS_LOOK)
     return True
 
 
 cdef void keep(void *lookup, const Response *response) noexcept nogil:
-    with gil:
-        hand_over(<Lookup>lookup, response)
-
-
-cdef void hand_over(Lookup lookup, const Response *response) noexcept:
+    cdef LookupLink *link = <LookupLink *>lookup
+    cdef size_t size
+    if link.lookup == NULL:
+        return
     response.request.id.size = 0  # the id of the first request is not for others
-    lookup.store.keep(lookup, answer_bytes(response))
+    size = answer_size(response)
+    link.answer = block_take(size) if size else NULL
+    if link.answer == NULL:
+        return
+    link.size = size
+    answer_write_to(response, link.answer.data)
+    note(link, NEWS_KEEP)
 
 
 cdef void forget(void *lookup) noexcept nogil:
-    with gil:
-        end(<Lookup>lookup)
+    cdef LookupLink *link = <LookupLink *>lookup
+    note(link, NEWS_FORGET)
+    link.memo = NULL
 
 
-cdef void end(Lookup lookup) noexcept:
-    lookup.memo = NULL
-    lookup.store.forget(lookup)
-    Py_DECREF(lookup)  # the reference in Memo.lookup
+cdef int tell_store(PythonEvent *event) except -1:
+    cdef LookupLink *link = <LookupLink *>event
+    cdef StoreBase store = <StoreBase>link.store
+    cdef Lookup lookup
+    cdef uint32_t news
+    cdef bytes answer = None
+    front_enter()
+    try:
+        news, link.news = link.news, 0
+        if news & NEWS_LOOK and link.memo != NULL:
+            lookup = begin(link)
+        lookup = <Lookup>link.lookup if link.lookup != NULL else None
+        if link.answer != NULL:
+            answer = (<const char *>link.answer.data)[:link.size]
+            block_give(link.answer)
+            link.answer = NULL
+        if news & NEWS_FORGET:
+            if lookup is not None:
+                lookup.link = NULL
+                Py_DECREF(lookup)
+            free(link)
+            link = NULL
+    finally:
+        front_leave()
+    if lookup is None:
+        return 0
+    if news & NEWS_LOOK and not store.look(lookup):
+        lookup.declined = True
+        lookup.missing()
+    if lookup.declined:
+        return 0
+    if answer is not None:
+        store.keep(lookup, answer)
+    if link == NULL:
+        store.forget(lookup)
+    return 0
+
+
+cdef Lookup begin(LookupLink *link):
+    cdef Lookup lookup = Lookup.__new__(Lookup)
+    cdef const Signature *signature = link.memo.work.signature
+    lookup.link = link
+    lookup.store = <StoreBase>link.store
+    lookup.submission = lookup.store.submission
+    lookup.model = signature.name.data[:signature.name.size].decode()
+    lookup.version = signature.version
+    Py_INCREF(lookup)
+    link.lookup = <void *>lookup
+    return lookup
 
 
 cdef void store_install(StoreBase store, Submission *submission) noexcept:

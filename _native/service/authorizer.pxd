@@ -1,6 +1,6 @@
 # The authorizer of both front doors.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.service.access cimport AccessPolicy, Verdict
@@ -28,3 +28,4 @@ cdef class Authorizer:
     cdef dict notes              # the number of refusals by (peer, method, text)
     cdef public object on_note   # called after each new refusal
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model)
+    cdef int remember(self, str peer, str method, str text, int64_t user) except -1

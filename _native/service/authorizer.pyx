@@ -8,6 +8,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
+from inferd._native.memory.resource cimport Block, block_give, block_share
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_name, refusal_status
 from inferd._native.service.access cimport (
@@ -33,7 +35,6 @@ from inferd._native.service.access cimport (
 )
 from inferd._native.service.tokens cimport MAX_SECRET, TokenTable, group_bits
 from inferd._native.text cimport format_text, text_or_no_memory
-from inferd._native.transport.call cimport CallOwner
 from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.headers cimport header_value
@@ -97,14 +98,44 @@ cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str
     stream_refuse(stream, access_refusal(access, verdict), text)
 
 
+cdef struct DenialNote:
+    # a refusal of a native call, for Authorizer.note
+    PythonEvent event        # the first member
+    Block *peer
+    const char *path         # of the endpoint's method
+    char *text               # from malloc
+    int64_t user
+
+
 cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil:
-    if access.noted >= MAX_NOTED or access.authorizer == NULL or text == NULL:
+    cdef DenialNote *note = NULL
+    if access.noted < MAX_NOTED and access.authorizer != NULL and text != NULL:
+        note = <DenialNote *>calloc(1, sizeof(DenialNote))
+    if note == NULL:
         access.left_out += 1
         return
-    with gil:
-        (<Authorizer>access.authorizer).note((<CallOwner>stream.conn.owner).peer,
-                                             stream.method.path.decode("utf-8", "replace"),
-                                             text.decode("utf-8", "replace"), stream.conn.user)
+    access.noted += 1
+    note.event.run = tell_denial
+    note.event.owner = access.authorizer
+    note.peer = block_share(stream.conn.peer) if stream.conn.peer != NULL else NULL
+    note.path = stream.method.path
+    note.text = format_text("%s", text)
+    note.user = stream.conn.user
+    python_post(&stream.conn.host.timers.python, &note.event)
+
+
+cdef int tell_denial(PythonEvent *event) except -1:
+    cdef DenialNote *note = <DenialNote *>event
+    cdef Authorizer authorizer = <Authorizer>event.owner
+    try:
+        authorizer.remember(note.peer.data.decode("utf-8", "replace") if note.peer != NULL else "",
+                            note.path.decode("utf-8", "replace"),
+                            text_or_no_memory(note.text).decode("utf-8", "replace"), note.user)
+    finally:
+        block_give(note.peer)
+        free(note.text)
+        free(note)
+    return 0
 
 
 # Native calls of one listener
@@ -183,26 +214,39 @@ cdef class Authorizer:
 
     def set_tokens(self, TokenTable table not None) -> None:
         """Require a token of this table from now on. The table must have been made with this authorizer's `key`."""
+        front_enter()
         self.access.tokens = &table.tokens
-        self.table = table
+        self.table, table = table, self.table  # the former one is freed behind the front
+        front_leave()
 
     def note(self, peer: str, method: str, text: str, int64_t user=-1) -> None:
         """Note a refusal for the log; `user` is the user of the peer's process, -1 if the kernel does not know it."""
-        key = (peer if user < 0 else f"{peer} user {user}", method, text)
+        front_enter()
         self.access.noted += 1
+        front_leave()
+        self.remember(peer, method, text, user)
+
+    cdef int remember(self, str peer, str method, str text, int64_t user) except -1:
+        key = (peer if user < 0 else f"{peer} user {user}", method, text)
         if self.on_note is not None:
             self.on_note()
         if key in self.notes or len(self.notes) < MAX_NOTES:
             self.notes[key] = self.notes.get(key, 0) + 1
         else:
+            front_enter()
             self.access.left_out += 1
+            front_leave()
+        return 0
 
     def take_notes(self) -> tuple[dict[tuple[str, str, str], int], int]:
         """The refusals since the last call: their number by (peer, method, text), and the number of others."""
-        notes, left_out = self.notes, self.access.left_out
+        notes = self.notes
         self.notes = {}
+        front_enter()
+        left_out = self.access.left_out
         self.access.noted = 0
         self.access.left_out = 0
+        front_leave()
         return (notes, left_out)
 
     def install(self, Endpoint endpoint not None) -> None:

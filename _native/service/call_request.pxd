@@ -2,11 +2,10 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from inferd._native.memory.resource cimport Block
+from inferd._native.memory.resource cimport Block, block_share
 from inferd._native.request.record cimport Record
 from inferd._native.request.request cimport Request
 from inferd._native.service.submission cimport Submission, submit_call
-from inferd._native.transport.call cimport call_peer
 from inferd._native.transport.stream cimport Stream
 
 
@@ -18,5 +17,5 @@ cdef inline void submit_for_call(Submission *submission, Request *request, const
     request.origin.client = stream.conn.client.number if stream.conn.client != NULL else 0
     submit_call(submission, request, block, data, size, stream.forwarded_size, timeout_ns, stream.caller,
                 &stream.context)
-    if request.record != NULL:
-        (<Record *>request.record).peer = call_peer(stream)
+    if request.record != NULL and stream.conn.peer != NULL:
+        (<Record *>request.record).peer = block_share(stream.conn.peer)

@@ -9,17 +9,18 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from inferd._native.atomic cimport add_own
 from inferd._native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
 from inferd._native.execution.warmup cimport Outcome, warmup_requests
-from inferd._native.memory.resource cimport Block, block_give, block_of_object
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
+from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_share, text_block
 from inferd._native.memory.shm cimport Regions
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal
-from inferd._native.request.bridge cimport BridgeHandle, bridge_abandon
+from inferd._native.request.bridge cimport Bridge, BridgeHandle, bridge_abandon
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.record cimport Record
 from inferd._native.request.recorder cimport RecorderHandle
@@ -48,6 +49,7 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
 from inferd._native.traceparent cimport TraceContext, traceparent_read
 from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.io_thread cimport IoThread, io_wake
 from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
 from inferd._native.transport.nghttp2 cimport nghttp2_nv
 from inferd._native.transport.outgoing cimport Outgoing
@@ -67,6 +69,7 @@ cdef struct Door:
     LoadReport report        # for load balancers, sent with each response
     uint64_t received        # bytes of the messages of requests
     uint64_t sent            # bytes of the messages of responses
+    void *service            # the InferService; not a reference
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -161,19 +164,39 @@ cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, in
                     text_or_no_memory(text).decode("utf-8", "replace"), user)
 
 
+cdef struct StreamOver:
+    PythonEvent event        # the first member
+    uint64_t number          # of a native stream
+
+
 cdef void stream_over(void *context, uint64_t number) noexcept nogil:
-    with gil:
-        tell_stream_over(<InferService>context, number)
+    cdef Door *door = <Door *>context
+    cdef StreamOver *over = <StreamOver *>calloc(1, sizeof(StreamOver))
+    if over == NULL:
+        return  # sequences that are tied to the stream end when they have been idle for long enough
+    over.event.run = tell_stream_over
+    over.event.owner = door.service
+    over.number = number
+    python_post(&door.submission.bridge.timers.python, &over.event)
 
 
-cdef void tell_stream_over(InferService service, uint64_t number) noexcept:
+cdef int tell_stream_over(PythonEvent *event) except -1:
+    cdef InferService service = <InferService>event.owner
+    cdef uint64_t number = (<StreamOver *>event).number
+    free(event)
     if service.on_stream_over is not None:
         service.on_stream_over(number)
+    return 0
 
 
 cdef void warmup_over(Outcome *outcome) noexcept nogil:
-    with gil:
-        (<Warmup>outcome.owner).finish()
+    cdef Bridge *bridge = <Bridge *>outcome.bridge
+    python_post(&bridge.timers.python, &outcome.told)
+
+
+cdef int tell_warmup_over(PythonEvent *event) except -1:
+    (<Warmup>event.owner).finish()
+    return 0
 
 
 cdef class Warmup:
@@ -251,13 +274,26 @@ cdef class InferService:
         self.exchanges.window = STREAM_WINDOW
         self.exchanges.report = &self.door.report
         self.exchanges.over = stream_over
-        self.exchanges.over_context = <void *>self
+        self.exchanges.over_context = <void *>&self.door
+        self.door.service = <void *>self
         bridge.bridge.after = submission_wake
         bridge.bridge.after_context = &self.submission
 
     def __dealloc__(self):
+        front_enter()
         coalescer_forget(&self.submission.coalescer, NULL)
         coalescer_clear(&self.submission.coalescer)
+        front_leave()
+
+    cdef void leave(self) noexcept:
+        # leave the front after an operation that may have made output
+        if self.bridge.io is not None:
+            io_wake(&self.bridge.io.io)
+        front_leave()
+
+    def deliver_on(self, IoThread io) -> None:
+        """Let an I/O thread that does not run deliver responses; None: the event loop delivers again."""
+        self.bridge.deliver_on(io)
 
     def keep_answers(self, size: int, *, ttl: float = 0.0, entry: int = 0, compare: bool = False) -> None:
         """Keep responses in a cache of at most `size` bytes, each for `ttl` seconds (0: for any time).
@@ -265,10 +301,15 @@ cdef class InferService:
         A response that takes more than `entry` bytes (0: a quarter of the cache) is not kept. With `compare` the cache
         keeps large inputs and compares them byte by byte; else it compares their digests.
         """
-        self.submission.coalescer.limit = size
-        self.submission.coalescer.largest = min(size, entry) if entry else size // 4
+        cdef size_t limit = size
+        cdef size_t largest = min(size, entry) if entry else size // 4
+        cdef int64_t ttl_ns = <int64_t>(ttl * 1e9)
+        front_enter()
+        self.submission.coalescer.limit = limit
+        self.submission.coalescer.largest = largest
         self.submission.coalescer.compares = compare
-        self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
+        self.submission.coalescer.ttl_ns = ttl_ns
+        front_leave()
 
     def keep_answers_in(self, StoreBase store not None) -> None:
         """Keep responses in this store instead."""
@@ -277,8 +318,10 @@ cdef class InferService:
 
     def forget(self, LaneHandle lane not None) -> None:
         """Discard the cached responses of a version that ends. Call this before its handle is freed."""
+        front_enter()
         submission_wake(&self.submission)  # so that the submission refers to no lane
         coalescer_forget(&self.submission.coalescer, lane.lane)
+        self.leave()
 
     def reuse(self) -> dict[str, int]:
         """Figures of coalescing and of the response cache.
@@ -286,7 +329,10 @@ cdef class InferService:
         `followers` are requests that got the response to an identical one in flight. `hits`, `misses` and `evictions`
         count; `entries` and `bytes` are in the cache now.
         """
-        cdef Coalescer *coalescer = &self.submission.coalescer
+        cdef Coalescer coalescer
+        front_enter()
+        coalescer = self.submission.coalescer
+        front_leave()
         return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
                 "evictions": coalescer.evictions, "entries": coalescer.entries, "bytes": coalescer.size}
 
@@ -312,7 +358,12 @@ cdef class InferService:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes of the messages that native ModelInfer and ModelStreamInfer have received and sent."""
-        return self.door.received + self.exchanges.received, self.door.sent + self.exchanges.sent
+        cdef uint64_t received, sent
+        front_enter()
+        received = self.door.received + self.exchanges.received
+        sent = self.door.sent + self.exchanges.sent
+        front_leave()
+        return received, sent
 
     @property
     def entrance(self) -> object:
@@ -355,7 +406,11 @@ cdef class InferService:
 
     def set_load_report(self, encoded: bytes) -> None:
         """Send this OrcaLoadReport with every native response from now on; none if it is empty."""
-        if not report_set(&self.door.report, encoded):
+        cdef bint fits
+        front_enter()
+        fits = report_set(&self.door.report, encoded)
+        front_leave()
+        if not fits:
             raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
 
     def warm_up(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
@@ -374,14 +429,18 @@ cdef class InferService:
         memset(&warmup.outcome, 0, sizeof(Outcome))
         warmup.done = done
         warmup.outcome.over = warmup_over
-        warmup.outcome.owner = <void *>warmup
+        warmup.outcome.bridge = &self.bridge.bridge
+        warmup.outcome.told.run = tell_warmup_over
+        warmup.outcome.told.owner = <void *>warmup
         request = warmup_requests(lane.lane, tensors, count, &self.bridge.bridge, &warmup.outcome)
         Py_INCREF(warmup)
+        front_enter()
         while request != NULL:
             following = request.next
             submit_request(&self.submission, request)
             request = following
         submission_wake(&self.submission)
+        front_leave()
 
     def record(self, RecorderHandle recorder not None) -> None:
         """Record single requests, when the recorder is switched on."""
@@ -409,13 +468,21 @@ cdef class InferService:
         cdef bytes encoded = b"" if name is None else name.encode()
         cdef bytes details = text.encode()
         cdef Str model = Str(encoded, <uint32_t>len(encoded))
-        submission_resume(&self.submission, NULL if name is None else &model, status, details)
+        cdef int refused = status
+        cdef bint one = name is not None
+        front_enter()
+        submission_resume(&self.submission, &model if one else NULL, refused, details)
         submission_wake(&self.submission)
+        self.leave()
 
     def awaits(self, name: str) -> bool:
         """Whether a request, or a step of an ensemble, waits for this model."""
         cdef bytes encoded = name.encode()
-        return submission_awaits(&self.submission, Str(encoded, <uint32_t>len(encoded)))
+        cdef bint awaited
+        front_enter()
+        awaited = submission_awaits(&self.submission, Str(encoded, <uint32_t>len(encoded)))
+        front_leave()
+        return awaited
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer and ModelStreamInfer natively on an endpoint, which must not outlive this object."""
@@ -433,7 +500,9 @@ cdef class InferService:
             text: the error text for streams whose clients have not half-closed.
         """
         self.stopping = text.encode()
+        front_enter()
         exchanges_drain(&self.exchanges, self.stopping)
+        self.leave()
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
                uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0, uint64_t client=0,
@@ -467,6 +536,8 @@ cdef class InferService:
         cdef bytes whole = message + forwarded if forwarded else message
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(whole)
         cdef Block *block = block_of_object(whole, data, len(whole))
+        cdef size_t forwarded_size = len(forwarded)
+        cdef Block *address
         if request == NULL or block == NULL:
             block_give(block)
             if request != NULL:
@@ -480,9 +551,12 @@ cdef class InferService:
         traceparent_read(&context, said, len(said))
         context.baggage = baggage
         context.baggage_size = len(baggage)
-        submit_call(&self.submission, request, block, data, size, len(forwarded), timeout_ns, caller, &context)
-        if request.record != NULL:
-            Py_INCREF(peer)
-            (<Record *>request.record).peer = <void *>peer
+        address = text_block(peer)
+        front_enter()
+        submit_call(&self.submission, request, block, data, size, forwarded_size, timeout_ns, caller, &context)
+        if request.record != NULL and address != NULL:
+            (<Record *>request.record).peer = block_share(address)
         submission_wake(&self.submission)
+        self.leave()
+        block_give(address)
         return ticket

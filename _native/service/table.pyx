@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from inferd._native.atomic cimport fetch_add32
+from inferd._native.front cimport front_enter, front_leave
 from inferd._native.memory.arena cimport arena_take
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.request.lane cimport Lane, LaneHandle
@@ -316,6 +317,7 @@ cdef class ModelTable:
         cdef ModelEntry *old
         if self.table.model_count >= self.table.bucket_count:
             self.resize(self.table.bucket_count * 2)
+        front_enter()
         lock(&self.table.guard)
         link = &self.table.buckets[hash_of(entry.name) & (self.table.bucket_count - 1)]
         old = self.cut(link, entry.name)
@@ -326,6 +328,7 @@ cdef class ModelTable:
         unlock(&self.table.guard)
         if old != NULL:
             entry_free(old)
+        front_leave()
         self.handles[name] = (ordered, going)
 
     def remove(self, name: str) -> None:
@@ -335,6 +338,7 @@ cdef class ModelTable:
         cdef ModelEntry *old
         key.data = encoded
         key.size = <uint32_t>len(encoded)
+        front_enter()
         lock(&self.table.guard)
         old = self.cut(&self.table.buckets[hash_of(key) & (self.table.bucket_count - 1)], key)
         if old != NULL:
@@ -342,6 +346,7 @@ cdef class ModelTable:
         unlock(&self.table.guard)
         if old != NULL:
             entry_free(old)
+        front_leave()
         self.handles.pop(name, None)
 
     cdef ModelEntry *cut(self, ModelEntry **link, Str name) noexcept:
@@ -369,9 +374,11 @@ cdef class ModelTable:
         model.size = <uint32_t>len(encoded_name)
         number.data = encoded_version
         number.size = <uint32_t>len(encoded_version)
+        front_enter()
         lane = table_find(&self.table, model, number, &status, &details)
         if lane == NULL and status == STATUS_OK:
             lane = table_route(&self.table, model, number, &nobody, False, &status, &details)
+        front_leave()
         if lane != NULL:
             fetch_add32(&lane.in_flight, -1)
             return (status, "")

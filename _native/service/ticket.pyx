@@ -7,6 +7,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
 
 from inferd._native.atomic cimport add_own
+from inferd._native.front cimport front_enter, front_leave
 from inferd._native.memory.resource cimport block_view
 from inferd._native.refusal cimport refusal_name
 from inferd._native.request.bridge cimport bridge_abandon
@@ -108,5 +109,7 @@ cdef class Ticket:
         if request != NULL:
             self.request = NULL
             self.deliver = None
+            front_enter()
             bridge_abandon(request)
+            front_leave()
             Py_DECREF(self)

@@ -1,15 +1,17 @@
 """Calls of methods that Python handles.
 
 A new call comes to `Endpoint.on_call` (`inferd._native.transport.endpoint`). No method of a call blocks; a call has
-events.
+events, which the event loop is told: what the connection's thread has noted (`inferd._native.front`).
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_withdraw
 from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_PYTHON_RESET
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
@@ -25,7 +27,14 @@ from inferd._native.transport.nghttp2 cimport (
     nghttp2_rcbuf_get_buf,
     nghttp2_vec,
 )
-from inferd._native.transport.outgoing cimport PREFIX, Outgoing, outgoing_add, outgoing_new, write_message_prefix
+from inferd._native.transport.outgoing cimport (
+    PREFIX,
+    Outgoing,
+    outgoing_add,
+    outgoing_free,
+    outgoing_new,
+    write_message_prefix,
+)
 from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     WRITABLE_BELOW,
@@ -35,6 +44,7 @@ from inferd._native.transport.stream cimport (
     stream_begin,
     stream_compress,
     stream_cut,
+    stream_drop_fields,
     stream_end,
     stream_ended,
     stream_inflates,
@@ -49,7 +59,6 @@ EVENT_HALF_CLOSE = "half-close"  # the client sends no more
 EVENT_WRITABLE = "writable"      # little is unsent: the handler may write more
 EVENT_DEADLINE = "deadline"      # the client's deadline has passed
 EVENT_CLOSED = "closed"          # the stream is closed; closed_by says why
-EVENT_CALL = "call"              # internal: a new call, for Endpoint.on_call
 
 
 cdef class CallOwner:
@@ -61,68 +70,79 @@ cdef class CallOwner:
     cdef int dispatch(self) except -1:
         return 0
 
+    cdef void look(self) noexcept:
+        pass
 
-cdef void *call_peer(const Stream *stream) noexcept nogil:
-    with gil:
-        peer = (<CallOwner>stream.conn.owner).peer
-        Py_INCREF(peer)
-        return <void *>peer
+    cdef object begin_call(self, Call call):
+        pass
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The service of methods that Python handles
+# The service of methods that Python handles: notes what happens, for the event loop
 
 cdef enum:
     HEADER_MEMORY = 4            # bytes of objects for each byte of the headers
+    NEWS_CALL = 1
+    NEWS_HALF_CLOSE = 2
+    NEWS_WRITABLE = 4
+    NEWS_DEADLINE = 8
+    NEWS_CLOSED = 16
 
 
-cdef inline void note(Stream *stream, str kind) noexcept:
-    if stream.call != NULL:  # else there was no memory for the call, and it has failed
-        (<CallOwner>stream.conn.owner).events.append((<Call>stream.call, kind))
+cdef inline void note(Stream *stream, uint32_t news) noexcept nogil:
+    cdef CallLink *link = <CallLink *>stream.call
+    if link != NULL:  # else there was no memory for the call, and it has failed
+        link.news |= news
+        python_post(&stream.conn.host.timers.python, &link.event)
 
 
 cdef void call_begins(Stream *stream) noexcept nogil:
     # Its charge lasts as long as the call: a stream needs memory without any message.
     cdef size_t memory = PYTHON_CALL_MEMORY + HEADER_MEMORY * stream.header_bytes
+    cdef CallLink *link = <CallLink *>calloc(1, sizeof(CallLink))
     charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, memory)
-    with gil:
-        try:
-            call_new(stream, memory)
-        except BaseException:
-            stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
+    if link == NULL:
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
+        return
+    link.event.run = tell_call
+    link.stream = stream
+    link.memory = memory
+    stream.call = link
+    note(stream, NEWS_CALL)
     stream_watch(stream)
 
 
 cdef void message_arrived(Stream *stream) noexcept nogil:
-    with gil:
-        note(stream, EVENT_MESSAGE)
+    if stream.call != NULL:
+        (<CallLink *>stream.call).messages += 1
+        note(stream, 0)
 
 
 cdef void client_half_closed(Stream *stream) noexcept nogil:
-    with gil:
-        note(stream, EVENT_HALF_CLOSE)
+    note(stream, NEWS_HALF_CLOSE)
 
 
 cdef void little_unsent(Stream *stream) noexcept nogil:
-    with gil:
-        note(stream, EVENT_WRITABLE)
+    note(stream, NEWS_WRITABLE)
 
 
 cdef void call_is_late(Stream *stream) noexcept nogil:
-    with gil:
-        note(stream, EVENT_DEADLINE)
+    note(stream, NEWS_DEADLINE)
     mark_dirty(stream.conn)
 
 
 cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
-    with gil:
-        note(stream, EVENT_CLOSED)
-        (<Call>stream.call).closed_by = error_code
-        (<Call>stream.call).stream = NULL
-        Py_DECREF(<Call>stream.call)
+    cdef CallLink *link = <CallLink *>stream.call
+    link.closed_by = error_code
+    note(stream, NEWS_CLOSED)
+    link.stream = NULL
+    if link.news & NEWS_CALL:  # Python has never heard of it
+        python_withdraw(&stream.conn.host.timers.python, &link.event)
+        free(link)
 
 
 cdef Service PYTHON
+PYTHON.keeps_fields = True
 PYTHON.reset_cost = COST_PYTHON_RESET
 PYTHON.begin = call_begins
 PYTHON.message = message_arrived
@@ -132,7 +152,72 @@ PYTHON.late = call_is_late
 PYTHON.closed = call_closed
 
 
-cdef int call_new(Stream *stream, size_t memory) except -1:
+# ---------------------------------------------------------------------------------------------------------------------
+# The event loop hears of it
+
+cdef int tell_call(PythonEvent *event) except -1:
+    cdef CallLink *link = <CallLink *>event
+    cdef uint32_t news, messages
+    cdef Call call
+    front_enter()
+    try:
+        news, messages = link.news, link.messages
+        link.news = link.messages = 0
+        if link.call == NULL:
+            if not begin(link):
+                return 0
+            news |= NEWS_CALL
+        call = <Call>link.call
+        if news & NEWS_CLOSED:
+            call.closed_by = link.closed_by
+            call.link = NULL
+            Py_DECREF(call)
+            free(link)
+    finally:
+        front_leave()
+    if news & NEWS_CALL:
+        call.connection.begin_call(call)
+    while messages and hears(call):
+        messages -= 1
+        call.on_event(EVENT_MESSAGE)
+    if news & NEWS_HALF_CLOSE and hears(call):
+        call.on_event(EVENT_HALF_CLOSE)
+    if news & NEWS_WRITABLE and hears(call):
+        call.on_event(EVENT_WRITABLE)
+    if news & NEWS_DEADLINE:
+        if hears(call):
+            call.on_event(EVENT_DEADLINE)
+        elif call.open:  # its handler has not begun
+            call.end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+    if news & NEWS_CLOSED and hears(call):
+        call.on_event(EVENT_CLOSED)
+    return 0
+
+
+cdef inline bint hears(Call call):
+    return call.on_event is not None
+
+
+cdef bint begin(CallLink *link) except -1:
+    # Make the Call. False: the call has failed, and reaches no handler.
+    cdef Stream *stream = link.stream
+    cdef Call call
+    if stream_ended(stream):
+        link.news = NEWS_CALL  # it is forgotten when the stream is closed
+        return False
+    try:
+        call = call_new(stream, link)
+    except MemoryError:
+        link.news = NEWS_CALL
+        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
+        (<CallOwner>stream.conn.owner).has_output()
+        return False
+    Py_INCREF(call)
+    link.call = <void *>call
+    return True
+
+
+cdef Call call_new(Stream *stream, CallLink *link):
     cdef Call call = Call.__new__(Call)
     cdef nghttp2_vec name, value
     cdef uint32_t i
@@ -141,16 +226,14 @@ cdef int call_new(Stream *stream, size_t memory) except -1:
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
         value = header_value(stream.fields[i].value)
         metadata += metadata_pairs(name.base, name.len, value.base, value.len)
-    call.stream = stream
+    stream_drop_fields(stream)
+    call.link = link
     call.connection = <CallOwner>stream.conn.owner
     call.path = stream.path.decode("ascii", "replace")
     call.metadata = tuple(metadata)
     call.timeout_ns = stream.timeout_ns
-    call.memory = memory
-    Py_INCREF(call)
-    stream.call = <void *>call
-    note(stream, EVENT_CALL)
-    return 0
+    call.memory = link.memory
+    return call
 
 
 class CallOverError(ConnectionError):
@@ -199,67 +282,102 @@ cdef class Call:
     def __init__(self):
         raise TypeError("Call cannot be created from Python")
 
-    cdef Stream *open_stream(self) except NULL:
-        if self.stream == NULL or stream_ended(self.stream):
+    cdef Stream *enter(self) noexcept:
+        # Enter the front. NULL: the stream is closed.
+        front_enter()
+        self.connection.look()
+        return self.link.stream if self.link != NULL else NULL
+
+    cdef Stream *enter_open(self) except NULL:
+        # Enter the front, if messages and a status can still be sent.
+        cdef Stream *stream = self.enter()
+        if stream == NULL or stream_ended(stream):
+            front_leave()
             raise CallOverError("the call is over")
-        return self.stream
+        return stream
+
+    cdef int leave(self, bint output) except -1:
+        if output:
+            self.connection.has_output()
+        front_leave()
+        return 0
 
     def take_message(self) -> bytes | None:
         """The next request message, None when there is none now."""
+        cdef Stream *stream = self.enter()
         cdef Incoming *message
-        cdef bytes out
-        if self.stream == NULL or self.stream.incoming.first == NULL:
-            return None
-        message = <Incoming *>self.stream.incoming.first
-        out = (<const char *>message.data)[:message.size]
-        stream_drop_message(self.stream)
-        if self.stream.conn.dirty:
-            self.connection.has_output()
+        cdef bytes out = None
+        cdef bint output = False
+        try:
+            if stream != NULL and stream.incoming.first != NULL:
+                message = <Incoming *>stream.incoming.first
+                out = (<const char *>message.data)[:message.size]
+                stream_drop_message(stream)
+                output = stream.conn.dirty
+        finally:
+            self.leave(output)
         return out
 
     @property
     def half_closed(self) -> bool:
         """The client sends no more messages than those that can be taken now."""
-        return self.stream == NULL or (
-            self.stream.receiver.state == RECEIVED_ALL and not stream_inflates(self.stream))
+        cdef const Stream *stream = self.enter()
+        cdef bint closed = stream == NULL or (
+            stream.receiver.state == RECEIVED_ALL and not stream_inflates(stream))
+        front_leave()
+        return closed
 
     @property
     def inflating(self) -> bool:
         """Complete messages have come that cannot be taken yet: they are being inflated, or wait for that."""
-        return self.stream != NULL and stream_inflates(self.stream)
+        cdef const Stream *stream = self.enter()
+        cdef bint inflates = stream != NULL and stream_inflates(stream)
+        front_leave()
+        return inflates
 
     @property
     def open(self) -> bool:
         """Messages and a status can still be sent."""
-        return self.stream != NULL and not stream_ended(self.stream)
+        cdef const Stream *stream = self.enter()
+        cdef bint is_open = stream != NULL and not stream_ended(stream)
+        front_leave()
+        return is_open
 
     @property
     def writable(self) -> bool:
         """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
-        return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
+        cdef const Stream *stream = self.enter()
+        cdef bint may_write = stream == NULL or stream_unsent(stream) < WRITABLE_BELOW
+        front_leave()
+        return may_write
 
     def expect_one(self) -> None:
         """Expect one request message: the client has as much time for it as in a native call."""
-        if self.stream != NULL:
-            self.stream.single = True
-            stream_watch(self.stream)
+        cdef Stream *stream = self.enter()
+        if stream != NULL:
+            stream.single = True
+            stream_watch(stream)
+        front_leave()
 
     def hold(self, size: int) -> None:
         """Charge the call for `size` more bytes of unanswered requests or unsent responses; for fewer when `size` is
         negative. The end of the call releases the charge."""
-        cdef Stream *stream = self.stream
-        if stream == NULL or stream_ended(stream):
-            return
-        if size < -<Py_ssize_t>self.held:
+        cdef Py_ssize_t more = size
+        cdef Stream *stream
+        if more < -<Py_ssize_t>self.held:
             raise ValueError(f"the call holds {self.held} bytes, got {size}")
-        self.held = <size_t>(<Py_ssize_t>self.held + <Py_ssize_t>size)
-        charge_resize(&stream.executed, <size_t>(<Py_ssize_t>stream.executed.bytes + <Py_ssize_t>size))
+        stream = self.enter()
+        if stream != NULL and not stream_ended(stream):
+            self.held = <size_t>(<Py_ssize_t>self.held + more)
+            charge_resize(&stream.executed, <size_t>(<Py_ssize_t>stream.executed.bytes + more))
+        front_leave()
 
     def let_go(self) -> None:
         """Release the charge of the request messages: the handler has taken what it needs of them."""
-        cdef Stream *stream = self.stream
+        cdef Stream *stream = self.enter()
         if stream != NULL and not stream_ended(stream):
             charge_resize(&stream.executed, self.memory + self.held)
+        front_leave()
 
     def set_compression(self, encoding: str, level: int = 6) -> None:
         """Compress messages from now on, if the client takes the encoding; before the headers are sent.
@@ -271,33 +389,43 @@ cdef class Call:
         Raises:
             ValueError: the encoding is unknown, or the headers have been sent.
         """
-        cdef Stream *stream = self.open_stream()
         cdef bytes name = encoding.encode()
-        cdef Encoding wanted
-        if stream_opened(stream):
-            raise ValueError("the initial metadata has been sent")
-        wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
-        if encoding and wanted == ENCODING_UNKNOWN:
-            raise ValueError(f"expected gzip, deflate or identity, got {encoding!r}")
-        stream_compress(stream, wanted, level)
+        cdef int wanted_level = level
+        cdef Encoding wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
+        cdef Stream *stream = self.enter_open()
+        try:
+            if stream_opened(stream):
+                raise ValueError("the initial metadata has been sent")
+            if encoding and wanted == ENCODING_UNKNOWN:
+                raise ValueError(f"expected gzip, deflate or identity, got {encoding!r}")
+            stream_compress(stream, wanted, wanted_level)
+        finally:
+            self.leave(False)
 
     def send_headers(self, metadata=()) -> None:
         """Send the initial metadata, pairs of key and value; once, before the first message."""
-        cdef Stream *stream = self.open_stream()
         cdef list pairs = metadata_headers(metadata)
-        cdef nghttp2_nv *nv
-        if stream_opened(stream):
-            raise ValueError("the initial metadata has been sent")
-        nv = nv_of(pairs)
-        stream_begin(stream, nv, len(pairs))
-        free(nv)
-        self.connection.has_output()
+        cdef nghttp2_nv *nv = nv_of(pairs)
+        cdef Stream *stream
+        try:
+            stream = self.enter_open()
+            try:
+                if stream_opened(stream):
+                    raise ValueError("the initial metadata has been sent")
+                stream_begin(stream, nv, len(pairs))
+            finally:
+                self.leave(True)
+        finally:
+            free(nv)
 
     def send_message(self, message: bytes, compress: bool = True) -> None:
         """Queue one response message; with `compress`, as `set_compression` says."""
-        cdef Stream *stream = self.open_stream()
         cdef size_t size = len(message)
+        cdef bint compressible = compress
+        cdef Stream *stream
         cdef Outgoing *out
+        if not self.open:
+            raise CallOverError("the call is over")
         if size > 0xffffffff:
             raise ValueError("a gRPC message is smaller than 4 GiB")
         out = outgoing_new(1, PREFIX + size)
@@ -306,25 +434,35 @@ cdef class Call:
         write_message_prefix(out.room, size)
         memcpy(out.room + PREFIX, <const char *>message, size)
         outgoing_add(out, out.home, out.room, PREFIX + size)
-        stream_send(stream, out, compress)
-        self.connection.has_output()
+        try:
+            stream = self.enter_open()
+        except CallOverError:  # it has ended meanwhile
+            outgoing_free(out)
+            raise
+        stream_send(stream, out, compressible)
+        self.leave(True)
 
     def end(self, status: int, details: str = "", metadata=()) -> None:
         """Send the final status, with trailing metadata; once."""
-        cdef Stream *stream = self.open_stream()
         cdef list pairs = metadata_headers(metadata)
         cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
         cdef nghttp2_nv *nv
+        cdef Stream *stream
         if not 0 <= status <= 16:
             raise ValueError(f"a gRPC status code is 0 to 16, got {status}")
         try:
             nv = nv_of(pairs)
         except MemoryError:  # the client must not wait for the status because there is no memory for the metadata
             nv, pairs = NULL, []
+        try:
+            stream = self.enter_open()
+        except CallOverError:
+            free(nv)
+            raise
         stream_end(stream, status, text, nv, len(pairs))
-        self.connection.has_output()
+        self.leave(True)
 
     def reset(self) -> None:
         """Reset the call (RST_STREAM)."""
-        stream_cut(self.open_stream(), NGHTTP2_INTERNAL_ERROR)
-        self.connection.has_output()
+        stream_cut(self.enter_open(), NGHTTP2_INTERNAL_ERROR)
+        self.leave(True)

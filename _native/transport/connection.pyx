@@ -3,13 +3,17 @@
 The owner of a connection reads from its socket into `Connection.receive_buffer`, or that of the `Endpoint`
 (`inferd._native.transport.endpoint`), calls `Connection.received`, and writes the output of `Connection.take_output`.
 Calls of methods that are not native come to `Endpoint.on_call` as `inferd._native.transport.call.Call` objects.
+An I/O thread (`inferd._native.transport.io_thread`) does all of this itself, without this interface.
 """
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 
-from inferd._native.memory.resource cimport Block, block_give, block_share
-from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free
+
+from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_run, python_withdraw
+from inferd._native.memory.resource cimport Block, block_give, block_share, text_block
 from inferd._native.transport.call cimport Call, CallOwner
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.closing cimport CONN_PARTING
@@ -31,12 +35,7 @@ from inferd._native.transport.http2 cimport (
 )
 from inferd._native.transport.expiry cimport conn_waits
 from inferd._native.transport.outgoing cimport output_part, output_take, output_write
-from inferd._native.transport.stream cimport host_look
-
-from collections import deque
-
-from inferd._native.transport.call import EVENT_CALL, EVENT_DEADLINE
-from inferd._native.transport.endpoint import EVENT_PING, EVENT_REFUSED
+from inferd._native.transport.stream cimport ConnNews, host_look
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
 
@@ -69,6 +68,37 @@ cdef class DirectBuffer:
         block_give(<Block *>buffer.internal)
 
 
+cdef int tell_connection(PythonEvent *event) except -1:
+    # The event loop hears what has happened to the connection itself.
+    cdef Connection connection = <Connection>event.owner
+    cdef ConnNews news
+    cdef list texts = []
+    cdef uint32_t i
+    front_enter()
+    news = connection.conn.news
+    for i in range(news.refusals):
+        if news.refused[i] != NULL:
+            texts.append(news.refused[i].decode("utf-8", "replace"))
+            free(news.refused[i])
+            connection.conn.news.refused[i] = NULL
+    connection.conn.news.refusals = connection.conn.news.pings = 0
+    connection.conn.news.output = connection.conn.news.shut = connection.conn.news.lost = False
+    front_leave()
+    for text in texts:
+        if connection.on_refused is not None:
+            connection.on_refused(text)
+    for i in range(news.pings):
+        if connection.on_ping is not None:
+            connection.on_ping()
+    if news.output and connection.flush is not None:
+        connection.flush()
+    if news.shut and connection.on_shut is not None:
+        connection.on_shut()
+    if news.lost and connection.on_lost is not None:
+        connection.on_lost()
+    return 0
+
+
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
 cdef class Connection(CallOwner):
     """The connection of one peer.
@@ -83,57 +113,73 @@ cdef class Connection(CallOwner):
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
     the reason when the server refuses a call, or the peer, because of an HTTP/2 error. Call `close` when the peer is
-    gone.
+    gone. If an I/O thread has its socket, set `on_shut` and `on_lost` instead of `flush`: they are called when the
+    thread has shut the socket for writing, or will do so behind the last output, and when it has left the socket.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
                  InterceptorHandle interceptor=None, identity: int = 0):
+        cdef bint opened
         self.endpoint = endpoint
         self.peer = peer
-        self.events = deque()
+        self.conn.news.event.run = tell_connection
+        self.conn.news.event.owner = <void *>self
+        front_enter()
         host_look(&endpoint.host)
-        if not conn_open(&self.conn, &endpoint.host, <void *>self):
+        opened = conn_open(&self.conn, &endpoint.host, <void *>self)
+        if opened:
+            self.conn.user = user
+            self.conn.identity = identity
+            if use is not None:
+                self.use = use
+                self.conn.client = &use.client
+                self.conn.account.within = &use.client.account
+                use.client.account.within = &endpoint.host.account
+            if interceptor is not None:
+                self.interceptor = interceptor
+                self.conn.interceptor = &interceptor.interceptor
+            self.conn.peer = text_block(peer)
+        front_leave()
+        if not opened:
             raise MemoryError("no memory for an HTTP/2 session")
-        self.conn.user = user
-        self.conn.identity = identity
-        if use is not None:
-            self.use = use
-            self.conn.client = &use.client
-            self.conn.account.within = &use.client.account
-            use.client.account.within = &endpoint.host.account
-        if interceptor is not None:
-            self.interceptor = interceptor
-            self.conn.interceptor = &interceptor.interceptor
 
     def __dealloc__(self):
+        cdef uint32_t i
+        front_enter()
         conn_close(&self.conn)
+        if self.endpoint is not None:
+            python_withdraw(&self.endpoint.timers.timers.python, &self.conn.news.event)
+        for i in range(self.conn.news.refusals):
+            free(self.conn.news.refused[i])
+        block_give(self.conn.peer)
+        front_leave()
+
+    cdef void look(self) noexcept:
+        host_look(&self.endpoint.host)
+
+    cdef object begin_call(self, Call call):
+        self.endpoint.on_call(call)
 
     cdef int has_output(self) except -1:
-        if self.endpoint.dirty_hook is not None:
+        if self.endpoint.host.wake != NULL:
+            self.endpoint.host.wake(self.endpoint.host.wake_context)
+        elif self.endpoint.dirty_hook is not None:
             self.endpoint.dirty_hook()
         return 0
 
     cdef int dispatch(self) except -1:
+        if self.endpoint.host.wake != NULL:
+            return 0  # the event loop waits for the events
         if self.endpoint.host.others_ran:
             self.endpoint.host.others_ran = False
             self.has_output()
-        # when a receiver raises, the events behind it stay for the next call
-        while self.events:
-            call, kind = self.events.popleft()
-            if kind is EVENT_CALL:
-                # a call that was reset or has failed in the same read reaches no handler
-                if (<Call>call).open:
-                    self.endpoint.on_call(call)
-            elif kind is EVENT_PING:
-                if self.on_ping is not None:
-                    self.on_ping()
-            elif kind is EVENT_REFUSED:
-                if self.on_refused is not None:
-                    self.on_refused(call)
-            elif (<Call>call).on_event is not None:
-                (<Call>call).on_event(kind)
-            elif kind is EVENT_DEADLINE and (<Call>call).open:  # its handler has not begun
-                (<Call>call).end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        return python_run(&self.endpoint.timers.timers.python)
+
+    cdef int leave(self, bint output) except -1:
+        # leave the front after an operation that may have made output
+        if output and self.endpoint.host.wake != NULL:
+            self.endpoint.host.wake(self.endpoint.host.wake_context)
+        front_leave()
         return 0
 
     cdef int take_read_target(self, ReadTarget *target) except -1:
@@ -170,16 +216,20 @@ cdef class Connection(CallOwner):
         cdef ReadTarget target
         cdef size_t count
         cdef int socket = fd
-        self.take_read_target(&target)
-        if not 0 <= size <= <Py_ssize_t>target.size:
-            raise ValueError(f"the receive buffer has {target.size} bytes, got {size}")
-        count = size
-        host_look(&self.endpoint.host)
-        if target.block != NULL or count == target.size:
-            with nogil:  # because much is read and copied
-                self.take_in(&target, count, socket)
-        else:
-            self.take_in(&target, count, -1)  # short: releasing the GIL would cost more
+        front_enter()
+        try:
+            self.take_read_target(&target)
+            if not 0 <= size <= <Py_ssize_t>target.size:
+                raise ValueError(f"the receive buffer has {target.size} bytes, got {size}")
+            count = size
+            host_look(&self.endpoint.host)
+            if target.block != NULL or count == target.size:
+                with nogil:  # because much is read and copied
+                    self.take_in(&target, count, socket)
+            else:
+                self.take_in(&target, count, -1)  # short: releasing the GIL would cost more
+        finally:
+            self.leave(True)
         self.dispatch()
 
     cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil:
@@ -190,21 +240,34 @@ cdef class Connection(CallOwner):
 
     def collect_output(self, limit: int = 1 << 20) -> int:
         """Prepare the output for the socket, about `limit` bytes at most; returns the number of prepared bytes."""
+        cdef size_t most = limit
+        cdef size_t size
+        front_enter()
         host_look(&self.endpoint.host)
-        conn_collect(&self.conn, limit)
+        conn_collect(&self.conn, most)
+        size = self.conn.output.size
+        front_leave()
         self.dispatch()
-        return self.conn.output.size
+        return size
 
     def write_output(self, int fd) -> bool:
         """Write the prepared output to a socket that does not block.
 
         False: the socket is full; `take_ready` has the rest.
         """
-        return output_write(&self.conn.output, fd)
+        cdef bint whole
+        front_enter()
+        whole = output_write(&self.conn.output, fd)
+        front_leave()
+        return whole
 
     def take_part(self, size: int) -> bytes:
         """The first bytes of the prepared output, `size` at most, as a copy."""
-        return output_part(&self.conn.output, size)
+        front_enter()
+        try:
+            return output_part(&self.conn.output, size)
+        finally:
+            front_leave()
 
     def waits(self, handed: int, beside: int = 0, fd: int = -1) -> None:
         """Say which output waits for the socket `fd`: the prepared output, and `handed` bytes that were taken from it.
@@ -213,11 +276,19 @@ cdef class Connection(CallOwner):
         more that its owner keeps. It has the time that a response has; then it is `stalled`. With `handed` 0 and no
         prepared output nothing waits any more.
         """
-        conn_waits(&self.conn, handed, <size_t>beside + (unread(fd) if fd >= 0 else 0))
+        cdef size_t taken = handed
+        cdef size_t kept = <size_t>beside + (unread(fd) if fd >= 0 else 0)
+        front_enter()
+        conn_waits(&self.conn, taken, kept)
+        front_leave()
 
     def take_ready(self) -> list:
         """The prepared output, as objects with the buffer protocol."""
-        return output_take(&self.conn.output)
+        front_enter()
+        try:
+            return output_take(&self.conn.output)
+        finally:
+            front_leave()
 
     def take_output(self, limit: int = 1 << 20) -> list:
         """The output for the socket, as objects with the buffer protocol; about `limit` bytes at most."""
@@ -227,7 +298,11 @@ cdef class Connection(CallOwner):
     @property
     def finished(self) -> bool:
         """Whether nothing is left to send: the peer broke the protocol, or all output after `go_away` was taken."""
-        return conn_finished(&self.conn)
+        cdef bint finished
+        front_enter()
+        finished = conn_finished(&self.conn)
+        front_leave()
+        return finished
 
     @property
     def state(self) -> str:
@@ -281,41 +356,59 @@ cdef class Connection(CallOwner):
 
     def ping(self) -> None:
         """Send a PING; when the peer answers it, `received_at` moves."""
+        front_enter()
         conn_ping(&self.conn)
+        self.leave(True)
 
     def calm(self, reason: str) -> None:
         """End the connection: a GOAWAY ENHANCE_YOUR_CALM with this text is the last frame, then it is `finished`."""
         cdef bytes text = reason.encode()
+        front_enter()
         conn_calm(&self.conn, text)
+        self.leave(True)
 
     def announce_shutdown(self) -> None:
         """Ask the peer to open no more streams. Streams that it opens until it reads this are still served."""
+        front_enter()
         conn_announce_shutdown(&self.conn)
+        self.leave(True)
 
     def go_away(self, reason: str = "") -> None:
         """Refuse further streams. The connection is `finished` after the responses to the open ones."""
         cdef bytes text = reason.encode()
+        front_enter()
         conn_go_away(&self.conn, text)
+        self.leave(True)
 
     def fail_calls(self, details: str) -> None:
         """End every call without a response, native ones too, with this status."""
         cdef bytes text = details.encode()
+        front_enter()
         conn_fail_calls(&self.conn, text)
+        self.leave(True)
 
     def shut(self) -> None:
         """End the calls, when all output is taken. The owner shuts the socket for writing when that is written."""
+        front_enter()
         conn_shut(&self.conn)
+        front_leave()
         self.flush = None
         self.dispatch()
 
     def linger(self) -> None:
         """The owner has shut the socket for writing: discard what the peer sends."""
-        if not conn_linger(&self.conn):
+        cdef bint allowed
+        front_enter()
+        allowed = conn_linger(&self.conn)
+        front_leave()
+        if not allowed:
             raise RuntimeError(f"a connection that is {self.state} cannot linger")
 
     def close(self) -> None:
         """End every call, because the peer is gone."""
+        front_enter()
         conn_close(&self.conn)
+        self.leave(True)
         self.target.data = NULL
         self.flush = None
         self.dispatch()

@@ -18,5 +18,6 @@ cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nog
 # not change between conn_read_target and this call.
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil
 # Read from a non-blocking socket, and process the bytes, until there are no more or it is the turn of other
-# connections. `buffer` is the common buffer, of `capacity` bytes.
-cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil
+# connections. `buffer` is the common buffer, of `capacity` bytes. False: the peer has closed its end, or the socket is
+# broken.
+cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil

@@ -9,6 +9,7 @@ A direct read pays only from some size on. For clients with smaller frames (16 K
 all bytes that there are.
 """
 
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t
 
 from inferd._native.memory.resource cimport block_give, block_share
@@ -69,7 +70,7 @@ cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, s
     block_give(target.block)
 
 
-cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
+cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
     cdef ReadTarget target
     cdef iovec parts[2]
     cdef size_t wanted
@@ -86,8 +87,9 @@ cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
         wanted = target.size + target.behind
         size = readv(fd, parts, 2)
         if size <= 0:
-            return  # the caller's next read shows the reason
+            return size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_received(conn, &target, buffer, <size_t>size)
         if <size_t>size < wanted:
-            return
+            return True
         total += wanted
+    return True

@@ -6,7 +6,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from inferd._native.front cimport front_enter, front_leave, python_post, python_run
 from inferd._native.memory.small cimport smalls_clear
+from inferd._native.text cimport format_text
 from inferd._native.timers cimport TimersHandle, timers_clear, timers_fire
 from inferd._native.transport.call cimport PYTHON, CallOwner
 from inferd._native.transport.eviction cimport host_relieve
@@ -24,6 +26,7 @@ from inferd._native.transport.ledger cimport (
     account_exceeded,
 )
 from inferd._native.transport.stream cimport (
+    KEPT_TEXTS,
     MAX_NATIVES,
     STATUSES,
     CallCounts,
@@ -35,11 +38,6 @@ from inferd._native.transport.stream cimport (
 )
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.workers cimport Workers, thread_pool_drain
-
-# Events of a connection itself, in addition to those of its calls, in CallOwner.events.
-EVENT_PING = "ping"              # for Connection.on_ping
-EVENT_REFUSED = "refused"        # for Connection.on_refused, with the text in place of a call
-
 
 cdef int64_t ask_clock(void *endpoint) noexcept nogil:
     with gil:
@@ -117,11 +115,13 @@ cdef class Endpoint:
 
     def calls(self) -> dict[str, tuple[int, list[int]]]:
         """The calls of native methods by path: how many began, and how many ended with each gRPC status."""
-        cdef const CallCounts *counts
+        cdef CallCounts counts
         cdef dict out = {}
         cdef uint32_t i, status
         for i in range(self.host.native_count):
-            counts = &self.host.natives[i].counts
+            front_enter()
+            counts = self.host.natives[i].counts
+            front_leave()
             out[self.host.natives[i].path.decode()] = (
                 counts.started, [counts.handled[status] for status in range(<uint32_t>STATUSES)])
         return out
@@ -177,7 +177,10 @@ cdef class Endpoint:
     @property
     def ledger(self) -> dict[str, int]:
         """Bytes that clients make the server hold, by the stage at which their messages are."""
-        cdef const size_t *held = self.host.account.bytes
+        cdef size_t held[STAGES]
+        front_enter()
+        memcpy(held, self.host.account.bytes, sizeof(held))
+        front_leave()
         return {
             "arriving": held[<int>STAGE_ARRIVING],
             "inflating": held[<int>STAGE_INFLATING],
@@ -200,12 +203,15 @@ cdef class Endpoint:
 
     def ledger_agrees(self) -> bool:
         """Whether the server's account is the sum of its connections' accounts, at each stage; for tests."""
-        cdef const Conn *conn = self.host.connections.first
+        cdef const Conn *conn
         cdef size_t total[STAGES]
-        cdef bint agrees = account_agrees(&self.host.account)
+        cdef bint agrees
         cdef int stage
+        front_enter()
+        agrees = account_agrees(&self.host.account)
         for stage in range(<int>STAGES):
             total[stage] = self.host.thread_pool.departed.bytes[stage] if self.host.thread_pool != NULL else 0
+        conn = self.host.connections.first
         while conn != NULL:
             agrees = agrees and account_agrees(&conn.account)
             for stage in range(<int>STAGES):
@@ -213,6 +219,7 @@ cdef class Endpoint:
             conn = conn.next
         for stage in range(<int>STAGES):
             agrees = agrees and total[stage] == self.host.account.bytes[stage]
+        front_leave()
         return agrees
 
     @property
@@ -229,10 +236,11 @@ cdef class Endpoint:
         """Fire the timers that are due by the endpoint's clock, if the endpoint has timers of its own."""
         host_look(&self.host)
         timers_fire(self.host.timers, self.host.now_ns)
+        python_run(&self.host.timers.python)
         self.flush_dirty()
 
     def flush_dirty(self) -> None:
-        """Call `flush` of every connection that has got output since its last flush."""
+        """Call `flush` of every connection that has got output since its last flush. An I/O thread does this itself."""
         cdef Conn *conn
         cdef CallOwner connection
         if account_exceeded(&self.host.account):
@@ -250,6 +258,7 @@ cdef class Endpoint:
                 connection.flush()
             conn_collected(conn)
         host_note(&self.host)
+        python_run(&self.host.timers.python)
 
     def collect_jobs(self) -> None:
         """Continue with the messages that the workers have finished. Call this when their `event_fd` is readable."""
@@ -268,10 +277,13 @@ cdef class InterceptorHandle:
 # Events of connections
 
 cdef void peer_pinged(Conn *conn) noexcept nogil:
-    with gil:
-        (<CallOwner>conn.owner).events.append((None, EVENT_PING))
+    conn.news.pings += 1
+    python_post(&conn.host.timers.python, &conn.news.event)
 
 
 cdef void peer_refused(Conn *conn, const char *text) noexcept nogil:
-    with gil:
-        (<CallOwner>conn.owner).events.append((text.decode("utf-8", "replace"), EVENT_REFUSED))
+    if conn.news.refusals == KEPT_TEXTS:
+        return
+    conn.news.refused[conn.news.refusals] = format_text("%s", text)
+    conn.news.refusals += 1
+    python_post(&conn.host.timers.python, &conn.news.event)

@@ -5,6 +5,7 @@ from libc.stdlib cimport free
 
 from inferd._native.chain cimport Chain, Link
 from inferd._native.clock cimport now_ns
+from inferd._native.front cimport PythonEvent
 from inferd._native.memory.resource cimport Block, block_give
 from inferd._native.memory.small cimport Smalls
 from inferd._native.timers cimport Timer, Timers
@@ -63,6 +64,7 @@ cdef enum Answer:
 # receives or collects bytes, and `closed` also when the transport ends a call.
 cdef struct Service:
     bint single              # a call has one request message
+    bint keeps_fields        # stream.fields are needed after `begin`: the service drops them
     int64_t reset_cost       # the cost of a reset by the peer, in frames; see budget.pxd
     # Whether to keep this header in stream.fields until `begin`; NULL: keep all.
     bint (*wants)(Stream *stream, const uint8_t *name, size_t size) noexcept nogil
@@ -212,6 +214,19 @@ cdef enum:
     REMEMBERED = 16
     KNOWN_FIELDS = 12
 
+cdef enum:
+    KEPT_TEXTS = 4
+
+cdef struct ConnNews:
+    # what Python has not heard of yet, about a connection itself
+    PythonEvent event        # the first member
+    uint32_t pings           # PINGs of the peer
+    char *refused[KEPT_TEXTS]  # from malloc: why a call or the peer was refused
+    uint32_t refusals        # how many of these there are
+    bint output              # the owner is to flush the connection
+    bint shut                # the I/O thread sends nothing but the last output any more
+    bint lost                # the I/O thread has left the socket: the peer is gone, or the connection has ended
+
 cdef struct Conn:
     nghttp2_session *session
     Host *host
@@ -239,7 +254,10 @@ cdef struct Conn:
     size_t received          # bytes of DATA for which the peer has not yet got connection credit back
     KnownField known[KNOWN_FIELDS]  # the first headers of calls
     Chain parked             # Stream, unary calls that wait until the peer reads
-    void *owner              # passed to the callback of mark_dirty
+    void *owner              # the CallOwner; not a reference
+    ConnNews news
+    void *socket             # the Socket, if an I/O thread reads and writes it; else the owner does
+    Block *peer              # contains the peer's address, for records; NULL: unknown
     int64_t user             # of the process at the other end of a unix socket; -1: unknown
     uint64_t identity        # of the client, by certificate or user; 0: unknown
     double debt              # of a connection without a client; eviction computes it
@@ -321,6 +339,9 @@ cdef struct Host:
     void (*end_round)(void *context) noexcept nogil
     void *round_context
     bint rounds              # the owner ends a round soon after `others_ran` (Endpoint.on_dirty)
+    # Python has made output outside of a round: the I/O thread is to flush it soon. NULL: the event loop does that.
+    void (*wake)(void *context) noexcept nogil
+    void *wake_context
     bint waits               # wake-ups are put off until `end_round`
     const Conn *reader       # the last connection that was read; it may be gone
 

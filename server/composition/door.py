@@ -166,7 +166,6 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
             bytes_in_flight=settings.grpc_max_bytes_per_client,
         ),
     )
-    engine.after_delivery(door.flush)
     return door
 
 

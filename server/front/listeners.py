@@ -314,8 +314,8 @@ class Listener:
 
     Args:
         bound: the socket, taken over.
-        admit: makes the protocol of an accepted socket, with the client's address; None closes the socket. The
-            protocol's `connection_lost` is also called if the handshake fails.
+        admit: makes the driver of an accepted socket, with the client's address; None closes the socket. If the driver
+            is a protocol, it gets a transport; its `connection_lost` is also called if the handshake fails.
         credentials: TLS; each handshake shows the present certificate.
         file: of a unix socket.
         handshake_timeout: seconds that a client may take for the handshake of TLS.
@@ -325,7 +325,7 @@ class Listener:
     def __init__(
         self,
         bound: socket.socket,
-        admit: Callable[[socket.socket, Any], asyncio.BaseProtocol | None],
+        admit: Callable[[socket.socket, Any], object | None],
         credentials: Credentials | None,
         file: UnixFile | None = None,
         *,
@@ -376,11 +376,13 @@ class Listener:
                     self._pause = loop.call_later(ACCEPT_PAUSE, self._watch)
                 return
             accepted.setblocking(False)
-            protocol = self._admit(accepted, name)
-            if protocol is None:
+            driver = self._admit(accepted, name)
+            if driver is None:
                 accepted.close()
                 continue
-            beginning = asyncio.get_running_loop().create_task(self._begin(accepted, protocol))
+            if not isinstance(driver, asyncio.BaseProtocol):
+                continue
+            beginning = asyncio.get_running_loop().create_task(self._begin(accepted, driver))
             self._beginning.add(beginning)
             beginning.add_done_callback(self._beginning.discard)
 

@@ -1,4 +1,4 @@
-"""The native front door: `inferd._native.transport.connection`s under uvloop's buffered protocols.
+"""The native front door: connections whose sockets an I/O thread reads and writes, with TLS those under uvloop.
 
 ModelInfer bypasses this module, from the connection to its lane and back without a Python object. Every other method is
 a Python handler, served as on a grpc.aio server.
@@ -27,6 +27,7 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.io_thread import IoThread
 from inferd._native.transport.workers import Workers
 from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from inferd.server.errors import Denied, Exhausted
@@ -35,6 +36,7 @@ from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits
 from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.context import NativeContext
 from inferd.server.front.door import STOPPING
+from inferd.server.front.driver import SocketDriver
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from inferd.server.front.peer import Peer, peer_of
@@ -124,7 +126,6 @@ class NativeDoor:
         self._infer = infer
         self._access = access
         self._level = COMPRESSION_LEVELS[compression_level]
-        self._has_own_timers = infer is None
         self._timers = TimersHandle() if infer is None else infer.timers
         self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
         self._endpoint = Endpoint(
@@ -149,14 +150,14 @@ class NativeDoor:
         self._listeners: list[Listener] = []
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
-        self._protocols: set[NativeProtocol] = set()
+        self._io: IoThread | None = None
+        self._drivers: set[SocketDriver | NativeProtocol] = set()
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
         self._contexts: set[NativeContext] = set()  # of calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
-        self._flush_scheduled = False
         self._turns = Turns()  # calls whose handlers have not begun
         self._starts_left = STARTS  # in this round of the loop
         self._round_ends = False  # _next_round is scheduled
@@ -189,12 +190,8 @@ class NativeDoor:
     # -- listening --
 
     async def start(self, *addresses: str) -> int:
-        self._endpoint.on_dirty = self._schedule_flush
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
-        if self._has_own_timers:
-            loop.add_reader(self._timers.fd, self._fire)
         self._workers.start()
+        self._begin_io()
         try:
             bound = [self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
@@ -205,9 +202,30 @@ class NativeDoor:
         self.addresses = tuple(map(str, bound))
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
+    def _begin_io(self) -> None:
+        """Let an I/O thread serve the endpoint, its timers and, if there is an engine, the engine's responses."""
+        self._io = IoThread(self._endpoint)
+        if self._infer is None:
+            asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
+        else:
+            self._infer.deliver_on(self._io)
+        self._io.start()
+
+    def _end_io(self) -> None:
+        if self._io is None:
+            return
+        self._io.stop()
+        self._timers.run_events()
+        if self._infer is None:
+            asyncio.get_running_loop().remove_reader(self._timers.hear())
+        else:
+            self._infer.deliver_on(None)
+        self._io = None
+
     def _listen(self, bind: Bind) -> Address:
         address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
-        admit, failed = partial(self._admit, listener_policy), self._refused.fails
+        encrypted = self._policy.credentials is not None and not isinstance(address, UnixAddress)
+        admit, failed = partial(self._admit, listener_policy, encrypted=encrypted), self._refused.fails
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
             self._listeners.append(Listener(opened, admit, None, file, failed=failed))
@@ -225,16 +243,29 @@ class NativeDoor:
                 raise explained(address, error) from error
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
 
-    def _admit(self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any) -> NativeProtocol | None:
-        """The protocol of an accepted connection; None if there is no room for it."""
+    def _admit(
+        self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any, *, encrypted: bool
+    ) -> SocketDriver | NativeProtocol | None:
+        """The driver of an accepted connection; None if there is no room for it."""
         client = peer_of(accepted, name)
         scarce = self._refused.is_scarce(client.address, accepted.fileno())
         admission = self._limits.admit(listener_policy, client, scarce=scarce)
         if admission is None:
             return None
-        return NativeProtocol(
-            self._endpoint, self._protocols, self._timers, self._limits, accepted, client, admission, self._refused
-        )
+        if encrypted:
+            return NativeProtocol(
+                self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission, self._refused
+            )
+        assert self._io is not None
+        try:
+            return SocketDriver(
+                self._io, self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission,
+                self._refused,
+            )  # fmt: skip
+        except (OSError, MemoryError) as error:
+            self._limits.release(admission)
+            self._refused.add(client.address, str(error))
+            return None
 
     def _listener_policy(self, rules: Rules) -> ListenerPolicy:
         """The policy of a listener with these rules."""
@@ -283,67 +314,48 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         end = math.inf if grace is None else loop.time() + grace
         await self._close_listeners()
-        for protocol in tuple(self._protocols):
-            protocol.announce_shutdown()
+        for driver in tuple(self._drivers):
+            driver.announce_shutdown()
         await self._clients_told(min(end, loop.time() + TELLING))
         self._draining = True
         if self._infer is not None:
             self._infer.drain(STOPPING)
-            self.flush()
         for context in tuple(self._contexts):
             context.drain()
         await self._part(end)
         self._refuse_calls()
         await self._part(loop.time() + PARTING)
-        for protocol in tuple(self._protocols):
-            protocol.abort()
+        for driver in tuple(self._drivers):
+            driver.abort()
+        await asyncio.sleep(0)  # for those that the I/O thread has left
         tasks = [context.task for context in self._contexts if context.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
-        loop.remove_reader(self._workers.event_fd)
-        if self._has_own_timers:
-            loop.remove_reader(self._timers.fd)
+        self._end_io()
         self._workers.close()
 
     async def _clients_told(self, end: float) -> None:
         """Wait until the clients know, and so have sent the calls that they began before; until `end` at most."""
         loop = asyncio.get_running_loop()
-        while loop.time() < end and (waiting := [each.closed for each in self._protocols if not each.told]):
+        while loop.time() < end and (waiting := [each.closed for each in self._drivers if not each.told]):
             await asyncio.wait(waiting, timeout=min(POLL, end - loop.time()))
 
     async def _part(self, end: float) -> None:
         """End the connections and wait until they have closed, until `end` on the loop's clock at most."""
         loop = asyncio.get_running_loop()
-        while self._protocols and loop.time() < end:
-            for protocol in tuple(self._protocols):  # some may still come, after slow handshakes
-                protocol.go_away()
-            closing = [protocol.closed for protocol in self._protocols]
+        while self._drivers and loop.time() < end:
+            for driver in tuple(self._drivers):  # some may still come, after slow handshakes
+                driver.go_away()
+            closing = [driver.closed for driver in self._drivers]
             if closing:
                 await asyncio.wait(closing, timeout=min(POLL, end - loop.time()))
 
     def _refuse_calls(self) -> None:
         for context in tuple(self._contexts):
             context.refuse()
-        for protocol in tuple(self._protocols):
-            protocol.fail_calls(STOPPING)
-
-    # -- output outside of a read --
-
-    def flush(self) -> None:
-        """Write the queued responses; call it after each round of deliveries."""
-        self._flush_scheduled = False
-        self._endpoint.flush_dirty()
-
-    def _fire(self) -> None:
-        """Run due timers, if no engine does."""
-        self._timers.fire()
-        self.flush()
-
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+        for driver in tuple(self._drivers):
+            driver.fail_calls(STOPPING)
 
     def traffic(self) -> Traffic:
         """The door's counters, for metrics."""
@@ -352,7 +364,7 @@ class NativeDoor:
             connections=self._limits.count,
             accepted=self._limits.accepted,
             refused=self._limits.refused,
-            open_calls=sum(protocol.streams for protocol in self._protocols),
+            open_calls=sum(driver.streams for driver in self._drivers),
             resets=self._endpoint.resets,
             held=self._endpoint.ledger,
         )

@@ -6,28 +6,30 @@ import fcntl
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from typing import Any
 
 _ACKED = struct.Struct("120xQ")  # tcpi_bytes_acked, in Linux's struct tcp_info
 
 
 class Outstanding:
-    """Bytes in flight to a peer, of a transport whose writing has ended.
+    """Bytes in flight to a peer, of a connection whose output is complete.
 
     Args:
-        transport: of uvloop, with a TCP or unix socket; TLS's too.
+        opened: its TCP or unix socket.
+        unwritten: the number of bytes that the socket has not accepted yet.
     """
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._socket = transport.get_extra_info("socket")
+    def __init__(self, opened: Any, unwritten: Callable[[], int]) -> None:
+        self._unwritten = unwritten
+        self._socket = opened
         self._begin = self._acked()
         self._most = self.waiting
 
     @property
     def buffered(self) -> int:
         """Bytes that the kernel has not accepted yet."""
-        return int(self._transport.get_write_buffer_size())
+        return self._unwritten()
 
     @property
     def waiting(self) -> int:

@@ -15,6 +15,7 @@ from inferd._native.transport.endpoint import Endpoint
 from inferd.server.front.connection_limits import Admission, ConnectionLimits
 from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.connection_monitor import ConnectionMonitor
+from inferd.server.front.driver import prepare
 from inferd.server.front.outstanding import Outstanding
 from inferd.server.front.peer import Peer, identified
 from inferd.server.front.sessions import is_resumed
@@ -30,10 +31,6 @@ PART = 64 << 10
 """Bytes of output that the transport gets when the socket is full: once they are written, there is room again."""
 ENCRYPTED_PART = 128 << 10
 """Bytes of output that the transport gets at a time to encrypt them. It keeps as many more behind what it tells of."""
-TCP_USER_TIMEOUT = 18
-"""The socket option (Linux): milliseconds for which a peer may accept none of the sent bytes."""
-UNIX_SEND_BUFFER = 1 << 20
-"""Bytes that a client on a unix socket has not read and the kernel may hold; the kernel may allow less."""
 
 
 class NativeProtocol(asyncio.BufferedProtocol):
@@ -86,12 +83,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         accepted = self._accepted
-        if accepted.family == socket.AF_UNIX:  # TCP's buffers grow by themselves, those of unix sockets do not
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
-        else:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._endpoint.send_timeout:  # for bytes that only the kernel still has
-                accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._endpoint.send_timeout * 1000))
+        prepare(accepted, self._endpoint.send_timeout)
         tls = transport.get_extra_info("ssl_object")
         if tls is None:
             self._socket = self._descriptor
@@ -236,7 +228,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._connection, self._ended = None, connection
         transport.write(b"".join(connection.take_output()))  # the last output does not wait for room
         connection.shut()
-        outstanding = Outstanding(transport)
+        outstanding = Outstanding(transport.get_extra_info("socket"), transport.get_write_buffer_size)
         if self._encrypted:
             transport.close()  # of TLS: it sends close_notify behind the rest, and discards until the client's end
         else:

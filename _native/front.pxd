@@ -1,0 +1,41 @@
+# The front: connections, calls, timers, sequences of responses, and all requests that no instance has. One thread at a
+# time may touch it. While an I/O thread runs (`inferd._native.transport.io_thread`), that is the thread that holds the
+# front's lock; without one it is the event loop's.
+
+from libc.stdint cimport int32_t
+
+# How many I/O threads run; without one, the lock is not needed and not taken.
+cdef void front_begin() noexcept nogil
+cdef void front_end() noexcept nogil
+
+# Take the lock, with the GIL, which is released while the lock is not free: no thread waits for the lock with the GIL.
+# A thread that has the lock may take it once more, and gives it back as often.
+cdef void front_enter() noexcept
+# The same without the GIL.
+cdef void front_enter_nogil() noexcept nogil
+cdef void front_leave() noexcept nogil
+# Let others have the lock, if any waits for it.
+cdef void front_yield() noexcept nogil
+
+
+cdef struct PythonEvent:
+    # Something that the event loop is told; a member of the structure that it belongs to.
+    # With the GIL and without the lock; the event may be posted again, or freed.
+    int (*run)(PythonEvent *event) except -1
+    void *owner              # that structure, if it does not begin with the event
+    PythonEvent *previous
+    PythonEvent *next
+    bint posted
+
+cdef struct PythonEvents:
+    # the events that one event loop has not heard of yet
+    PythonEvent *first
+    PythonEvent *last
+    int fd                   # readable when there are some; -1: nobody waits for that
+
+# Within the front: have the event loop run the event soon. Posting an event that waits has no effect.
+cdef void python_post(PythonEvents *events, PythonEvent *event) noexcept nogil
+# Within the front: the event is not run any more.
+cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nogil
+# On the event loop, with the GIL and without the lock: run the events that wait. If one raises, the others stay.
+cdef int python_run(PythonEvents *events) except -1

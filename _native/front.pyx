@@ -1,0 +1,138 @@
+"""The front's lock, and the events by which the front tells Python.
+
+The I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it.
+Others hold it for single operations. It is fair: a thread that waits gets it before the present holder gets it again.
+"""
+
+from libc.stdint cimport uint64_t
+from posix.unistd cimport read, write
+
+from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.list cimport list_append, list_remove
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include <stdint.h>
+    static pthread_mutex_t inferd_front = PTHREAD_MUTEX_INITIALIZER;
+    /* held while its holder waits for the lock: so nobody overtakes */
+    static pthread_mutex_t inferd_front_turn = PTHREAD_MUTEX_INITIALIZER;
+    static int32_t inferd_front_waiting;
+    static __thread int inferd_front_depth;
+    static inline int inferd_front_try(void) {
+        int got;
+        if (pthread_mutex_trylock(&inferd_front_turn) != 0) return 0;
+        got = pthread_mutex_trylock(&inferd_front) == 0;
+        pthread_mutex_unlock(&inferd_front_turn);
+        return got;
+    }
+    static inline void inferd_front_wait(void) {
+        __atomic_fetch_add(&inferd_front_waiting, 1, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&inferd_front_turn);
+        pthread_mutex_lock(&inferd_front);
+        pthread_mutex_unlock(&inferd_front_turn);
+        __atomic_fetch_sub(&inferd_front_waiting, 1, __ATOMIC_RELAXED);
+    }
+    static inline void inferd_front_release(void) { pthread_mutex_unlock(&inferd_front); }
+    static inline int inferd_front_is_wanted(void) {
+        return __atomic_load_n(&inferd_front_waiting, __ATOMIC_RELAXED) != 0;
+    }
+    """
+    int depth "inferd_front_depth"
+    bint try_lock "inferd_front_try"() nogil
+    void wait_for_lock "inferd_front_wait"() nogil
+    void release "inferd_front_release"() nogil
+    bint is_wanted "inferd_front_is_wanted"() nogil
+
+cdef int32_t threads = 0
+
+
+cdef void front_begin() noexcept nogil:
+    fetch_add32(&threads, 1)
+
+
+cdef void front_end() noexcept nogil:
+    fetch_add32(&threads, -1)
+
+
+cdef void front_enter() noexcept:
+    global depth
+    if load32(&threads) == 0 and depth == 0:
+        return
+    if depth == 0 and not try_lock():
+        with nogil:
+            wait_for_lock()
+    depth += 1
+
+
+cdef void front_enter_nogil() noexcept nogil:
+    global depth
+    if load32(&threads) == 0 and depth == 0:
+        return
+    if depth == 0 and not try_lock():
+        wait_for_lock()
+    depth += 1
+
+
+cdef void front_leave() noexcept nogil:
+    global depth
+    if depth == 0:
+        return
+    depth -= 1
+    if depth == 0:
+        release()
+
+
+cdef void front_yield() noexcept nogil:
+    if depth == 1 and is_wanted():
+        release()
+        wait_for_lock()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events for Python
+
+cdef void python_post(PythonEvents *events, PythonEvent *event) noexcept nogil:
+    cdef uint64_t one = 1
+    if event.posted:
+        return
+    event.posted = True
+    if events.first == NULL and events.fd >= 0:
+        write(events.fd, &one, sizeof(one))
+    list_append(events, event)
+
+
+cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nogil:
+    if event.posted:
+        event.posted = False
+        list_remove(events, event)
+
+
+cdef int python_run(PythonEvents *events) except -1:
+    # An event that is posted meanwhile is run the next time, so the loop comes to its other work.
+    cdef PythonEvent *event
+    cdef PythonEvent *last
+    cdef uint64_t count
+    if events.first == NULL:
+        return 0
+    front_enter()
+    if events.fd >= 0:
+        read(events.fd, &count, sizeof(count))
+    last = events.last
+    try:
+        while events.first != NULL:
+            event = events.first
+            python_withdraw(events, event)
+            front_leave()
+            try:
+                event.run(event)
+            finally:
+                front_enter()
+            if event == last:
+                break
+    finally:
+        count = 1
+        if events.first != NULL and events.fd >= 0:
+            write(events.fd, &count, sizeof(count))
+        front_leave()
+    return 0

@@ -1,0 +1,55 @@
+# The I/O thread: reads and writes sockets, and does all work of the front that follows, without the GIL.
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from inferd._native.front cimport PythonEvent
+from inferd._native.timers cimport Timer
+from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.outgoing cimport Output
+from inferd._native.transport.stream cimport Conn, Host
+
+cdef struct Source:
+    # a descriptor that the thread waits for; a member of the structure that it belongs to
+    int fd
+    void (*ready)(Source *source, uint32_t events) noexcept nogil   # within the front
+    void *owner              # that structure, if it does not begin with the source
+
+cdef struct Socket:
+    # the socket of one connection
+    Source source            # the first member
+    Io *io
+    Conn *conn               # NULL: the thread has left the socket
+    bint full                # it takes no more output now
+    bint waits               # the connection has been told that output waits
+    bint shut                # no other output than `last` will be written
+    Output last              # the last output of a connection that is shut
+    Socket *next             # in Io.left
+
+cdef struct Io:
+    int poll_fd
+    Source wakeup            # an eventfd
+    bint woken               # it has been written
+    bint again               # a connection has more to write than its turn allowed: do not wait
+    bint stopping
+    Host *host
+    uint8_t *buffer          # for reads
+    Socket *left             # sockets that are freed at the end of the round
+    Timer objects            # set while objects of Python wait to be let go of
+    PythonEvent drained      # the event loop is to do that
+    void (*after)(void *context) noexcept nogil     # called at the end of each round; NULL: nothing is
+    void *after_context
+
+# Within the front, or before the thread runs: have it wait for a descriptor. False: the system refuses.
+cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil
+# Within the front: begin a round soon, because output was made outside of one; `context` is the Io.
+cdef void io_wake(void *context) noexcept nogil
+# Within the front: have it wait for the descriptor no more.
+cdef void io_forget(Io *io, Source *source) noexcept nogil
+
+
+cdef class IoThread:
+    cdef Io io
+    cdef readonly Endpoint endpoint
+    cdef object thread
+    cdef Source timers
+    cdef Source jobs

@@ -1,0 +1,459 @@
+"""The I/O thread: one thread that waits for sockets, timers and responses, and does what follows, without the GIL.
+
+A round: the thread waits, enters the front, handles each descriptor that is ready, writes the output of all connections
+that have some, and leaves the front. Between two descriptors it gives way to a thread that wants the front. Work for
+Python is posted to the event loop (`inferd._native.front`), so nothing here waits for the interpreter.
+
+The owner of a socket opens and closes it; the thread has it from `take` on, until it tells `Connection.on_lost`.
+"""
+
+cimport cython
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.unistd cimport close, read, write
+
+from inferd._native.front cimport (
+    front_begin,
+    front_end,
+    front_enter,
+    front_enter_nogil,
+    front_leave,
+    front_yield,
+    python_post,
+    python_withdraw,
+)
+from inferd._native.memory.owned cimport owned_drain, owned_promise, owned_waits
+from inferd._native.threads cimport exact_timers, thread_name
+from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
+from inferd._native.transport.closing cimport CONN_PARTING
+from inferd._native.transport.connection cimport Connection
+from inferd._native.transport.direct_read cimport conn_read
+from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
+from inferd._native.transport.eviction cimport host_relieve
+from inferd._native.transport.expiry cimport conn_collected, conn_waits
+from inferd._native.transport.http2 cimport conn_close, conn_collect, conn_end_round, conn_finished, conn_linger, conn_shut
+from inferd._native.transport.ledger cimport account_exceeded
+from inferd._native.transport.outgoing cimport Output, output_clear, output_write
+from inferd._native.transport.stream cimport end_round, host_look, mark_dirty
+from inferd._native.transport.trim cimport host_note
+from inferd._native.transport.workers cimport ThreadPool, thread_pool_drain
+
+import os
+import threading
+
+cdef extern from *:
+    """
+    #include <linux/sockios.h>
+    #include <sys/epoll.h>
+    #include <sys/eventfd.h>
+    #include <sys/ioctl.h>
+    #include <sys/socket.h>
+    enum { INFERD_AT_ONCE = 64 };  /* descriptors of one round */
+    typedef struct { void *source; uint32_t events; } inferd_ready;
+    static inline int inferd_poll_add(int poll_fd, int fd, void *source, uint32_t events) {
+        struct epoll_event e = {.events = events, .data = {.ptr = source}};
+        return epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e);
+    }
+    static inline void inferd_poll_change(int poll_fd, int fd, void *source, uint32_t events) {
+        struct epoll_event e = {.events = events, .data = {.ptr = source}};
+        epoll_ctl(poll_fd, EPOLL_CTL_MOD, fd, &e);
+    }
+    static inline void inferd_poll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
+    static inline int inferd_poll(int poll_fd, inferd_ready *ready, int timeout) {
+        struct epoll_event events[INFERD_AT_ONCE];
+        int count = epoll_wait(poll_fd, events, INFERD_AT_ONCE, timeout);
+        for (int i = 0; i < count; i++) ready[i] = (inferd_ready){events[i].data.ptr, events[i].events};
+        return count;
+    }
+    static inline int inferd_poll_make(void) { return epoll_create1(EPOLL_CLOEXEC); }
+    static inline int inferd_wakeup(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
+    static inline size_t inferd_in_kernel(int fd) {  /* bytes that the peer has not taken */
+        int size = 0;
+        return ioctl(fd, SIOCOUTQ, &size) == 0 && size > 0 ? (size_t)size : 0;
+    }
+    static inline void inferd_shut_writing(int fd) { shutdown(fd, SHUT_WR); }
+    """
+    enum:
+        EPOLLIN
+        EPOLLOUT
+        EPOLLERR
+        EPOLLHUP
+        EPOLLET
+        AT_ONCE "INFERD_AT_ONCE"
+    ctypedef struct Ready "inferd_ready":
+        void *source
+        uint32_t events
+    int poll_make "inferd_poll_make"() nogil
+    int poll_add "inferd_poll_add"(int poll_fd, int fd, void *source, uint32_t events) nogil
+    void poll_change "inferd_poll_change"(int poll_fd, int fd, void *source, uint32_t events) nogil
+    void poll_remove "inferd_poll_remove"(int poll_fd, int fd) nogil
+    int poll "inferd_poll"(int poll_fd, Ready *ready, int timeout) nogil
+    int make_wakeup "inferd_wakeup"() nogil
+    size_t in_kernel "inferd_in_kernel"(int fd) nogil
+    void shut_writing "inferd_shut_writing"(int fd) nogil
+
+cdef enum:
+    PREPARED = 1 << 20       # bytes of output prepared at a time
+    TURN = 4 << 20           # bytes that one connection may write before others have their turn
+    DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
+
+cdef int64_t OBJECTS_WAIT_NS = 20000000
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the thread waits for
+
+cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil:
+    return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLET if once else EPOLLIN)) == 0
+
+
+cdef void io_forget(Io *io, Source *source) noexcept nogil:
+    poll_remove(io.poll_fd, source.fd)
+
+
+cdef void io_wake(void *context) noexcept nogil:
+    cdef Io *io = <Io *>context
+    cdef uint64_t one = 1
+    if not io.woken:
+        io.woken = True
+        write(io.wakeup.fd, &one, sizeof(one))
+
+
+cdef void was_woken(Source *source, uint32_t events) noexcept nogil:
+    cdef Io *io = <Io *>source.owner
+    cdef uint64_t count
+    read(source.fd, &count, sizeof(count))
+    io.woken = False
+
+
+cdef void time_has_come(Source *source, uint32_t events) noexcept nogil:
+    timers_expire((<Io *>source.owner).host.timers)
+
+
+cdef void jobs_are_done(Source *source, uint32_t events) noexcept nogil:
+    thread_pool_drain((<Io *>source.owner).host.thread_pool)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sockets
+
+cdef void socket_ready(Source *source, uint32_t events) noexcept nogil:
+    cdef Socket *socket = <Socket *>source
+    if socket.conn != NULL and events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
+        socket_read(socket)
+    if socket.conn != NULL and events & <uint32_t>EPOLLOUT:
+        ask_for_room(socket, False)
+        mark_dirty(socket.conn)
+
+
+cdef void ask_for_room(Socket *socket, bint full) noexcept nogil:
+    if socket.full != full:
+        socket.full = full
+        poll_change(socket.io.poll_fd, socket.source.fd, socket, <uint32_t>(EPOLLIN | EPOLLOUT if full else EPOLLIN))
+
+
+cdef void socket_read(Socket *socket) noexcept nogil:
+    cdef Conn *conn = socket.conn
+    cdef bint goes_on
+    if conn.state >= CONN_PARTING:
+        goes_on = discard(socket)
+    else:
+        goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
+        conn_end_round(conn)
+    if goes_on:
+        mark_dirty(conn)
+    else:
+        socket_leave(socket)
+
+
+cdef bint discard(Socket *socket) noexcept nogil:
+    # read what a connection that has ended still gets; False: the peer has closed its end, or the socket is broken
+    cdef size_t total = 0
+    cdef ssize_t size
+    while total < DISCARDED:
+        size = read(socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
+        if size <= 0:
+            return size < 0 and (errno == EAGAIN or errno == EINTR)
+        total += <size_t>size
+    return True
+
+
+cdef void socket_flush(Socket *socket) noexcept nogil:
+    # write until all is written, the socket is full, or it is the turn of others
+    cdef Conn *conn = socket.conn
+    cdef size_t turn = TURN
+    if conn.stalled:
+        socket_leave(socket)
+        return
+    if socket.shut:
+        if socket.last.size and not socket.full:
+            write_last(socket)
+        return
+    while not socket.full:
+        conn_collect(conn, PREPARED)
+        if conn.output.size == 0:
+            break
+        if turn < conn.output.size:
+            mark_dirty(conn)
+            return
+        turn -= conn.output.size
+        if not output_write(&conn.output, socket.source.fd):
+            ask_for_room(socket, True)
+    if socket.full or socket.waits:
+        socket.waits = socket.full
+        conn_waits(conn, 0, in_kernel(socket.source.fd) if socket.full else 0)
+    if conn.stalled:
+        socket_leave(socket)
+    elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)):
+        socket_shut(socket)
+
+
+cdef void socket_shut(Socket *socket) noexcept nogil:
+    # The output is complete: shut the socket for writing behind it, and discard input until the peer closes its end. A
+    # socket that is closed while the peer still sends, if only a WINDOW_UPDATE, resets the connection, and the peer
+    # loses what it has not received.
+    cdef Conn *conn = socket.conn
+    socket.shut = True
+    conn_collect(conn, PREPARED)
+    socket.last = conn.output
+    memset(&conn.output, 0, sizeof(Output))
+    conn_shut(conn)
+    conn.news.shut = True
+    python_post(&conn.host.timers.python, &conn.news.event)
+    write_last(socket)
+
+
+cdef void write_last(Socket *socket) noexcept nogil:
+    if socket.last.size and not output_write(&socket.last, socket.source.fd):
+        ask_for_room(socket, True)
+        return
+    ask_for_room(socket, False)
+    shut_writing(socket.source.fd)
+    conn_linger(socket.conn)
+
+
+cdef void socket_leave(Socket *socket) noexcept nogil:
+    # the peer is gone, or must go: the owner closes the socket
+    cdef Conn *conn = socket.conn
+    cdef Io *io = socket.io
+    if conn == NULL:
+        return
+    poll_remove(io.poll_fd, socket.source.fd)
+    conn.news.lost = True
+    python_post(&conn.host.timers.python, &conn.news.event)
+    conn_close(conn)
+    output_clear(&socket.last)
+    conn.socket = NULL
+    socket.conn = NULL
+    socket.next = io.left
+    io.left = socket
+
+
+cdef void free_left(Io *io) noexcept nogil:
+    # at the end of a round, when no descriptor that was reported refers to them
+    cdef Socket *socket
+    while io.left != NULL:
+        socket = io.left
+        io.left = socket.next
+        free(socket)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Objects of Python whose memory has been written to sockets. An instance that executes lets go of them; when none does,
+# the event loop is told after a while.
+
+cdef void look_at_objects(Io *io) noexcept nogil:
+    if io.objects.slot == 0 and owned_waits():
+        timers_set(io.host.timers, &io.objects, io.host.now_ns + OBJECTS_WAIT_NS)  # if this fails: the next time
+
+
+cdef void tell_of_objects(Timer *timer, int64_t now) noexcept nogil:
+    cdef Io *io = <Io *>timer.owner
+    if owned_waits():
+        python_post(&io.host.timers.python, &io.drained)
+
+
+cdef int let_go_of_objects(PythonEvent *event) except -1:
+    owned_drain()
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rounds
+
+cdef void flush_all(Io *io) noexcept nogil:
+    # the output of all connections that have some, and what is due at the end of a round
+    cdef Host *host = io.host
+    cdef Conn *conn
+    cdef Conn *following
+    end_round(host)
+    if account_exceeded(&host.account):
+        host_relieve(host)
+    host.others_ran = False
+    conn = host.first_dirty
+    host.first_dirty = NULL
+    while conn != NULL:
+        following = conn.next_dirty
+        conn.dirty = False
+        if conn.socket != NULL:
+            socket_flush(<Socket *>conn.socket)
+        elif conn.session != NULL:
+            conn.news.output = True
+            python_post(&host.timers.python, &conn.news.event)
+        conn_collected(conn)
+        conn = following
+    io.again = host.first_dirty != NULL  # those that have more to write than their turn allows
+    host_note(host)
+    look_at_objects(io)
+
+
+cdef void io_run(Io *io) noexcept nogil:
+    cdef Ready ready[AT_ONCE]
+    cdef int count, i
+    cdef Source *source
+    exact_timers()
+    while True:
+        count = poll(io.poll_fd, ready, 0 if io.again else -1)
+        front_enter_nogil()
+        host_look(io.host)
+        for i in range(count):
+            source = <Source *>ready[i].source
+            source.ready(source, ready[i].events)
+            front_yield()
+        flush_all(io)
+        if io.after != NULL:
+            io.after(io.after_context)
+        free_left(io)
+        if io.stopping:
+            front_leave()
+            return
+        front_leave()
+
+
+@cython.no_gc_clear  # __dealloc__ and the thread need the endpoint
+cdef class IoThread:
+    """Serves the sockets of an endpoint's connections, its timers and its thread pool.
+
+    Args:
+        endpoint: served by this thread only, from `start` to `stop`.
+    """
+
+    def __cinit__(self, Endpoint endpoint not None):
+        self.endpoint = endpoint
+        self.io.host = &endpoint.host
+        self.io.buffer = endpoint.receive
+        self.io.wakeup.fd = -1
+        self.io.poll_fd = poll_make()
+        self.io.wakeup.fd = make_wakeup()
+        self.io.wakeup.owner = &self.io
+        self.io.wakeup.ready = was_woken
+        self.io.objects.fire = tell_of_objects
+        self.io.objects.owner = &self.io
+        self.io.drained.run = let_go_of_objects
+        if self.io.poll_fd < 0 or self.io.wakeup.fd < 0 or not io_watch(&self.io, &self.io.wakeup, False):
+            raise OSError(errno, "cannot make the descriptors of the I/O thread")
+        self.timers.fd = endpoint.host.timers.fd
+        self.timers.owner = &self.io
+        self.timers.ready = time_has_come
+        self.jobs.fd = endpoint.host.thread_pool.event_fd if endpoint.host.thread_pool != NULL else -1
+        self.jobs.owner = &self.io
+        self.jobs.ready = jobs_are_done
+
+    def __dealloc__(self):
+        free_left(&self.io)
+        if self.io.wakeup.fd >= 0:
+            close(self.io.wakeup.fd)
+        if self.io.poll_fd >= 0:
+            close(self.io.poll_fd)
+
+    def start(self) -> None:
+        """Start the thread. From now on only the event loop may use the endpoint beside it."""
+        if not io_watch(&self.io, &self.timers, False) or (
+                self.jobs.fd >= 0 and not io_watch(&self.io, &self.jobs, False)):
+            raise OSError(errno, "cannot watch the timers")
+        self.io.host.rounds = True
+        self.io.host.wake = io_wake
+        self.io.host.wake_context = &self.io
+        owned_promise(True)
+        front_begin()
+        self.thread = threading.Thread(target=self._run, name="inferd-io", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        thread_name(b"inferd-io")
+        with nogil:
+            io_run(&self.io)
+
+    def stop(self) -> None:
+        """End the thread, and leave all sockets. The event loop has the endpoint to itself again."""
+        cdef Conn *conn
+        cdef Conn *following
+        if self.thread is None:
+            return
+        front_enter()
+        self.io.stopping = True
+        io_wake(&self.io)
+        front_leave()
+        self.thread.join()
+        self.thread = None
+        front_end()
+        timers_clear(self.io.host.timers, &self.io.objects)
+        python_withdraw(&self.io.host.timers.python, &self.io.drained)
+        owned_promise(False)
+        owned_drain()
+        io_forget(&self.io, &self.timers)
+        if self.jobs.fd >= 0:
+            io_forget(&self.io, &self.jobs)
+        conn = self.io.host.connections.first
+        while conn != NULL:
+            following = conn.next
+            if conn.socket != NULL:
+                socket_leave(<Socket *>conn.socket)
+            conn = following
+        free_left(&self.io)
+        self.io.host.wake = NULL
+        self.io.host.rounds = False
+
+    def take(self, Connection connection not None, fd: int) -> None:
+        """Read and write this socket, which does not block, for the connection.
+
+        Raises:
+            OSError: the system refuses to watch it.
+        """
+        cdef Socket *socket = <Socket *>calloc(1, sizeof(Socket))
+        cdef bint watched
+        if socket == NULL:
+            raise MemoryError("no memory for a connection")
+        socket.source.fd = fd
+        socket.source.ready = socket_ready
+        socket.io = &self.io
+        socket.conn = &connection.conn
+        front_enter()
+        connection.conn.socket = socket
+        watched = io_watch(&self.io, &socket.source, False)
+        if not watched:
+            connection.conn.socket = NULL
+        front_leave()
+        if not watched:
+            free(socket)
+            raise OSError(errno, "cannot watch the socket")
+
+    def drop(self, Connection connection not None) -> None:
+        """Leave the connection's socket at once: its calls end, and `on_lost` is called. No effect if it was left."""
+        front_enter()
+        if connection.conn.socket != NULL:
+            socket_leave(<Socket *>connection.conn.socket)
+            io_wake(&self.io)  # it frees what has been left
+        front_leave()
+
+    def unwritten(self, Connection connection not None) -> int:
+        """Bytes of output that the socket has not accepted yet."""
+        cdef Socket *socket
+        cdef size_t size
+        front_enter()
+        socket = <Socket *>connection.conn.socket
+        size = connection.conn.output.size + (socket.last.size if socket != NULL else 0)
+        front_leave()
+        return size

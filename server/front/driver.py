@@ -1,0 +1,140 @@
+"""The driver of a plaintext connection: its socket is the I/O thread's, its beginning and end are Python's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.io_thread import IoThread
+from inferd.server.front.connection_limits import Admission, ConnectionLimits
+from inferd.server.front.connection_log import ConnectionLog
+from inferd.server.front.connection_monitor import ConnectionMonitor
+from inferd.server.front.outstanding import Outstanding
+from inferd.server.front.peer import Peer
+
+TCP_USER_TIMEOUT = 18
+"""The socket option (Linux): milliseconds for which a peer may accept none of the sent bytes."""
+UNIX_SEND_BUFFER = 1 << 20
+"""Bytes that a client on a unix socket has not read and the kernel may hold; the kernel may allow less."""
+
+
+def prepare(accepted: socket.socket, send_timeout: float) -> None:
+    """Set the options of an accepted socket."""
+    if accepted.family == socket.AF_UNIX:  # TCP's buffers grow by themselves, those of unix sockets do not
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
+        return
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if send_timeout:  # for bytes that only the kernel still has
+        accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(send_timeout * 1000))
+
+
+class SocketDriver:
+    """Begins and ends a connection whose socket an I/O thread reads and writes.
+
+    Args:
+        io: the thread.
+        endpoint: of the connection.
+        drivers: where it is while it is connected.
+        timers: of the loop.
+        limits: count its connection, until it is lost.
+        accepted: the socket, taken over.
+        client: at the other end of it.
+        admission: of the connection, whose driver this becomes.
+        refused: the log.
+
+    Raises:
+        OSError, MemoryError: the connection cannot be served; the owner closes the socket.
+    """
+
+    def __init__(
+        self,
+        io: IoThread,
+        endpoint: Endpoint,
+        drivers: set[SocketDriver],
+        timers: TimersHandle,
+        limits: ConnectionLimits,
+        accepted: socket.socket,
+        client: Peer,
+        admission: Admission,
+        refused: ConnectionLog,
+    ) -> None:
+        self._io = io
+        self._drivers = drivers
+        self._limits = limits
+        self._accepted = accepted
+        self._admission = admission
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        prepare(accepted, endpoint.send_timeout)
+        policy = admission.listener_policy
+        user = client.credentials.uid if client.credentials is not None else -1
+        self._connection = connection = Connection(
+            endpoint, client.address, user, admission.use, policy.interceptor, client.identity
+        )
+        connection.client = client
+        connection.admission = admission
+        connection.on_refused = partial(refused.add, client.address)
+        connection.on_shut = self._shut
+        connection.on_lost = self._lost
+        self._monitor = ConnectionMonitor(self, connection, policy.connections, timers, timers.time())
+        admission.driver = self
+        drivers.add(self)
+        # the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
+        try:
+            io.take(connection, accepted.fileno())
+        except BaseException:
+            self._monitor.stop()
+            drivers.discard(self)
+            connection.close()
+            raise
+
+    def _shut(self) -> None:
+        """Nothing but the last output is written any more."""
+        self._monitor.shut(Outstanding(self._accepted, partial(self._io.unwritten, self._connection)))
+
+    def _lost(self) -> None:
+        """The client is gone, or the connection has ended."""
+        self._monitor.stop()
+        self._drivers.discard(self)
+        self._accepted.close()
+        for callback in self._connection.client.departed:
+            callback()
+        self._limits.release(self._admission)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def flush(self) -> None:
+        """The thread writes what there is by itself."""
+
+    @property
+    def streams(self) -> int:
+        """Calls that have not ended."""
+        return self._connection.streams
+
+    @property
+    def told(self) -> bool:
+        """The client knows of the shutdown, or is gone."""
+        return self._connection.told or self._connection.parting
+
+    def announce_shutdown(self) -> None:
+        self._connection.announce_shutdown()
+
+    def go_away(self) -> None:
+        """Repeated calls have no effect."""
+        if self._connection.state in ("open", "announced"):
+            self._connection.go_away()
+
+    def fail_calls(self, details: str) -> None:
+        self._connection.fail_calls(details)
+
+    @property
+    def silent(self) -> bool:
+        """The client has not spoken HTTP/2 yet."""
+        return not self._connection.greeted
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self._io.drop(self._connection)
