@@ -68,7 +68,13 @@ from inferd._native.request.request cimport (
     response_new,
 )
 from inferd._native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
-from inferd._native.service.model_waits cimport ModelWait, model_waits_add, model_waits_for, model_waits_remove
+from inferd._native.service.model_waits cimport (
+    ModelWait,
+    model_ask_end,
+    model_waits_add,
+    model_waits_for,
+    model_waits_remove,
+)
 from inferd._native.service.submission cimport Submission, submit_request
 from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from inferd._native.text cimport clip, format_text, text_or_no_memory
@@ -202,19 +208,16 @@ cdef void give_up(StepCall *call, int status, const char *details) noexcept nogi
 
 
 cdef bint await_model(StepCall *call, char **details) noexcept nogil:
-    # Have the call wait until its model is loaded. False: models are not loaded on demand, or this call may not wait;
-    # then the reason may replace `details`.
+    # Have the call wait until its model is loaded. False: models are not loaded on demand, or this call cannot wait.
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef Submission *submission = ensemble.submission
-    cdef char *reason = NULL
     if submission.missed == NULL or run.request.is_warmup:  # the load that warms up holds the locks of the steps
         return False
     call.wait.model = run.needs.plan.steps[call.step].model
-    if not submission.missed(submission.missed_context, call.wait.model, False, submission.asked_by, &reason):
-        if reason != NULL:
-            free(details[0])
-            details[0] = reason
+    call.wait.ask = submission.missed(submission.missed_context, call, must_not_wait, call.wait.model, False,
+                                      submission.asked_by)
+    if call.wait.ask == NULL:
         return False
     free(details[0])
     details[0] = NULL
@@ -226,10 +229,19 @@ cdef bint await_model(StepCall *call, char **details) noexcept nogil:
     return True
 
 
+cdef void must_not_wait(void *waiter, char *reason) noexcept nogil:
+    cdef StepCall *call = <StepCall *>waiter
+    model_waits_remove(&call.wait)
+    model_came(&call.wait, STATUS_UNAVAILABLE, text_or_no_memory(reason))
+    free(reason)
+
+
 cdef void model_came(ModelWait *wait, int status, const char *details) noexcept nogil:
     cdef StepCall *call = <StepCall *>wait.owner
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
+    model_ask_end(wait.ask)
+    wait.ask = NULL
     ensemble.step_limits[call.step].running -= 1
     if status != STATUS_OK:
         give_up(call, status, details)
@@ -487,6 +499,8 @@ cdef void drop_call(StepCall *call) noexcept nogil:
     elif call.state == CALL_AWAITING:
         limit.running -= 1
         model_waits_remove(&call.wait)
+        model_ask_end(call.wait.ask)
+        call.wait.ask = NULL
     elif call.state == CALL_RUNNING:
         limit.running -= 1
         bridge_abandon(call.request)

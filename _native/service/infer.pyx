@@ -32,6 +32,7 @@ from inferd._native.service.authorizer cimport Authorizer, access_deny, access_n
 from inferd._native.service.call_request cimport submit_for_call
 from inferd._native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
 from inferd._native.service.forwarding cimport Forwarder, forwarder_claims
+from inferd._native.service.model_waits cimport ModelAsk, model_ask_answer, model_ask_new, refuse_fn
 from inferd._native.service.submission cimport (
     Submission,
     submission_after_read,
@@ -214,21 +215,40 @@ cdef class Warmup:
         done(text)
 
 
-cdef bint model_missed(void *context, Str name, bint by_model, const char *asked_by, char **reason) noexcept nogil:
-    with gil:
-        return ask_to_load(<InferService>context, name, by_model, asked_by, reason)
+cdef ModelAsk *model_missed(void *context, void *waiter, refuse_fn refuse, Str name, bint by_model,
+                            const char *asked_by) noexcept nogil:
+    cdef Door *door = <Door *>context
+    cdef ModelAsk *ask = model_ask_new(waiter, refuse, name, by_model, asked_by)
+    if ask != NULL:
+        ask.event.run = ask_to_load
+        ask.event.owner = door.service
+        python_post(&door.submission.bridge.timers.python, &ask.event)
+    return ask
 
 
-cdef bint ask_to_load(InferService service, Str name, bint by_model, const char *asked_by, char **reason) noexcept:
-    cdef bytes refusal
+cdef int ask_to_load(PythonEvent *event) except -1:
+    cdef ModelAsk *ask = <ModelAsk *>event
+    cdef InferService service = <InferService>event.owner
+    cdef str refusal = ""
+    cdef bytes reason
+    front_enter()
     try:
-        asker = asked_by.decode() if asked_by != NULL else ""
-        refusal = service.load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model), asker).encode()
-    except MemoryError:
-        return False  # a request whose model nobody loads would wait for ever
-    if refusal:
-        reason[0] = format_text("%s", <const char *>refusal)
-    return not refusal
+        waits = ask.waiter != NULL
+        model = ask.model.decode("utf-8", "replace")
+        asked_by = ask.asked_by.decode() if ask.asked_by != NULL else ""
+        by_model = bool(ask.by_model)
+    finally:
+        front_leave()
+    try:
+        refusal = service.load(model, by_model, asked_by) if waits else ""
+    except Exception as error:  # a request whose model nobody loads would wait for ever
+        refusal = f"load failed for model '{model}': {type(error).__name__}"
+    reason = refusal.encode("utf-8", "replace")
+    front_enter()
+    model_ask_answer(ask, format_text("%s", <const char *>reason) if reason else NULL)
+    submission_wake(&service.submission)
+    service.leave()
+    return 0
 
 
 cdef class InferService:
@@ -451,13 +471,13 @@ cdef class InferService:
         """Let requests for models that are not loaded wait until `resume`.
 
         Args:
-            load: called for each such request, within its submission, with the name of the model, whether another
-                model made the request, and the model whose load waits for the response (empty: no load does). It
-                returns an error text, with which the request is refused; empty: the request waits.
+            load: called on the loop for each such request, soon after its submission, with the name of the model,
+                whether another model made the request, and the model whose load waits for the response (empty: no load
+                does). It returns an error text, with which the request is refused; empty: the request waits.
         """
         self.load = load
         self.submission.missed = model_missed
-        self.submission.missed_context = <void *>self
+        self.submission.missed_context = &self.door
 
     def resume(self, name: str | None, status: int = 0, text: str = "") -> None:
         """Submit the requests that wait for this model (None: for any) again, or refuse them with this status and text.

@@ -1,7 +1,30 @@
 # Waits for a model to be loaded that are not requests themselves: steps of ensembles whose model was unloaded
 # meanwhile.
 
+from inferd._native.front cimport PythonEvent
 from inferd._native.protobuf.codec cimport Str
+
+# Called in the front: the waiter must not wait. `reason` is from malloc, and taken over; NULL: no memory for it.
+ctypedef void (*refuse_fn)(void *waiter, char *reason) noexcept nogil
+
+cdef struct ModelAsk:
+    # The question, whether somebody may wait for a model: the front asks, Python answers.
+    PythonEvent event        # the first member
+    void *waiter             # NULL: it waits no more
+    refuse_fn refuse
+    void *context            # of the waiter
+    bint answered            # the event has been run: the end of the wait frees the question
+    bint by_model
+    char *model              # from malloc, as the next
+    char *asked_by           # NULL: no load waits
+
+# NULL: no memory. `event.run` and its owner are set, and the event is posted, by the caller.
+cdef ModelAsk *model_ask_new(void *waiter, refuse_fn refuse, Str model, bint by_model,
+                             const char *asked_by) noexcept nogil
+# The waiter waits no more. NULL is allowed.
+cdef void model_ask_end(ModelAsk *ask) noexcept nogil
+# The event has been run; `reason` refuses, from malloc. NULL: the waiter may wait.
+cdef void model_ask_answer(ModelAsk *ask, char *reason) noexcept nogil
 
 cdef struct ModelWait:
     ModelWait *previous
@@ -9,6 +32,7 @@ cdef struct ModelWait:
     ModelWaits *waits        # where it waits; NULL: nowhere
     Str model                # lives as long as the wait
     void *owner
+    ModelAsk *ask            # until the wait ends
     # Called on the loop: the model is there, or (a status other than OK) its load has failed. The wait has ended.
     void (*resume)(ModelWait *wait, int status, const char *details) noexcept nogil
 

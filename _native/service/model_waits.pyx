@@ -1,9 +1,51 @@
 """Waits for models that are being loaded. Requests wait in `inferd._native.service.submission`."""
 
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.text cimport format_text
+
+
+cdef void ask_free(ModelAsk *ask) noexcept nogil:
+    free(ask.model)
+    free(ask.asked_by)
+    free(ask)
+
+
+cdef ModelAsk *model_ask_new(void *waiter, refuse_fn refuse, Str model, bint by_model,
+                             const char *asked_by) noexcept nogil:
+    cdef ModelAsk *ask = <ModelAsk *>calloc(1, sizeof(ModelAsk))
+    if ask == NULL:
+        return NULL
+    ask.waiter = waiter
+    ask.refuse = refuse
+    ask.by_model = by_model
+    ask.model = format_text("%.*s", <int>model.size, model.data)
+    if asked_by != NULL:
+        ask.asked_by = format_text("%s", asked_by)
+    if ask.model == NULL or (asked_by != NULL and ask.asked_by == NULL):
+        ask_free(ask)
+        return NULL
+    return ask
+
+
+cdef void model_ask_end(ModelAsk *ask) noexcept nogil:
+    if ask == NULL:
+        return
+    ask.waiter = NULL
+    if ask.answered:
+        ask_free(ask)
+
+
+cdef void model_ask_answer(ModelAsk *ask, char *reason) noexcept nogil:
+    ask.answered = True
+    if ask.waiter == NULL:
+        free(reason)
+        ask_free(ask)
+    elif reason != NULL:
+        ask.refuse(ask.waiter, reason)
 
 
 cdef inline bint is_for(const ModelWait *wait, const Str *model) noexcept nogil:

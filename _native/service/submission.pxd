@@ -10,7 +10,7 @@ from inferd._native.request.lane cimport Lane
 from inferd._native.request.record cimport Recorder
 from inferd._native.request.request cimport Request
 from inferd._native.service.access cimport AccessPolicy
-from inferd._native.service.model_waits cimport ModelWaits
+from inferd._native.service.model_waits cimport ModelAsk, ModelWaits, refuse_fn
 from inferd._native.service.table cimport Table
 from inferd._native.tensors.placement cimport RegionAccess
 from inferd._native.traceparent cimport TraceContext
@@ -20,10 +20,11 @@ cdef enum:
 
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
 
-# Called on the loop: a request needs this model, which is not loaded. `by_model`: a model made the request, else a
-# client. The load of the model `asked_by` waits for the response (NULL: no load does). Returns whether the request may
-# wait; if not, the reason is set, from malloc, or stays NULL for want of memory.
-ctypedef bint (*missed_fn)(void *context, Str name, bint by_model, const char *asked_by, char **reason) noexcept nogil
+# A waiter (a request, or a step) needs this model, which is not loaded. `by_model`: a model made the request, else a
+# client. The load of the model `asked_by` waits for the response (NULL: no load does). Returns the question to Python,
+# which makes the model be loaded or, later, calls `refuse`; NULL: no memory.
+ctypedef ModelAsk *(*missed_fn)(void *context, void *waiter, refuse_fn refuse, Str name, bint by_model,
+                                const char *asked_by) noexcept nogil
 
 cdef struct Awaiting:
     # requests for models that are not loaded: until submission_resume, their deadline, or the end of their client

@@ -46,7 +46,7 @@ from inferd._native.service.access cimport (
     access_refusal,
     access_text,
 )
-from inferd._native.service.model_waits cimport model_waits_for, model_waits_resume
+from inferd._native.service.model_waits cimport ModelAsk, model_ask_end, model_waits_for, model_waits_resume
 from inferd._native.service.table cimport table_find, table_route
 from inferd._native.status cimport (
     STATUS_NOT_FOUND,
@@ -312,17 +312,16 @@ cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
 
 
 cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
-    cdef char *reason = NULL
-    if request.terms.deadline_ns and not timers_have_room(self.bridge.timers):
+    cdef ModelAsk *ask = NULL
+    if request.terms.deadline_ns == 0 or timers_have_room(self.bridge.timers):
+        ask = self.missed(self.missed_context, request, refuse_waiting, request.message.model_name,
+                          caller == CALLER_SERVER, self.asked_by)
+    if ask == NULL:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
-    if not self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER, self.asked_by,
-                       &reason):
-        request_fail(request, STATUS_UNAVAILABLE if reason != NULL else STATUS_RESOURCE_EXHAUSTED, reason)
-        give_back(request)
-        return
-    request_wait(request, &FOR_MODEL, self)
+    ask.context = self
+    request_wait(request, &FOR_MODEL, ask)
     request_identify(request)  # for waits_behind of later requests
     list_append(awaiting_of(self, request.message.model_name), request)
     if request.terms.deadline_ns:
@@ -330,9 +329,18 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
 
 
 cdef void stop_waiting(Request *request) noexcept nogil:
-    cdef Submission *self = <Submission *>request.awaited
-    list_remove(awaiting_of(self, request.message.model_name), request)
+    cdef ModelAsk *ask = <ModelAsk *>request.awaited
+    list_remove(awaiting_of(<Submission *>ask.context, request.message.model_name), request)
     request_stop_waiting(request, REQUEST_NEW)
+    model_ask_end(ask)
+
+
+cdef void refuse_waiting(void *waiter, char *reason) noexcept nogil:
+    cdef Request *request = <Request *>waiter
+    stop_waiting(request)
+    timers_clear((<Bridge *>request.bridge).timers, &request.timer)
+    request_fail(request, STATUS_UNAVAILABLE, reason)
+    give_back(request)
 
 
 cdef Wait FOR_MODEL = Wait(stop_waiting, NULL, NULL)

@@ -304,6 +304,7 @@ cdef void flush_all(Io *io) noexcept nogil:
             python_post(&host.timers.python, &conn.news.event)
         conn_collected(conn)
         conn = following
+    end_round(host)  # of calls that waited until their peer took output
     io.again = host.first_dirty != NULL  # those that have more to write than their turn allows
     host_note(host)
     look_at_objects(io)
