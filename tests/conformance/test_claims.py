@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hpack import Encoder
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import raw
@@ -146,6 +146,7 @@ def test_more_calls_at_once_than_may_be_open(server):
 
     with raw.Client(server[0].address) as client:
         client.socket.settimeout(PATIENCE)
+        client.socket.sendall(WindowUpdateFrame(0, window_increment=1 << 30).serialize())
         streams = range(1, 16_000, 2)
         client.socket.sendall(b"".join(map(call, streams)))
         frames = frames_of(client.socket)
