@@ -151,7 +151,6 @@ cdef class Connection(CallOwner):
             python_withdraw(&self.endpoint.timers.timers.python, &self.conn.news.event)
         for i in range(self.conn.news.refusals):
             free(self.conn.news.refused[i])
-        block_give(self.conn.peer)
         front_leave()
 
     cdef void look(self) noexcept:

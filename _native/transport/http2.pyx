@@ -24,7 +24,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memset, strlen
 
 from inferd._native.list cimport list_prepend, list_remove
-from inferd._native.memory.resource cimport LIVE_CONNECTIONS, live_add
+from inferd._native.memory.resource cimport LIVE_CONNECTIONS, block_give, live_add
 from inferd._native.memory.small cimport Smalls, small_give, small_resize, small_take
 from inferd._native.refusal cimport REFUSAL_STOPPING
 from inferd._native.text cimport format_text, text_or_no_memory
@@ -422,6 +422,8 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
+    block_give(conn.peer)
+    conn.peer = NULL
     closing_move(&conn.state, CONN_GONE)
     live_add(LIVE_CONNECTIONS, -1)
 
