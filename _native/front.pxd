@@ -20,7 +20,7 @@ cdef void front_yield() noexcept nogil
 
 cdef struct PythonEvent:
     # Something that the event loop is told; a member of the structure that it belongs to.
-    # With the GIL and without the lock; the event may be posted again, or freed.
+    # With the GIL, and within the front, which it leaves: nothing can have freed the event. It may be posted again.
     int (*run)(PythonEvent *event) except -1
     void *owner              # that structure, if it does not begin with the event
     PythonEvent *previous

@@ -111,8 +111,9 @@ cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nog
 cdef int python_run(PythonEvents *events) except -1:
     # An event that is posted meanwhile is run the next time, so the loop comes to its other work.
     cdef PythonEvent *event
-    cdef PythonEvent *last
+    cdef const PythonEvent *last
     cdef uint64_t count
+    cdef uint64_t one = 1
     if events.first == NULL:
         return 0
     front_enter()
@@ -123,16 +124,12 @@ cdef int python_run(PythonEvents *events) except -1:
         while events.first != NULL:
             event = events.first
             python_withdraw(events, event)
-            front_leave()
-            try:
-                event.run(event)
-            finally:
-                front_enter()
+            event.run(event)
+            front_enter()
             if event == last:
                 break
-    finally:
-        count = 1
-        if events.first != NULL and events.fd >= 0:
-            write(events.fd, &count, sizeof(count))
         front_leave()
+    finally:
+        if events.first != NULL and events.fd >= 0:
+            write(events.fd, &one, sizeof(one))
     return 0

@@ -216,6 +216,7 @@ cdef void ring(Timer *timer, int64_t now) noexcept nogil:
 
 cdef int call_alarm(PythonEvent *event) except -1:
     cdef Alarm alarm = <Alarm>event.owner
+    front_leave()
     alarm.call()
     return 0
 

@@ -420,6 +420,7 @@ cdef void tell_watchers(void *context) noexcept nogil:
 
 cdef int tell_news(PythonEvent *event) except -1:
     cdef BridgeHandle handle = <BridgeHandle>event.owner
+    front_leave()
     if handle.on_news is not None:
         handle.on_news()
     return 0

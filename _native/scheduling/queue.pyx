@@ -304,6 +304,7 @@ cdef void wake_first(Lane *lane) noexcept nogil:
 
 cdef int call_first(PythonEvent *event) except -1:
     cdef QueueLane handle = <QueueLane>event.owner
+    front_leave()
     first, handle.first = handle.first, None
     if first is not None:
         first()

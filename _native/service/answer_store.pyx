@@ -263,7 +263,6 @@ cdef int tell_store(PythonEvent *event) except -1:
     cdef Lookup lookup
     cdef uint32_t news
     cdef bytes answer = None
-    front_enter()
     try:
         news, link.news = link.news, 0
         if news & NEWS_LOOK and link.memo != NULL:

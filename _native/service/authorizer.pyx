@@ -127,6 +127,7 @@ cdef void access_note(AccessPolicy *access, const Stream *stream, const char *te
 cdef int tell_denial(PythonEvent *event) except -1:
     cdef DenialNote *note = <DenialNote *>event
     cdef Authorizer authorizer = <Authorizer>event.owner
+    front_leave()
     try:
         authorizer.remember(note.peer.data.decode("utf-8", "replace") if note.peer != NULL else "",
                             note.path.decode("utf-8", "replace"),

@@ -184,6 +184,7 @@ cdef void stream_over(void *context, uint64_t number) noexcept nogil:
 cdef int tell_stream_over(PythonEvent *event) except -1:
     cdef InferService service = <InferService>event.owner
     cdef uint64_t number = (<StreamOver *>event).number
+    front_leave()
     free(event)
     if service.on_stream_over is not None:
         service.on_stream_over(number)
@@ -196,7 +197,9 @@ cdef void warmup_over(Outcome *outcome) noexcept nogil:
 
 
 cdef int tell_warmup_over(PythonEvent *event) except -1:
-    (<Warmup>event.owner).finish()
+    cdef Warmup warmup = <Warmup>event.owner
+    front_leave()
+    warmup.finish()
     return 0
 
 
@@ -231,7 +234,6 @@ cdef int ask_to_load(PythonEvent *event) except -1:
     cdef InferService service = <InferService>event.owner
     cdef str refusal = ""
     cdef bytes reason
-    front_enter()
     try:
         waits = ask.waiter != NULL
         model = ask.model.decode("utf-8", "replace")

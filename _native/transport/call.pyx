@@ -159,7 +159,6 @@ cdef int tell_call(PythonEvent *event) except -1:
     cdef CallLink *link = <CallLink *>event
     cdef uint32_t news, messages
     cdef Call call
-    front_enter()
     try:
         news, messages = link.news, link.messages
         link.news = link.messages = 0

@@ -74,16 +74,14 @@ cdef int tell_connection(PythonEvent *event) except -1:
     cdef ConnNews news
     cdef list texts = []
     cdef uint32_t i
-    front_enter()
     news = connection.conn.news
+    connection.conn.news.refusals = connection.conn.news.pings = 0
+    connection.conn.news.output = connection.conn.news.shut = connection.conn.news.lost = False
+    front_leave()
     for i in range(news.refusals):
         if news.refused[i] != NULL:
             texts.append(news.refused[i].decode("utf-8", "replace"))
             free(news.refused[i])
-            connection.conn.news.refused[i] = NULL
-    connection.conn.news.refusals = connection.conn.news.pings = 0
-    connection.conn.news.output = connection.conn.news.shut = connection.conn.news.lost = False
-    front_leave()
     for text in texts:
         if connection.on_refused is not None:
             connection.on_refused(text)
@@ -138,7 +136,7 @@ cdef class Connection(CallOwner):
             if interceptor is not None:
                 self.interceptor = interceptor
                 self.conn.interceptor = &interceptor.interceptor
-            self.conn.peer = text_block(peer)
+            self.conn.peer = text_block(peer) if peer else NULL
         front_leave()
         if not opened:
             raise MemoryError("no memory for an HTTP/2 session")

@@ -10,7 +10,7 @@ The owner of a socket opens and closes it; the thread has it from `take` on, unt
 cimport cython
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 from posix.unistd cimport close, read, write
 
@@ -276,6 +276,7 @@ cdef void tell_of_objects(Timer *timer, int64_t now) noexcept nogil:
 
 
 cdef int let_go_of_objects(PythonEvent *event) except -1:
+    front_leave()
     owned_drain()
     return 0
 
@@ -344,9 +345,11 @@ cdef class IoThread:
     def __cinit__(self, Endpoint endpoint not None):
         self.endpoint = endpoint
         self.io.host = &endpoint.host
-        self.io.buffer = endpoint.receive
         self.io.wakeup.fd = -1
         self.io.poll_fd = poll_make()
+        self.io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
+        if self.io.buffer == NULL:
+            raise MemoryError
         self.io.wakeup.fd = make_wakeup()
         self.io.wakeup.owner = &self.io
         self.io.wakeup.ready = was_woken
@@ -364,6 +367,7 @@ cdef class IoThread:
 
     def __dealloc__(self):
         free_left(&self.io)
+        free(self.io.buffer)
         if self.io.wakeup.fd >= 0:
             close(self.io.wakeup.fd)
         if self.io.poll_fd >= 0:
