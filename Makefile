@@ -192,16 +192,16 @@ soak-release: setup
 	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150 --crowd 40000
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
-	$(PY) -m bench.soak
-	$(PY) -m bench.abuse
-	$(PY) -m bench.chaos
-	$(PY) -m bench.demand
-	$(PY) -m bench.mixed --seconds $(SECONDS)
+	$(PY) -m tests.storms.soak
+	$(PY) -m tests.storms.abuse
+	$(PY) -m tests.storms.chaos
+	$(PY) -m tests.storms.demand
+	$(PY) -m tests.storms.mixed --seconds $(SECONDS)
 
 soak-asan soak-tsan: setup
 	tools/sanitize.sh $(@:soak-%=%) tests/conformance -n $(JOBS) --dist loadfile
-	tools/sanitize.sh $(@:soak-%=%) -m bench.chaos --instrumented --seconds 300
-	tools/sanitize.sh $(@:soak-%=%) -m bench.mixed --instrumented --seconds $(SECONDS)
+	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.chaos --instrumented --seconds 300
+	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup
 	$(PY) -m bench.run

@@ -1,9 +1,9 @@
 """All features at once against one server, every answer checked against its own nonce.
 
-    python -m bench.mixed                              30 minutes
-    python -m bench.mixed --seconds 60 --only streams --only in_place
+    python -m tests.storms.mixed                              30 minutes
+    python -m tests.storms.mixed --seconds 60 --only streams --only in_place
 
-Clients of every kind (`bench.mixed.clients`) run beside each other: tensors from nothing to 64 MiB, compression,
+Clients of every kind (`tests.storms.mixed.clients`) run beside each other: tensors from nothing to 64 MiB, compression,
 cancels, deadlines, streams of decoupled models, ensembles of models that write in place, cache, coalescing, BLS,
 failing requests, sequences, shared memory, an operator who reloads models in use; and clients that hardly read
 (`hostile`). A polite client in a process of its own makes a small call every 5 ms. What must hold:
@@ -35,11 +35,11 @@ from pathlib import Path
 
 import grpc
 
-from bench.mixed import clients, hostile, repository
 from bench.processes import ServerProcess, free_port
-from bench.soak import LIVE_LINE, MemoryWatch, growth
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
+from tests.storms.mixed import clients, hostile, repository
+from tests.storms.soak import LIVE_LINE, MemoryWatch, growth
 
 MIB = 1 << 20
 GROWTH_LIMIT = 48 * MIB
@@ -66,7 +66,7 @@ def start(models: Path, folder: Path, options: list[str], patience: float) -> tu
     command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(models), "--grpc-port", str(port)]
     command += ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--model-control-mode", "explicit"]
     command += ["--load-model", "*", "--model-load-overrides=true", "--cache-config", f"local,size={8 * MIB}", *options]
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     env = {"PYTHONPATH": root, "INFERD_DEBUG_COUNTERS": "1"}
     return ServerProcess(command, port, log=folder / "log", env=env, patience=patience), unix
 
@@ -95,7 +95,7 @@ def probe(address: str) -> None:
 def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tuple[dict, dict, MemoryWatch]:
     """Run all clients against the server; return tallies, the polite client's times, and memory."""
     world = clients.World(server.address, unix, time.monotonic() + arguments.seconds)
-    command = [sys.executable, "-m", "bench.mixed", "--probe", server.address]
+    command = [sys.executable, "-m", "tests.storms.mixed", "--probe", server.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as polite:
         try:
             os.nice(GENEROSITY)

@@ -1,8 +1,8 @@
-"""A short storm of loading on demand; see `bench.demand`."""
+"""A short storm of loading on demand; see `tests.storms.demand`."""
 
 from __future__ import annotations
 
-from bench.demand import Plan, storm
+from tests.storms.demand import Plan, storm
 
 
 def test_a_storm_on_shared_steps() -> None:

@@ -1,11 +1,10 @@
 """Hostile clients attack a running server at full speed, while another client measures its service.
 
-    python -m bench.abuse                       every attack, one server each
-    python -m bench.abuse --only resets         one of them
-    python -m bench.abuse --quick               a tenth of each, to see that it works
+    python -m tests.storms.abuse                       every attack, one server each
+    python -m tests.storms.abuse --only resets         one of them
+    python -m tests.storms.abuse --quick               a tenth of each, to see that it works
 
-`--only neighbours` (bench/neighbours.py) attacks the resources that clients share, and watches a polite client and the
-ledger.
+`--only neighbours` (neighbours.py) attacks the resources that clients share, and watches a client and the ledger.
 
 What must hold: no call of the measuring client fails and its 99th percentile stays below 50 ms, whatever the attack
 does; a reset costs the server at most 6 us; attacks add at most 8 MiB, unread answers at most 64 MiB. The results are
@@ -32,10 +31,11 @@ from pathlib import Path
 
 import grpc
 
-from bench import inferd, neighbours
+from bench import inferd
 from bench.processes import ServerProcess
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
+from tests.storms import neighbours
 
 MIB = 1 << 20
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -135,7 +135,7 @@ class Probe:
             self.peak = max(self.peak, self._server.rss())
 
     def __enter__(self) -> Probe:
-        command = [sys.executable, "-m", "bench.abuse", "--probe", self._server.address, self._path]
+        command = [sys.executable, "-m", "tests.storms.abuse", "--probe", self._server.address, self._path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         time.sleep(1)
         self.before = self._server.rss()

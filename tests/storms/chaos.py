@@ -1,8 +1,8 @@
 """Workers of Python models are killed, stopped and made to misbehave under load.
 
-    python -m bench.chaos                two minutes, as `make soak` does
-    python -m bench.chaos --seconds 10
-    tools/sanitize.sh asan -m bench.chaos --instrumented
+    python -m tests.storms.chaos                two minutes, as `make soak` does
+    python -m tests.storms.chaos --seconds 10
+    tools/sanitize.sh asan -m tests.storms.chaos --instrumented
 
 Four models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
 prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
@@ -160,7 +160,7 @@ def start(repository: Path, log: Path, instrumented: bool) -> ServerProcess:
     port = free_port()
     command = [sys.executable, "-m", "inferd", "serve", "--model-repository", repository, "--grpc-port", str(port)]
     command += PATIENT if instrumented else ()
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=START)
 
 

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from bench.mixed.clients import SERVICE, World, request
 from tests.conformance import h2cases
+from tests.storms.mixed.clients import SERVICE, World, request
 
 LARGE_WINDOW = h2cases.settings((4, 2**31 - 1)) + h2cases.window(0, 2**30)
 

@@ -1,6 +1,6 @@
 """Hostile clients beside a polite one: what it notices, and whether the ledger shows the memory of the others.
 
-    python -m bench.abuse --only neighbours
+    python -m tests.storms.abuse --only neighbours
 
 Each attack has a fresh server. The polite client is a process of its own with an address of its own. It makes one call
 after the other, for some seconds before the attack (calm) and during it; where the table says "shared", it uses the
@@ -428,7 +428,7 @@ def measure(attack: Attack, server: ServerProcess, root: str, calm: float, secon
         lost = attacked.times.count(float("inf"))
         quiet = [-each for each in attacked.times if each < 0]
         return Row(attack.name, quiet, during, lost, memory.grown, memory.held, note)
-    command = [sys.executable, "-m", "bench.abuse", "--polite", server.address, attack.polite, root]
+    command = [sys.executable, "-m", "tests.storms.abuse", "--polite", server.address, attack.polite, root]
     polite = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     if polite.stdout is None or (said := polite.stdout.readline().strip()) != "ready":
         raise RuntimeError(f"the polite client is {said}")

@@ -9,10 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.soak import Plan, drive, growth, theil_sen
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
 from tests.bench.test_nonce import answer
+from tests.storms.soak import Plan, drive, growth, theil_sen
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.ModelInferRequest, pb.ModelInferResponse]"
 Handler: TypeAlias = "Callable[[pb.ModelInferRequest, Context], Awaitable[pb.ModelInferResponse]]"

@@ -1,8 +1,8 @@
 """The soak test: random requests through a running server, every answer checked to be its own.
 
-    python -m bench.soak                               1,000,000 requests, half through each door
-    python -m bench.soak --door native --requests 1e7
-    python -m bench.soak --address 127.0.0.1:8001      a server that runs already, on --write-models DIR's repository
+    python -m tests.storms.soak                               1,000,000 requests, half through each door
+    python -m tests.storms.soak --door native --requests 1e7
+    python -m tests.storms.soak --address 127.0.0.1:8001      a running server, on --write-models DIR's repository
 
 Requests differ in model, datatype, rows, shape, size, id and in whether tensors are raw or typed; 10 % are reset by
 the client, 10 % carry a deadline, 5 % are wrong on purpose. What must hold, for each door:

@@ -1,7 +1,7 @@
 """Answers that are in flight when a connection ends: slow readers behind a delaying proxy, again and again.
 
-    python -m bench.drain --slow --times 1000
-    python -m bench.drain --envoy 60
+    python -m tests.storms.drain --slow --times 1000
+    python -m tests.storms.drain --envoy 60
 
 Each round has a door of its own on TCP, TLS or a unix socket; a proxy that forwards every piece after a delay; a client
 (of frames, or grpcio) with some calls whose answers have up to 16 MiB; and an end during these calls, by the server's

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import Plan, soak
+from tests.storms.soak import Plan, soak
 
 
 @pytest.mark.parametrize("door", ["native", "grpcio"])

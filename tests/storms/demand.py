@@ -1,7 +1,7 @@
 """Loading on demand under a storm: ensembles over shared steps, and a memory budget for a third of these.
 
-    python -m bench.demand                the storm of five minutes that `make soak` has
-    python -m bench.demand --seconds 20
+    python -m tests.storms.demand                the storm of five minutes that `make soak` has
+    python -m tests.storms.demand --seconds 20
 
 50 ensembles of two to four steps share 20 models, of which the budget has room for seven. Clients ask for any of them,
 with deadlines and without, while others unload models by hand. What must hold:
@@ -38,8 +38,8 @@ import numpy as np
 from bench import inferd
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
-from bench.soak import LIVE_LINE
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests.storms.soak import LIVE_LINE
 
 SERVICE = "/inference.GRPCInferenceService/"
 SIZE = 100_000  # bytes of each step's file

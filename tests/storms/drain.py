@@ -1,9 +1,9 @@
 """SIGTERM with calls in flight, again and again: the server answers every accepted call, and ends cleanly.
 
-    python -m bench.drain                       50 times 8 connections with 16 calls each, a model that takes 20 ms
-    python -m bench.drain --door grpcio --times 20
-    python -m bench.drain --slow --times 1000   bench/slow_drain.py: slow readers behind a delaying proxy, up to 16 MiB
-    python -m bench.drain --envoy 60            the same file: Envoy's connections end by their age
+    python -m tests.storms.drain                      50 times 8 connections with 16 calls each; a model takes 20 ms
+    python -m tests.storms.drain --door grpcio --times 20
+    python -m tests.storms.drain --slow --times 1000  slow readers behind a delaying proxy, up to 16 MiB (slow_drain.py)
+    python -m tests.storms.drain --envoy 60           the same file: Envoy's connections end by their age
 
 A connection keeps its calls in flight until the server says GOAWAY. What must hold, each time: no call is lost or
 reset, every status is OK, every answer has its bytes, the server's exit status is 0 and it left no native object.
@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import inferd, messages, slow_drain
+from bench import inferd, messages
 from bench.repository import GATHER, Identity, write
-from bench.soak import LIVE_LINE
 from inferd_client.driver import Driver, Fixed
+from tests.storms import slow_drain
+from tests.storms.soak import LIVE_LINE
 
 MODEL = Identity("drained", (("FP32", 1),), instances=2, parameters=GATHER | {"delay_us": "20000"})
 EARLIEST, LATEST = 0.1, 0.4  # seconds into the load at which the signal comes
