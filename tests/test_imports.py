@@ -175,7 +175,7 @@ RULES = (
     ),
     Rule(
         "server.checking",
-        may=("server.composition.engine", "server.engine", *CORE),
+        may=("backends.api", "backends.loader", "server.composition.engine", "server.engine", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(

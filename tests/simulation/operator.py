@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import inferd.server.engine.deliveries
 import inferd.server.engine.engine
+import inferd.server.engine.housekeeping.deliveries
 import inferd.server.engine.loading.candidates
 import inferd.server.engine.models.registry
 from inferd._native.model_files import NO_FILES, Mark, Watch
@@ -27,7 +27,7 @@ from inferd._native.service.table import ModelTable
 from inferd.backends.api import BackendError, ModelSource
 from inferd.server.caching import LocalCache
 from inferd.server.engine import config as configuration
-from inferd.server.engine.config.prepared import Prepared, VersionConfig
+from inferd.server.engine.config.preparation import Prepared, VersionConfig
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.candidates import Maker
@@ -425,7 +425,7 @@ def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resour
         each.shop = shop
     inferd.server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
     inferd.server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
-    inferd.server.engine.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
+    inferd.server.engine.housekeeping.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
     inferd.server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
     inferd.server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
     inferd.server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]

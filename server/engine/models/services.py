@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from inferd.backends.api import BackendError
-from inferd.server.engine.measures import Measures
+from inferd.server.engine.models.measures import Measures
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.errors import InvalidArgument, ServerError
 
