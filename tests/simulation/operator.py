@@ -418,11 +418,19 @@ class WatchedEngine(Engine):
         self.shop.ended(version)
 
 
+WATCHED = (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine)
+
+
+def forget_shop() -> None:
+    """All is over: the classes of the engine keep nothing of it."""
+    for each in WATCHED:
+        del each.shop
+
+
 def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resources: Any) -> Engine:
     """The engine of a simulation, with its repository."""
-    shop = simulation.shop
-    for each in (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine):
-        each.shop = shop
+    for each in WATCHED:
+        each.shop = simulation.shop
     inferd.server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
     inferd.server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
     inferd.server.engine.housekeeping.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
