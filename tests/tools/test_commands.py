@@ -87,6 +87,19 @@ def test_a_model_is_described(inferd):
     assert "decoupled" in inferd("models", "describe", "repeat")
 
 
+def test_labels_of_versions(inferd, tmp_path):
+    """Guards requests that name a label, and where labels are shown: `models describe`, ModelMetadata."""
+    labels = 'parameters { key: "version_labels" value { string_value: "stable=1, other=1" } }'
+    (tmp_path / "config.pbtxt").write_text(inferd("models", "describe", "int64", "--pbtxt") + labels)
+    inferd("models", "load", "int64", "--model-config", tmp_path / "config.pbtxt")
+    assert "versions 1 (stable, other)" in inferd("models", "describe", "int64")
+    told = json.loads(inferd("models", "describe", "int64", "--version", "other", "--format", "json"))
+    assert (told["versions"], told["properties"]) == (["1"], {"version_labels": "stable=1, other=1"})
+    assert "int64 version 1: " in inferd("infer", "int64", "--version", "stable", "--data", "[[[1]]]")
+    assert "version string 'gone'" in inferd("infer", "int64", "--version", "gone", "--data", "[[[1]]]", status=1)
+    inferd("models", "load", "int64")
+
+
 def test_statistics(inferd):
     """Guards `models stats`."""
     inferd("infer", "bool", "--data", "[true]")

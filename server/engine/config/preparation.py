@@ -18,7 +18,7 @@ from inferd.server.engine.config.completion import complete, fill_defaults, iden
 from inferd.server.engine.config.ensemble import is_ensemble, warn_parameters
 from inferd.server.engine.config.files import refuse_pointers, run_agents
 from inferd.server.engine.config.findings import Finding, raise_any
-from inferd.server.engine.config.parameters import wrong
+from inferd.server.engine.config.parameters import VERSION_LABELS, version_labels, wrong
 from inferd.server.engine.config.reading import Options, config_path, overlay, read_own, read_written, settle
 from inferd.server.engine.config.refused import refusals, warn_carried
 from inferd.server.engine.config.rules import excessive, validate
@@ -65,6 +65,11 @@ class Prepared:
     def config(self) -> pb.ModelConfig:
         """The latest version's: fields of the model as a whole are equal in all versions."""
         return self.of().config
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label stands for."""
+        return version_labels(self.config)
 
     @property
     def spec(self) -> ModelSpec:
@@ -200,7 +205,9 @@ class _Preparation:
                 log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)
             problem.with_traceback(None)  # its frames would hold the read files until a garbage collection
         told = {version: _told(problem) for version, problem in sorted(errors.items())}
-        return Prepared(dict(sorted(found.items())), told)
+        prepared = Prepared(dict(sorted(found.items())), told)
+        raise_any(_broken_label_rules(prepared), self._config.name, prepared.source)
+        return prepared
 
     def _completed(self, version: int) -> _Completed:
         """The configuration of one version. Several threads call this for different versions."""
@@ -328,6 +335,14 @@ class _Preparation:
 def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
     yield from broken_accelerator_rules(config, backend)
     yield from broken_runtime_rules(config, backend)
+
+
+def _broken_label_rules(prepared: Prepared) -> Iterator[Finding]:
+    for label, version in prepared.labels.items():
+        if version not in prepared.versions:
+            text = f"label '{label}' stands for version {version}, which is not served"
+            served = ", ".join(map(str, prepared.versions))
+            yield Finding(("parameters", VERSION_LABELS), text, f"name one of {served}, or change version_policy")
 
 
 def _only(errors: dict[int, Exception], version: int) -> Exception:

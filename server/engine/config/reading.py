@@ -20,6 +20,7 @@ from inferd.server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, fill_
 from inferd.server.engine.config.ensemble import is_ensemble
 from inferd.server.engine.config.files import check_paths
 from inferd.server.engine.config.findings import Finding, raise_any
+from inferd.server.engine.config.parameters import VERSION_LABELS
 from inferd.server.engine.pbtxt.parse import NO_VARIABLES, parse_file
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.engine.pbtxt.variables import Variables
@@ -212,10 +213,18 @@ def _not_for_a_version(
         if name in written and getattr(merged, name) != getattr(config, name):
             text = f"{name} is the same for all versions of model '{config.name}'"
             yield Finding((name,), text, f"write it into {path} alone", names_model=True)
+    if _labels_text(merged) != _labels_text(config):
+        text = f"parameter '{VERSION_LABELS}' is the same for all versions of model '{config.name}'"
+        place = ("parameters", VERSION_LABELS)
+        yield Finding(place, text, f"write it into {path} alone", names_model=True)
     if is_ensemble(merged) != is_ensemble(config):
         field = "ensemble_scheduling" if "ensemble_scheduling" in written else "platform"
         text = f"all versions of model '{config.name}' are ensembles, or none is"
         yield Finding((field,), text, f"write it into {path} alone", names_model=True)
+
+
+def _labels_text(config: pb.ModelConfig) -> str:
+    return config.parameters[VERSION_LABELS].string_value if VERSION_LABELS in config.parameters else ""
 
 
 class Outline(NamedTuple):
