@@ -18,8 +18,9 @@ BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.
 TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
 STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
 ENOUGH_CPU = 180.0  # should a mutant be slower
-ENOUGH_TESTS = 150.0  # seconds of the tests that reach a mutant, the quickest first
+ENOUGH_TESTS = 90.0  # seconds of the tests that reach a mutant, the quickest first
 
+UNKNOWN_TEST = 4  # pytest's exit status
 MOST_DOUBTS = 20  # tests that fail, and then do not or do without the mutant too
 
 VOID = "void"  # it does not compile
@@ -195,6 +196,8 @@ class Trials:
         done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
         if done.returncode in (0, 5):  # 5: all are left out
             return None
+        if done.returncode == UNKNOWN_TEST:
+            raise Unsound(f"a test that was measured is not there any more: {reason(done.stderr or done.stdout)}")
         if found := FAILED.search(done.stdout):
             return found[1], found[2] or ""
         ended = f"the process ends with {done.returncode}: {reason(done.stdout)}"
