@@ -344,8 +344,8 @@ class WatchedTable(ModelTable):
 
     shop: Shop
 
-    def set(self, name: str, lanes: Mapping[int, LaneHandle | None], departing: Any = ()) -> None:
-        super().set(name, lanes, departing)
+    def set(self, name: str, lanes: Mapping[int, LaneHandle | None], *others: Any, **named: Any) -> None:
+        super().set(name, lanes, *others, **named)
         self.shop.published(name, lanes.get(1))
 
     def remove(self, name: str) -> None:
