@@ -19,7 +19,8 @@
 #                 WITH=tsan: workers, all features and the conformance suite, with the whole server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
-#   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
+#   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried. For another
+#                 interpreter: PYTHON=python3.13 VENV=build/python3.13
 #   make image    the image of the Dockerfile, TARGET=cpu, with docker or buildah (tools/image.sh); it is tried
 #   make clean    everything made here, .venv included
 #
@@ -65,6 +66,7 @@ endif
 TOOLS := $(VENV)/.tools
 DEMONSTRABLE := $(VENV)/.demonstrable
 INSTALLED := $(VENV)/.installed
+PACKING := $(VENV)/.packing
 COMMAND := $(VENV)/.command
 SERVABLE := build/.servable-$(BUILD)
 BUILT := build/.built-$(BUILD)
@@ -210,12 +212,19 @@ gpu: setup
 	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
 	$(PY) -m bench.gpu gpu-bench.json
 
-# INFERD_ONLY: a source distribution has no need of translated extensions.
-wheel: setup
+$(PACKING): $(TOOLS)
+	$(PY) tools/requirements.py packing > $(VENV)/packing.txt
+	$(PIP) install -r $(VENV)/packing.txt -c constraints.txt
+	touch $@
+
+# No framework is needed. INFERD_ONLY: a source distribution has no need of translated extensions.
+wheel: $(PACKING)
 	rm -rf build/wheel dist
 	$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --strip -w dist build/wheel/*.whl
 	INFERD_ONLY=none $(PY) setup.py -q sdist
+	$(VENV)/bin/twine check --strict dist/*
+	$(VENV)/bin/check-wheel-contents dist/*.whl
 	$(PY) -m pytest -q tests/packaging/test_wheel.py
 
 image: setup

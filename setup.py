@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -154,6 +155,12 @@ def note_build() -> None:
     }
     module.RECORD.write_text(json.dumps(noted) + "\n")
 
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        f"inferd needs an interpreter with the global interpreter lock, and {sys.executable} is built without one "
+        f"(free-threaded): use python{sys.version_info.major}.{sys.version_info.minor} instead of its 't' build"
+    )
 
 DEBUG = BUILD not in ("release", "coverage", "quick")
 EXTENSIONS = extensions()
