@@ -37,7 +37,8 @@ ARG REVISION=unknown
 RUN INFERD_COMMIT="${REVISION}" /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
 
 # ---- what runs ------------------------------------------------------------------------------------------------------
-# libnghttp2 is the distribution's, so that its security updates reach the image.
+# libnghttp2 is the distribution's, so that its security updates reach the image. Object stores and collectors are reached
+# over TLS, and their clients do not start without certificates.
 # hadolint ignore=DL3006
 FROM ${BASE} AS runtime
 ARG VERSION=0.1.0
@@ -47,7 +48,8 @@ LABEL org.opencontainers.image.title="inferd" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends libnghttp2-14 python3 tini \
+RUN apt-get update && apt-get install -y --no-install-recommends \
+        ca-certificates libnghttp2-14 python3 tini \
     && apt-get clean && rm -rf /var/lib/apt/lists/* /var/cache/debconf /var/log/* \
     && mkdir /models \
     && echo 'inferd:x:1000:1000:inferd:/tmp:/usr/sbin/nologin' >> /etc/passwd \
@@ -65,11 +67,12 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=120s CMD ["inferd", "heal
 ENTRYPOINT ["/usr/bin/tini", "--", "inferd", "serve"]
 
 # ---- one virtual environment for each target ------------------------------------------------------------------------
+# uvloop and ml_dtypes come with the symbols of their compilers, 35 MB.
 FROM build AS core
 RUN python3 -m venv --without-pip /opt/inferd \
     && /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt "$(echo /wheel/*.whl)" \
     && find /opt/inferd/lib/python3*/site-packages/inferd /opt/inferd/lib/python3*/site-packages/inferd_client \
-        -name '*.so' -exec strip --strip-unneeded {} + \
+        /opt/inferd/lib/python3*/site-packages/uvloop -name '*.so' -exec strip --strip-unneeded {} + \
     && find /opt/inferd \( -name tests -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -prune -exec rm -rf {} + \
     && ln -s inferd /opt/inferd/bin/tritonserver
 ENV PATH=/opt/inferd/bin:/sbom/bin:$PATH
@@ -82,6 +85,7 @@ ARG PACKAGES=""
 # hadolint ignore=SC2086
 RUN /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt \
         "inferd[bf16,cloud,otel,redis]" onnxruntime ${PACKAGES} \
+    && strip --strip-unneeded /opt/inferd/lib/python3*/site-packages/ml_dtypes/*.so \
     && python3 tools/sbom.py /opt/inferd/sbom.cdx.json /opt/inferd/bin/python /runtime/dpkg
 
 # An index that has the CPU build of torch; empty: the index of pip, whose plain build brings gigabytes of CUDA.
@@ -98,6 +102,7 @@ ARG PACKAGES=""
 # hadolint ignore=DL3013,SC2086
 RUN /build/bin/pip --python /opt/inferd/bin/python install \
         "inferd[bf16,cloud,gpu,otel,redis]" ${FRAMEWORKS} ${PACKAGES} \
+    && strip --strip-unneeded /opt/inferd/lib/python3*/site-packages/ml_dtypes/*.so \
     && python3 tools/sbom.py /opt/inferd/sbom.cdx.json /opt/inferd/bin/python /runtime/dpkg
 
 # ---- the images -----------------------------------------------------------------------------------------------------

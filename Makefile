@@ -19,7 +19,8 @@
 #                 WITH=tsan: workers, all features and the conformance suite, with the whole server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
-#   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
+#   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried. For another
+#                 interpreter: PYTHON=python3.13 VENV=build/python3.13
 #   make image    the image of the Dockerfile, TARGET=cpu, with docker or buildah (tools/image.sh); it is tried
 #   make clean    everything made here, .venv included
 #
@@ -65,6 +66,7 @@ endif
 TOOLS := $(VENV)/.tools
 DEMONSTRABLE := $(VENV)/.demonstrable
 INSTALLED := $(VENV)/.installed
+PACKING := $(VENV)/.packing
 COMMAND := $(VENV)/.command
 SERVABLE := build/.servable-$(BUILD)
 BUILT := build/.built-$(BUILD)
@@ -192,16 +194,16 @@ soak-release: setup
 	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150 --crowd 40000
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
-	$(PY) -m bench.soak
-	$(PY) -m bench.abuse
-	$(PY) -m bench.chaos
-	$(PY) -m bench.demand
-	$(PY) -m bench.mixed --seconds $(SECONDS)
+	$(PY) -m tests.storms.soak
+	$(PY) -m tests.storms.abuse
+	$(PY) -m tests.storms.chaos
+	$(PY) -m tests.storms.demand
+	$(PY) -m tests.storms.mixed --seconds $(SECONDS)
 
 soak-asan soak-tsan: setup
 	tools/sanitize.sh $(@:soak-%=%) tests/conformance -n $(JOBS) --dist loadfile
-	tools/sanitize.sh $(@:soak-%=%) -m bench.chaos --instrumented --seconds 300
-	tools/sanitize.sh $(@:soak-%=%) -m bench.mixed --instrumented --seconds $(SECONDS)
+	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.chaos --instrumented --seconds 300
+	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup
 	$(PY) -m bench.run
@@ -210,12 +212,19 @@ gpu: setup
 	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
 	$(PY) -m bench.gpu gpu-bench.json
 
-# INFERD_ONLY: a source distribution has no need of translated extensions.
-wheel: setup
+$(PACKING): $(TOOLS)
+	$(PY) tools/requirements.py packing > $(VENV)/packing.txt
+	$(PIP) install -r $(VENV)/packing.txt -c constraints.txt
+	touch $@
+
+# No framework is needed. INFERD_ONLY: a source distribution has no need of translated extensions.
+wheel: $(PACKING)
 	rm -rf build/wheel dist
 	$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --strip -w dist build/wheel/*.whl
 	INFERD_ONLY=none $(PY) setup.py -q sdist
+	$(VENV)/bin/twine check --strict dist/*
+	$(VENV)/bin/check-wheel-contents dist/*.whl
 	$(PY) -m pytest -q tests/packaging/test_wheel.py
 
 image: setup

@@ -19,10 +19,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.editable_wheel import _StaticPth, editable_wheel
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
@@ -127,6 +129,18 @@ def extensions() -> list[Extension]:
     return [each for name, each in found.items() if not only or name in only.split(",")]
 
 
+class EditableWheel(editable_wheel):
+    """An editable install that is a path to links, which type checkers follow; setuptools' own is a hook of imports."""
+
+    def _select_strategy(self, name: str, _tag: str, _build_lib: str) -> _StaticPth:
+        links = ROOT / "build" / "editable"
+        shutil.rmtree(links, ignore_errors=True)
+        links.mkdir(parents=True)
+        for package in ("inferd", "inferd_client"):
+            (links / package).symlink_to(ROOT / package)
+        return _StaticPth(self.distribution, name, [links])
+
+
 class Sdist(sdist):
     """The source distribution: no links, the folders themselves are in `inferd`."""
 
@@ -157,6 +171,12 @@ def note_build() -> None:
     module.RECORD.write_text(json.dumps(noted) + "\n")
 
 
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        f"inferd needs an interpreter with the global interpreter lock, and {sys.executable} is built without one "
+        f"(free-threaded): use python{sys.version_info.major}.{sys.version_info.minor} instead of its 't' build"
+    )
+
 DEBUG = BUILD not in ("release", "coverage", "quick")
 EXTENSIONS = extensions()
 
@@ -176,7 +196,7 @@ if not IN_PLACE:
 gc.set_threshold(100_000, 5, 5)
 
 setup(
-    cmdclass={"sdist": Sdist},
+    cmdclass={"editable_wheel": EditableWheel, "sdist": Sdist},
     options={
         "build": {} if IN_PLACE else {"build_base": PACKAGE},
         "build_ext": {"parallel": os.cpu_count() or 1},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.processes import ServerProcess
@@ -14,23 +13,7 @@ class Figure:
     """One model under one load."""
 
     cpu_us: float  # of the server, a request
-    rate: float  # requests per second
-    p50_us: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.cpu_us:.1f} µs · {self.rate / 1000:.1f} k/s · {self.p50_us:.0f} µs"
-
-
-def best(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, Figure]:
-    """Each way's best round, by server CPU.
-
-    The ways take turns, so a disturbance of the machine affects all of them.
-    """
-    found: dict[str, list[Figure]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(way())
-    return {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
+    p50_us: float
 
 
 def measure(
@@ -60,4 +43,4 @@ def measure(
         cpu = server.cpu_seconds() - cpu
     if report.correct != report.requests:
         raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
-    return Figure(cpu / report.answered * 1e6, report.rate, report.latency.p50)
+    return Figure(cpu / report.answered * 1e6, report.latency.p50)

@@ -1,4 +1,4 @@
-"""Micro-benchmarks of the native parts, one thread, nothing else: `python -m bench.micro` prints the tables.
+"""Micro-benchmarks of the native parts, one thread, nothing else: `python -m bench.micro` prints the table.
 
 All data is in the nearest cache and every branch is predicted, so these are lower bounds; they show the effect of a
 change on one part.
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from bench import codec, messages
+from bench import messages
 from bench.memory_speed import MappedMemory, pair_ns
 from bench.native_speed import bind_ns, block_ns, gather_ns, lane_ns, share_ns
 from inferd._native.memory import resource as memory
@@ -67,8 +67,7 @@ def together_ns(resource: memory.Memory, size: int, threads: int) -> float:
 
 
 def main() -> None:
-    codec.main()
-    print("\n| part | ns |\n|---|---:|")
+    print("| part | ns |\n|---|---:|")
     for what, ns in rows():
         print(f"| {what} | {ns:.0f} |")
 

@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from inferd.backends.api import BackendError, ModelSource, ModelSpec, Signature, TensorSpec
 from inferd.server.composition.engine import make_loader, model_options
 from inferd.server.engine import config as configuration
-from inferd.server.engine.config.datatypes import TYPE_OF
+from inferd.server.engine.config.tensors import TYPE_OF
 from inferd.server.engine.instances.gpu import Gpus
 from inferd.server.engine.repository.folders import ModelFolder, check_name, version_folder
 from inferd.server.errors import AlreadyExists, InvalidArgument, Misused, ServerError

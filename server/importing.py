@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from inferd.server.engine.config.datatypes import TYPE_OF
+from inferd.server.engine.config.tensors import TYPE_OF
 from inferd.server.errors import InvalidArgument
 from inferd.server.pb import model_config_pb2 as pb
 

@@ -50,7 +50,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """A thread that a failed test leaves hanging does not keep the process: its stack is printed, and the process ends."""
+    """The process ends, and prints the stack, where a failed test leaves a hanging thread."""
     faulthandler.dump_traceback_later(120, exit=True)
 
 

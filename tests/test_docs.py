@@ -123,8 +123,10 @@ def test_fields_of_models_are_explained() -> None:
 
 def test_programs_and_parts_of_the_benchmarks_are_listed() -> None:
     text = (ROOT / "bench" / "README.md").read_text()
-    programs = [path.stem for path in (ROOT / "bench").glob("*.py") if "def main(" in path.read_text()]
-    assert {program for program in programs if f"-m bench.{program} " not in text} == set()
+    paths = [path for folder in ("bench", "tests/storms") for path in (ROOT / folder).glob("*.py")]
+    programs = [path.relative_to(ROOT).with_suffix("") for path in paths if "def main(" in path.read_text()]
+    names = {".".join(program.parts) for program in programs}
+    assert {name for name in names if f"-m {name} " not in text} == set()
     parts = {work.name for work in works()} | {"drivers", "idle", "window", "python_memory", "digits"}
     assert {part for part in parts if f"`{part}`" not in text} == set()
 

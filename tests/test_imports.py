@@ -175,7 +175,7 @@ RULES = (
     ),
     Rule(
         "server.checking",
-        may=("server.composition.engine", "server.engine", *CORE),
+        may=("backends.api", "backends.loader", "server.composition.engine", "server.engine", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(
@@ -193,6 +193,8 @@ RULES = (
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    # Tests use the load generator of the benchmarks, and not the other way round.
+    Rule("bench", may=("_native", "backends", "examples", "inferd_client", "server")),
 )
 
 
@@ -287,7 +289,7 @@ def violations(path: Path, module: str) -> Iterator[str]:
 
 def sources(root: Path) -> Iterator[tuple[Path, str]]:
     """The source files under the packages with rules, with their module names."""
-    for package in ("_native", "backends", "inferd_client", "server"):
+    for package in ("_native", "backends", "bench", "inferd_client", "server"):
         for path in sorted((root / package).rglob("*")):
             if path.suffix in SUFFIXES:
                 parts = path.relative_to(root).with_suffix("").parts
@@ -322,6 +324,7 @@ def test_imports_follow_the_design() -> None:
         ("server/front/f.py", "from inferd.server.app import run"),
         ("server/app.py", "import socket"),
         ("server/settings/options.py", "from inferd.server.engine import config"),
+        ("bench/growth.py", "from tests.framing import framed"),
     ],
 )
 def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> None:

@@ -2,7 +2,7 @@
 # Run native tests on the debug and sanitizer builds, without touching the build in the checkout.
 #
 #   tools/sanitize.sh [debug|asan|tsan|all] [pytest arguments]
-#   tools/sanitize.sh debug|asan|tsan -m MODULE [its arguments]    runs a program, as -m bench.mixed --instrumented
+#   tools/sanitize.sh debug|asan|tsan -m MODULE [its arguments]    runs a program, as -m tests.storms.mixed --instrumented
 #
 # Default: debug and asan with tests/native tests/engine; tsan with tests of shared state.
 #

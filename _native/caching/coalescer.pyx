@@ -354,6 +354,8 @@ cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
                     return  # no memory: they get the error of the old work
                 memo.era = overdue.era
                 record_inner(memo.work, request)
+            elif request.record != NULL:
+                record_shares(request, memo.work)
             detach(overdue, request, REQUEST_NEW)
             join(memo, request)
             bridge_watch(bridge, request)

@@ -15,7 +15,7 @@ from inferd._native.atomic cimport load32
 from inferd._native.clock cimport now_ns
 from inferd._native.memory.resource cimport block_give
 from inferd._native.protobuf.datatype cimport datatype_name
-from inferd._native.request.request cimport InputData, OutputData, Request, Response
+from inferd._native.request.request cimport REQUEST_KEPT, InputData, OutputData, Request, Response
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK
 from inferd._native.threads cimport lock, unlock
 from inferd._native.traceparent cimport TraceContext, is_baggage
@@ -110,9 +110,13 @@ cdef void record_begin(Recorder *recorder, Request *request, const TraceContext 
 
 
 cdef void record_inner(Request *request, const Request *outer) noexcept nogil:
-    cdef const Record *above = <const Record *>outer.record
+    cdef Record *above = <Record *>outer.record
     cdef Record *record
-    if above == NULL or not (above.traced or above.watched):
+    if above == NULL:
+        return
+    above.shared = False  # one that has shared an execution before, which was too late, has its own now
+    above.link.given = False
+    if not (above.traced or above.watched):
         return
     record = record_new(above.recorder, request)
     if record == NULL:
@@ -278,7 +282,7 @@ cdef void record_end(Request *request) noexcept nogil:
     cdef size_t size
     if record.status == STATUS_OK:
         record.status = request.response.status
-    if record.status == STATUS_OK and request.sink == NULL:
+    if record.status == STATUS_OK and request.sink == NULL and request.state != REQUEST_KEPT:
         record.status = STATUS_CANCELLED
     slow = record.watched and (record.status != STATUS_OK or now - record.arrived_ns > recorder.slow_ns)
     late = recorder.log_slow_ns and now - record.arrived_ns > recorder.log_slow_ns and not record.inner

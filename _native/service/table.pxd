@@ -13,6 +13,10 @@ cdef struct VersionEntry:
     int64_t version
     Lane *lane               # NULL: the version exists and is not ready
 
+cdef struct LabelEntry:
+    Str name                 # in bytes that ModelTable.handles keeps
+    int64_t version
+
 cdef struct ModelEntry:
     ModelEntry *next         # in the same bucket
     Str name
@@ -23,6 +27,8 @@ cdef struct ModelEntry:
     uint32_t routed_count
     VersionEntry *departing  # those versions, the one that departed last first
     uint32_t departing_count
+    LabelEntry *labels       # names of versions
+    uint32_t label_count
 
 cdef struct Table:
     Mutex guard
@@ -30,7 +36,8 @@ cdef struct Table:
     uint32_t bucket_count    # a power of two
     uint32_t model_count
 
-# The lane of this version, or of the latest ready one if `version` is empty or "-1", with one more request in flight.
+# The lane of this version, a number or a label, or of the latest ready one if `version` is empty or "-1", with one more
+# request in flight.
 # NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, call table_route.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
 # The same for a request of this sequence, or of none; `begins`: it starts the sequence. On the loop.
@@ -46,6 +53,6 @@ cdef Block *table_place(Table *table, Str name, size_t size) noexcept nogil
 cdef class ModelTable:
     # a Table for Python
     cdef Table table
-    cdef dict handles        # keeps the LaneHandles alive
+    cdef dict handles        # keeps the LaneHandles and the labels' texts alive
     cdef int resize(self, uint32_t count) except -1
     cdef ModelEntry *cut(self, ModelEntry **link, Str name) noexcept

@@ -91,6 +91,34 @@ cdef void refuse(const ModelEntry *entry, Str name, int64_t version, int *status
                                  name.data, <long long>version, b"at ready state" if known else b"found")
 
 
+cdef bint choose_version(const ModelEntry *entry, Str version, int64_t *number, int *status,
+                         char **details) noexcept nogil:
+    # the number of the version with this number or label, -1 for the latest; False: the error is set. A model that is
+    # not loaded has no labels yet: it may get this one.
+    cdef uint32_t i
+    if version_number(version, number):
+        if number[0] > 0 or number[0] == -1:
+            return True
+        status[0] = STATUS_INVALID_ARGUMENT
+        details[0] = format_text("invalid model version specified: '%.*s', version should be an integral value > 0",
+                                 clip(version.size), version.data)
+        return False
+    number[0] = -1
+    for i in range(0 if entry == NULL else entry.label_count):
+        if entry.labels[i].name.size == version.size and \
+                memcmp(entry.labels[i].name.data, version.data, version.size) == 0:
+            number[0] = entry.labels[i].version
+            return True
+    if entry == NULL or lane_of(entry, entry.version_count + entry.routed_count, -1) == NULL:
+        return True
+    status[0] = STATUS_INVALID_ARGUMENT
+    details[0] = format_text(
+        "failed to get model version from specified version string '%.*s' (details: stol), version should be an "
+        "integral value > 0%s", clip(version.size), version.data,
+        b", or a version label of the model" if entry.label_count else b"")
+    return False
+
+
 cdef Str message_model(const uint8_t *head, size_t head_size) noexcept nogil:
     # model_name is field 1 of ModelInferRequest, and every client writes it first
     cdef Str name
@@ -122,19 +150,11 @@ cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **d
     cdef int64_t number = -1
     cdef const ModelEntry *entry
     cdef Lane *lane = NULL
-    if version.size and not version_number(version, &number):
-        status[0] = STATUS_INVALID_ARGUMENT
-        details[0] = format_text(
-            "failed to get model version from specified version string '%.*s' (details: stol), version should be an "
-            "integral value > 0", clip(version.size), version.data)
-        return NULL
-    if number < -1 or (number == 0 and version.size):
-        status[0] = STATUS_INVALID_ARGUMENT
-        details[0] = format_text("invalid model version specified: '%.*s', version should be an integral value > 0",
-                                 clip(version.size), version.data)
-        return NULL
     lock(&table.guard)
     entry = entry_of(table, name)
+    if version.size and not choose_version(entry, version, &number, status, details):
+        unlock(&table.guard)
+        return NULL
     if entry != NULL:
         lane = lane_of(entry, entry.version_count, number)
     if lane != NULL:
@@ -153,7 +173,7 @@ cdef inline bint goes_on(Lane *lane, const Correlation *correlation) noexcept no
 
 
 cdef Lane *begun_on(const ModelEntry *entry, int64_t version, const Correlation *correlation) noexcept nogil:
-    # the departing version on which the sequence continues; of several, the one that departed last
+    # the departing version on which the sequence continues; of several (-1), the one that departed last
     cdef const VersionEntry *departing
     cdef uint32_t i
     for i in range(entry.departing_count):
@@ -179,14 +199,14 @@ cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, i
         clip(name.size), name.data)
 
 
-cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, const Correlation *correlation,
-                        bint begins, int *status, char **details) noexcept nogil:
+cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, bint labelled,
+                        const Correlation *correlation, bint begins, int *status, char **details) noexcept nogil:
     # A sequence continues where it began, and begins on a version that is served. Its beginning ends an older sequence
-    # of its id on a departing version.
+    # of its id on a departing version. A label may stand for another version than when the sequence began.
     cdef Lane *lane = lane_of(entry, entry.routed_count, version)
     cdef Lane *before = NULL
     if correlation.given and (lane == NULL or begins or not goes_on(lane, correlation)):
-        before = begun_on(entry, version, correlation)
+        before = begun_on(entry, -1 if labelled else version, correlation)
     if before != NULL and not begins:
         return before
     if lane == NULL:
@@ -200,16 +220,17 @@ cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *c
                        char **details) noexcept nogil:
     cdef const ModelEntry *entry
     cdef int64_t number = -1
+    cdef int64_t given
+    cdef bint labelled
     cdef Lane *lane = NULL
-    if version.size:
-        version_number(version, &number)  # which table_find has checked
     status[0] = STATUS_OK
     lock(&table.guard)
     entry = entry_of(table, name)
     if entry == NULL:
         refuse(NULL, name, number, status, details)
-    else:
-        lane = route_locked(entry, name, number, correlation, begins, status, details)
+    elif version.size == 0 or choose_version(entry, version, &number, status, details):
+        labelled = version.size > 0 and not version_number(version, &given)
+        lane = route_locked(entry, name, number, labelled, correlation, begins, status, details)
     if lane != NULL:
         fetch_add32(&lane.in_flight, 1)
     unlock(&table.guard)
@@ -220,6 +241,7 @@ cdef void entry_free(ModelEntry *entry) noexcept nogil:
     free(<void *>entry.name.data)
     free(entry.versions)
     free(entry.departing)
+    free(entry.labels)
     free(entry)
 
 
@@ -237,7 +259,19 @@ cdef VersionEntry *versions_new(list versions) except NULL:
     return entries
 
 
-cdef ModelEntry *entry_new(bytes name, list versions, list departing) except NULL:
+cdef int set_labels(ModelEntry *entry, list labels) except -1:
+    # of pairs of the label's bytes, which stay the caller's, and a number
+    cdef bytes label
+    entry.labels = <LabelEntry *>calloc(max(1, len(labels)), sizeof(LabelEntry))
+    if entry.labels == NULL:
+        raise MemoryError
+    for label, version in labels:
+        entry.labels[entry.label_count] = LabelEntry(Str(label, <uint32_t>len(label)), version)
+        entry.label_count += 1
+    return 0
+
+
+cdef ModelEntry *entry_new(bytes name, list versions, list departing, list labels) except NULL:
     cdef ModelEntry *entry = <ModelEntry *>calloc(1, sizeof(ModelEntry))
     cdef char *copy = <char *>malloc(len(name) + 1)
     if entry == NULL or copy == NULL:
@@ -250,6 +284,7 @@ cdef ModelEntry *entry_new(bytes name, list versions, list departing) except NUL
     try:
         entry.versions = versions_new(versions)
         entry.departing = versions_new(departing)
+        set_labels(entry, labels)
     except BaseException:
         entry_free(entry)
         raise
@@ -302,17 +337,20 @@ cdef class ModelTable:
         unlock(&self.table.guard)
         return 0
 
-    def set(self, name: str, versions: dict, departing: Sequence[tuple[int, LaneHandle]] = ()) -> None:
+    def set(self, name: str, versions: dict, departing: Sequence[tuple[int, LaneHandle]] = (),
+            labels: Sequence[tuple[str, int]] = ()) -> None:
         """Set the versions of a model.
 
         Args:
             name: of the model.
             versions: number to LaneHandle, or to None for one that is known and not ready.
             departing: versions that serve only sequences that began on them, the one that departed last first.
+            labels: other names of versions, none a number.
         """
         cdef list ordered = sorted(versions.items())
         cdef list going = list(departing)
-        cdef ModelEntry *entry = entry_new(name.encode(), ordered, going)
+        cdef list named = [(label.encode(), version) for label, version in labels]
+        cdef ModelEntry *entry = entry_new(name.encode(), ordered, going, named)
         cdef ModelEntry **link
         cdef ModelEntry *old
         if self.table.model_count >= self.table.bucket_count:
@@ -329,7 +367,7 @@ cdef class ModelTable:
         if old != NULL:
             entry_free(old)
         front_leave()
-        self.handles[name] = (ordered, going)
+        self.handles[name] = (ordered, going, named)
 
     def remove(self, name: str) -> None:
         """Forget a model."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import ensembles, messages, python_models
+from bench import messages, python_models
 from bench.peers.base import CACHE
 from bench.repository import Identity, write
 from inferd.server.pb import grpc_service_pb2 as pb
@@ -105,9 +105,26 @@ def demo() -> Path:
     return folder
 
 
+def chain(*models: str) -> str:
+    """The configuration of an ensemble of these models, one after the other."""
+    tensors = ["INPUT0", *(f"between_{n}" for n in range(1, len(models))), "OUTPUT0"]
+    steps = "".join(
+        f'step {{ model_name: "{model}" model_version: -1 '
+        f'input_map {{ key: "INPUT0" value: "{tensors[n]}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{tensors[n + 1]}" }} }}\n'
+        for n, model in enumerate(models)
+    )
+    return f"""platform: "ensemble"
+max_batch_size: 64
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+ensemble_scheduling {{ {steps} }}
+"""
+
+
 def write_shared(folder: Path) -> Path:
     """The models in C and in Python; returns the repository."""
-    for name, config in {**COMPILED, "chain": ensembles.chain("echo", "echo", "echo")}.items():
+    for name, config in {**COMPILED, "chain": chain("echo", "echo", "echo")}.items():
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config.replace("NAME", name))
     digits = shutil.copytree(demo() / "digits_onnx", folder / "digits_python")

@@ -198,8 +198,7 @@ def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Pat
 
 
 def tune(
-    model: str,
-    *,
+    *model: str,
     model_repository: Path = Path("models"),
     latency_budget: float = 0.0,
     percentile: int = 99,
@@ -215,17 +214,17 @@ def tune(
     write: Switch = False,
     out: Path | None = None,
 ) -> int:
-    """Find the batch size, instances, queue delay and threads with which a model gives the most throughput.
+    """Find the batch size, instances, queue delay and threads with which models give the most throughput.
 
-    Two servers of its own serve copies of the model in turns, so nothing else should use the machine meanwhile.
+    Two servers of its own serve copies of the models in turns, so nothing else should use the machine meanwhile.
 
     Args:
-        model: Its name.
+        model: Its name; several models are asked at the same time. Of an ensemble the models of its steps are tuned.
         model_repository: The folder of model folders.
         latency_budget: Limit of the latency's percentile in milliseconds; by default none.
         percentile: 50, 90, 95 or 99.
         memory_budget: Limit of the server's memory in MiB; by default none.
-        concurrency: Numbers of requests in flight to try with each configuration, separated by commas.
+        concurrency: Numbers of requests in flight, for each model, to try with each configuration, with commas between.
         largest_batch: The largest max_batch_size to try.
         most_instances: The most instances to try.
         max_runs: How many configurations to measure at most.
@@ -233,7 +232,7 @@ def tune(
         shape: INPUT:SIZE,SIZE, if the model leaves the shape open.
         input_data: random, zero, or a JSON file as perf_analyzer reads it.
         serve_option: A further option of inferd serve, such as --backend-config=...; may be given several times.
-        write: Put the best configuration into the model's config.pbtxt; the former one is kept beside it.
+        write: Put the best configuration into each tuned model's config.pbtxt; the former one is kept beside it.
         out: .json file of all trials.
     """
     from inferd.server.tools.tune.running import tune as look

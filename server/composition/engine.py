@@ -12,10 +12,10 @@ from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.hosts import HostPolicyError, parse_host_policies
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.resources import ResourceError, Resources, parse_limits
+from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.engine.repository.sources import open_sources
-from inferd.server.engine.shared_memory import SharedMemoryPolicy
 from inferd.server.errors import ConfigError, ServerError, StartError
 from inferd.server.settings import Settings
 

@@ -23,24 +23,23 @@ from inferd.backends.temporary import remove_left_folders
 from inferd.server.caching import CacheConfig, LocalCache, RedisCache
 from inferd.server.engine import config as configuration
 from inferd.server.engine.caching.redis_store import RedisStore
-from inferd.server.engine.deliveries import Deliveries
 from inferd.server.engine.housekeeping.collecting import bring_back, collect_if_left, rarely
-from inferd.server.engine.housekeeping.slices import slices
-from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.housekeeping.deliveries import Deliveries
+from inferd.server.engine.housekeeping.threads import on_thread, slices
 from inferd.server.engine.instances.instances import Hardware
+from inferd.server.engine.instances.shared_memory import SharedMemory, SharedMemoryPolicy
 from inferd.server.engine.loading.candidates import Failure, Maker
 from inferd.server.engine.loading.control import ControlMode, ModelControl, Poller
 from inferd.server.engine.loading.demand import Demand
 from inferd.server.engine.loading.lifecycle import Allowed, Lifecycle, anything
 from inferd.server.engine.loading.overrides import NOTHING, read_override
-from inferd.server.engine.measures import Measures
 from inferd.server.engine.models import overview
+from inferd.server.engine.models.measures import Measures
 from inferd.server.engine.models.registry import UNLOADED, IndexEntry, Models, Watcher
+from inferd.server.engine.models.services import EngineServices
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
 from inferd.server.engine.repository.sources import Repositories, RepositorySource
-from inferd.server.engine.services import EngineServices
-from inferd.server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from inferd.server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from inferd.server.engine.housekeeping.slices import slices
+from inferd.server.engine.housekeeping.threads import slices
 from inferd.server.pb.load_report_pb2 import OrcaLoadReport
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inferd.backends.api import TensorSpec
+from inferd.server.engine.config.parameters import VERSION_LABELS
 from inferd.server.errors import InvalidArgument, NotFound, Unavailable
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
@@ -82,6 +83,9 @@ class Information:
             platform=spec.platform or spec.backend,
             inputs=_tensors(spec.inputs, batches),
             outputs=_tensors(spec.outputs, batches),
+            properties={
+                key: value.string_value for key, value in loaded.config.parameters.items() if key == VERSION_LABELS
+            },
         )
 
     async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:

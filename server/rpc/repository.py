@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from inferd.server.engine.housekeeping.slices import LARGE, slices
-from inferd.server.engine.models.listing import encoded_index
+from inferd.server.engine.housekeeping.threads import LARGE, slices
+from inferd.server.engine.models.overview import encoded_index
 from inferd.server.engine.models.registry import READY, IndexEntry
 from inferd.server.errors import InvalidArgument, Unimplemented
 from inferd.server.pb import grpc_service_pb2 as pb

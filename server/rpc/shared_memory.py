@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inferd.server.engine.shared_memory import CUDA, SYSTEM, User
+from inferd.server.engine.instances.shared_memory import CUDA, SYSTEM, User
 from inferd.server.errors import InvalidArgument, Unimplemented
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call

@@ -97,13 +97,21 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
         print(json.dumps(metadata, indent=2))
         return
     batch = f"at most {config.max_batch_size} in a batch" if config.max_batch_size else "no batches"
-    versions = ", ".join(metadata.versions)
+    versions = ", ".join(_labelled(metadata.versions, config.parameters["version_labels"].string_value))
     print(visible(f"{metadata.name}: {metadata.platform or config.backend}, versions {versions}, {batch}"))
     if config.model_transaction_policy.decoupled:
         print("decoupled: any number of answers for each request, in a stream")
     rows = [("input", *_tensor(tensor)) for tensor in metadata.inputs]
     rows += [("output", *_tensor(tensor)) for tensor in metadata.outputs]
     print(table(("", "name", "datatype", "shape"), rows))
+
+
+def _labelled(versions: Sequence[str], text: str) -> Iterator[str]:
+    """Each version, with its labels of "LABEL=VERSION, ..."."""
+    labels = [each.replace(" ", "").partition("=") for each in text.split(",")]
+    for version in versions:
+        own = [label for label, _, named in labels if named == version]
+        yield f"{version} ({', '.join(own)})" if own else version
 
 
 def _tensor(tensor: Any) -> tuple[str, str, str]:

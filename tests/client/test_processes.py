@@ -168,7 +168,7 @@ def test_a_signal_comes_to_a_thread_that_reads_for_others(server):
     former = signal.signal(signal.SIGUSR1, handle)
     try:
         with grpcclient.InferenceServerClient(server.tcp) as client:
-            client.infer("fp32", made(1))  # what the first call imports: an import that a signal breaks off keeps its lock
+            client.infer("fp32", made(1))  # imports: an import that a signal breaks off keeps its lock
             others = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
             for each in others:
                 each.start()

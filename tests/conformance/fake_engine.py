@@ -17,8 +17,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from inferd.backends.api import ModelSpec
+from inferd.server.engine.instances.shared_memory import SharedMemory
 from inferd.server.engine.models.registry import IndexEntry
-from inferd.server.engine.shared_memory import SharedMemory
 from inferd.server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.pb import model_config_pb2 as config_pb

@@ -1,7 +1,7 @@
 """A client beside others who take what they can: it goes on as if it were alone, and loses nothing.
 
 Each test attacks a real server and has polite clients beside the attack; the table in docs/operations.md, "Who goes
-first", has a line for each. What the attack costs in time is measured by bench.abuse.
+first", has a line for each. What the attack costs in time is measured by tests.storms.abuse.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.engine.shared_memory import SharedMemoryPolicy, User
+from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy, User
 from tests.engine.serving import CONFIG, Loader, Pending, infer, request
 
 USER = User(os.geteuid(), os.getpid())

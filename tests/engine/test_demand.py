@@ -23,7 +23,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import ON_DEMAND, Engine
 from inferd.server.engine.loading import demand, memory
 from inferd.server.engine.loading.control import ControlMode, ModelControl
-from inferd.server.engine.services import EngineServices
+from inferd.server.engine.models.services import EngineServices
 from inferd.server.errors import Exhausted, NotFound, Status, Unavailable
 from inferd.server.front.health import follow
 from tests.engine.serving import (

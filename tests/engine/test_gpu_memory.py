@@ -15,7 +15,7 @@ import pytest
 
 from inferd._native.cuda import closing
 from inferd.backends.identity import IdentityGpuInstance
-from inferd.server.engine.shared_memory import CUDA, SharedMemoryPolicy
+from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import Pending, infer, request

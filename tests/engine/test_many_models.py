@@ -22,7 +22,7 @@ from inferd.server.engine import config as configuration
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.housekeeping.collecting import set_aside
-from inferd.server.engine.housekeeping.slices import SLICE
+from inferd.server.engine.housekeeping.threads import SLICE
 from inferd.server.engine.instances.instances import AT_ONCE
 from inferd.server.engine.loading.candidates import Maker
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.server.engine.measures import MOST, Measures
+from inferd.server.engine.models.measures import MOST, Measures
 
 USERS = st.sampled_from(["u", "v"])
 LABELS = st.sampled_from([{}, {"a": "1"}])

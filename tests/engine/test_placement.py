@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inferd.server.caching import LocalCache
-from inferd.server.engine.shared_memory import SYSTEM, User
+from inferd.server.engine.instances.shared_memory import SYSTEM, User
 from tests.engine.placing import USER, Served, memory, placed
 from tests.engine.serving import CONFIG, request, row
 

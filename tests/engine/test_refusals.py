@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from inferd.server.engine.refusals import CUT_AT, RefusalLog
+from inferd.server.engine.housekeeping.deliveries import CUT_AT, RefusalLog
 from inferd.server.errors import Status
 
 

@@ -26,7 +26,7 @@ from inferd._native.transport.endpoint import Endpoint
 from inferd.server.caching import LocalCache
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.engine.shared_memory import SharedMemoryPolicy, User
+from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy, User
 from inferd.server.errors import Status
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.counters import settled_counters

@@ -1,6 +1,6 @@
 """Draws mutants of the native code, one after another, and records who finds each: `make mutants HOURS=2`.
 
-    python -m tests.mutants [--package PACKAGE ...] [--hours 1] [--draw 1] [--again OUTCOME] [--table]
+    python -m tests.mutants [--package PACKAGE ...] [--hours 1] [--draw 1] [--again OUTCOME] [--measure] [--table]
 
 The packages take turns. A run may be killed at any time: the next one goes on from the record. The tree must be freshly
 built; it is copied to a temporary folder, and never touched.
@@ -21,10 +21,12 @@ from tests.mutants.copies import ROOT, Copy
 from tests.mutants.equivalent import PROOFS
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
+from tests.mutants.reach import Reach, measure
 from tests.mutants.record import Record, entry, outcome_of, table
 from tests.mutants.trial import STEADY_CPU, SURVIVED, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
+MEASURED = 60  # seeds
 ENOUGH = 40  # of each package, unless more are asked for
 
 
@@ -40,6 +42,8 @@ def main() -> int:
     parser.add_argument("--cpu", type=float, default=STEADY_CPU, help="seconds of CPU for the simulations of each")
     parser.add_argument("--again", choices=[SURVIVED, "all"], help="what the record has with this outcome, once more")
     parser.add_argument("--record", type=Path, default=RECORD, help="lines of JSON; the table lies beside it")
+    parser.add_argument("--measure", action="store_true", help="first, which of so many seeds and tests reach what")
+    parser.add_argument("--seeds", type=int, default=MEASURED, help="that are measured")
     parser.add_argument("--table", action="store_true", help="only write the table anew")
     arguments = parser.parse_args()
     record = Record(arguments.record)
@@ -65,9 +69,11 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
     }
     if not files:
         sys.exit(f"there is no such package; there are {', '.join(sources(ROOT))}")
+    if arguments.measure:
+        measure([file for each in files.values() for file in each], arguments.seeds).write()
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder), more=True)
-        trials = Trials(copy)
+        trials = Trials(copy, Reach.read())
         trials.prepare(arguments.cpu)
         print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
         queues = [drawn(copy.root, each, arguments.draw) for each in files.values()]

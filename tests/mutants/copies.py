@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.mutants.packages import main_of, module_of
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
     "inferd",
@@ -59,7 +61,7 @@ class Copy:
 
     def extension(self, file: str) -> Path | None:
         """What is built of a source; None: nothing."""
-        path = self.root / file
+        path = self.root / main_of(file, self.root)
         return next(path.parent.glob(path.stem + ".cpython*.so"), None)
 
     def build(self, file: str) -> None:
@@ -68,9 +70,16 @@ class Copy:
         Raises:
             RuntimeError: it does not compile.
         """
-        module = "inferd." + file.removesuffix(".pyx").replace("/", ".")
+        self.build_modules([module_of(file, self.root)])
+
+    def build_modules(self, modules: list[str], **environment: str) -> None:
+        """These extensions.
+
+        Raises:
+            RuntimeError: one does not compile.
+        """
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-        done = self.run(command, INFERD_ONLY=module)
+        done = self.run(command, INFERD_ONLY=",".join(modules), **environment)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.mutants.operators import Mutant, mutants_of
 
 LOOSE = "_native"  # the modules in no package of it
-OTHERS = ("backends/python", "backends/identity")
+OTHERS = ("backends/python", "backends/identity", "backends/triton_api")
 
 # Tests that speak of a package through a server, and so do not import it. Those that import it are found by that.
 TESTS = {
@@ -85,6 +85,7 @@ TESTS = {
     ),
     "backends/identity": ("backends/test_identity", "engine/test_batches"),
     "backends/python": ("backends/python/*",),
+    "backends/triton_api": ("backends/test_triton_api", "backends/test_triton_calls"),
 }
 # They need a GPU, images or networks, look at sources, or are the simulation, which comes before the tests.
 APART = ("clients", "gpu", "fuzz", "mutants", "packaging", "proxy", "simulation", "storage")
@@ -96,14 +97,40 @@ def package_of(file: str) -> str:
 
 
 def sources(root: Path) -> dict[str, list[str]]:
-    """All `.pyx` files from which mutants are drawn, by package."""
+    """All sources from which mutants are drawn, by package."""
     found: dict[str, list[str]] = {}
     for folder in (LOOSE, *OTHERS):
-        for path in sorted((root / folder).rglob("*.pyx")):
+        for path in sorted((root / folder).rglob("*.p[yx][xi]")):
+            if path.suffix == ".pyi":
+                continue
             file = str(path.relative_to(root))
             if package_of(file).startswith((LOOSE, *OTHERS)) and "worker" not in path.parts:
                 found.setdefault(package_of(file), []).append(file)
     return found
+
+
+def main_of(file: str, root: Path) -> str:
+    """The source of the extension that a source is in: that which includes it, or itself."""
+    path = root / file
+    if path.suffix != ".pxi":
+        return file
+    including = next(each for each in path.parent.glob("*.pyx") if path.name in included(each))
+    return str(including.relative_to(root))
+
+
+def module_of(file: str, root: Path) -> str:
+    """The name of its extension."""
+    return "inferd." + main_of(file, root).removesuffix(".pyx").replace("/", ".")
+
+
+def parts_of(module: str, root: Path) -> list[str]:
+    """The sources of an extension, of which the first includes the others."""
+    main = root / (module.removeprefix("inferd.").replace(".", "/") + ".pyx")
+    return [str(path.relative_to(root)) for path in (main, *(main.parent / name for name in included(main)))]
+
+
+def included(path: Path) -> list[str]:
+    return re.findall(r'^include "(.+)"$', path.read_text(), re.MULTILINE)
 
 
 def drawn(root: Path, files: list[str], draw: int) -> list[Mutant]:
@@ -117,7 +144,7 @@ def drawn(root: Path, files: list[str], draw: int) -> list[Mutant]:
 
 def selected_tests(root: Path, file: str) -> list[str]:
     """The files of tests for a mutant of this source: those that import its module first, then those of its package."""
-    module = file.removesuffix(".pyx").replace("/", ".")
+    module = module_of(file, root).removeprefix("inferd.")
     package = package_of(file)
     of_module = re.compile(rf"\b{re.escape(module)}\b")
     of_package = re.compile(rf"\b{re.escape(package.replace('/', '.'))}\.\w+")

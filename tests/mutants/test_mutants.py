@@ -10,8 +10,11 @@ import pytest
 
 from tests.mutants.__main__ import again, round_robin
 from tests.mutants.equivalent import Proof
+from tests.mutants.marks import Marks, take
+from tests.mutants.noting import bits
 from tests.mutants.operators import Mutant, mutants_of
-from tests.mutants.packages import drawn, selected_tests, sources
+from tests.mutants.packages import drawn, main_of, module_of, parts_of, selected_tests, sources
+from tests.mutants.reach import Reach, digest
 from tests.mutants.record import Entry, Record, entry, table
 from tests.mutants.trial import SAME, SIMULATION, SURVIVED, TESTS, VOID, Trials, Unsound, Verdict
 
@@ -249,6 +252,7 @@ class FakeCopy:
         self.simulated = simulated
         self.tested = tested
         self.ran: list[str] = []
+        self.told: list[str] = []
 
     def extension(self, file: str) -> Path:
         return self.root / f"{file}.so"
@@ -265,11 +269,13 @@ class FakeCopy:
     def simulate(self, *attempts: tuple[str, ...]) -> tuple[str, str]:
         assert all(isinstance(argument, str) for arguments in attempts for argument in arguments)
         self.ran.append("simulation")
+        self.told += [argument for arguments in attempts for argument in arguments]
         built = self.extension("a/x.pyx").read_text() if self.extension("a/x.pyx").exists() else ""
         return next((said for word, said in self.simulated.items() if word in built), ""), "simulations 5, calls 9"
 
     def run(self, command: list[str]) -> CompletedProcess[str]:
         self.ran.append("tests")
+        self.told += command
         built = self.extension("a/x.pyx").read_text()
         left_out = {part.partition("=")[2] for part in command if part.startswith("--deselect")}
         for word, test in self.tested.items():
@@ -352,3 +358,97 @@ def test_the_nearest_tests_come_first():
     assert tests.index("tests/native/test_queue.py") < tests.index("tests/engine/test_batches.py")
     assert not any(test.startswith(("tests/simulation", "tests/mutants")) for test in tests)
     assert all(selected_tests(ROOT, files[0]) for files in sources(ROOT).values())
+
+
+MARKED = """\
+cdef int f(int a) noexcept nogil:
+    'It says so.'
+    cdef int b = a
+    if a < b:
+        begin(a,
+              b)
+    elif a:
+        return 3
+    return b
+"""
+
+
+def test_each_statement_has_its_mark():
+    """In the line before it; what cannot have one has that of the `if` that it belongs to."""
+    marks = Marks(MARKED, 5)
+    assert marks.text().splitlines() == [
+        "cdef int f(int a) noexcept nogil:",
+        "    'It says so.'",
+        "    mutants_reached(5)",
+        "    cdef int b = a",
+        "    mutants_reached(6)",
+        "    if a < b:",
+        "        mutants_reached(7)",
+        "        begin(a,",
+        "              b)",
+        "    elif a:",
+        "        mutants_reached(8)",
+        "        return 3",
+        "    mutants_reached(9)",
+        "    return b",
+    ]
+    places = {"a < b": 6, "b)": 7, "elif": 6, "return 3": 8, "return b": 9}
+    assert {text: marks.number(MARKED.index(text)) for text in places} == places
+    assert marks.count == 5
+
+
+def test_what_was_reached_is_taken_once(tmp_path: Path):
+    """Of each module, and the next run begins with nothing."""
+    (tmp_path / "inferd.a").write_bytes(b"\0\1\0\1")
+    (tmp_path / "inferd.b").write_bytes(b"\0\0")
+    assert take(tmp_path) == {"inferd.a": b"\0\1\0\1"}
+    assert take(tmp_path) == {}
+    assert bits(b"\0\1\0\1") == "a"
+
+
+TEST = "tests/part/test_x.py"
+ONE, TWO = f"{TEST}::test_one", f"{TEST}::test_two"
+
+
+@pytest.mark.parametrize(
+    ("reached", "ran"),
+    [
+        (0b110011, ["--these", "12", "11", TWO, ONE]),
+        (0b010000, [ONE]),
+        (0b001000, ["--takes"]),
+        (0, []),
+    ],
+)
+def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list[str]):
+    """The quickest first; a file of tests that has changed since runs as a whole, and for another source all."""
+    source, text = "cdef void f():\n    sound\n", "from a.x import y"
+    runs = {"seed 11": 2.0, "seed 12": 1.0, "seed 13": 1.0, "takes 0": 3.0, ONE: 4.0, TWO: 1.0}
+    reach = Reach(runs, {"a/x.pyx": [f"{reached:x}"]}, {"a/x.pyx": digest(source)}, {TEST: digest(text)})
+    for folder in ("a", "tests/part"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / TEST).write_text(text)
+    (tmp_path / "a/x.pyx").write_text(source)
+
+    def told() -> list[str]:
+        copy = FakeCopy(tmp_path, {}, {})
+        trials = Trials(copy, reach)  # type: ignore[arg-type]
+        trials.prepare()
+        copy.told.clear()
+        assert trials.try_mutant(Mutant("a/x.pyx", 2, "f", "delete", "s", "w", 0, 19, 24, "wrong")).outcome == SURVIVED
+        return [word for word in copy.told if word in ("--these", "11", "12", "13", "--takes") or word.startswith(TEST)]
+
+    assert told() == ran
+    (tmp_path / TEST).write_text(text + "\n# changed")
+    assert TEST in told()
+    reach.sources["a/x.pyx"] = "another"
+    assert "--takes" in told()
+
+
+def test_an_included_source_belongs_to_its_module():
+    """Its mutants are built with the source that includes it, and have the tests of that."""
+    file = "backends/triton_api/outputs.pxi"
+    assert main_of(file, ROOT) == "backends/triton_api/_host.pyx"
+    assert module_of(file, ROOT) == "inferd.backends.triton_api._host"
+    assert parts_of(module_of(file, ROOT), ROOT)[0] == "backends/triton_api/_host.pyx"
+    assert file in parts_of(module_of(file, ROOT), ROOT)
+    assert "tests/backends/test_triton_api.py" in selected_tests(ROOT, file)

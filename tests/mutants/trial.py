@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tests.mutants.copies import EACH_TAKE, USUAL, Copy
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import selected_tests
+from tests.mutants.reach import SEED, TAKES, Reach
 
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - (.*))?$", re.MULTILINE)
@@ -17,7 +18,9 @@ BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.
 TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
 STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
 ENOUGH_CPU = 180.0  # should a mutant be slower
+ENOUGH_TESTS = 90.0  # seconds of the tests that reach a mutant, the quickest first
 
+UNKNOWN_TEST = 4  # pytest's exit status
 MOST_DOUBTS = 20  # tests that fail, and then do not or do without the mutant too
 
 VOID = "void"  # it does not compile
@@ -53,11 +56,15 @@ class Trials:
 
     Args:
         copy: the tree, which has no other user.
+        reach: which simulations and tests reach what, as far as that was measured.
     """
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: Copy, reach: Reach | None = None) -> None:
         self.copy = copy
+        self.reach = reach or Reach()
         self.seeds = 0
+        self.cpu = STEADY_CPU
+        self._reaching: set[str] | None = None  # the runs that reach the mutant; None: any may
         self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
         self._unsound: set[str] = set()  # tests that fail without a mutant
 
@@ -67,6 +74,7 @@ class Trials:
         Raises:
             Unsound: it breaks a rule.
         """
+        self.cpu = cpu
         found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *EACH_TAKE)
         if found:
             raise Unsound(found)
@@ -81,6 +89,7 @@ class Trials:
         path = self.copy.root / mutant.file
         source = path.read_text()
         began = time.monotonic()
+        self._reaching = self.reach.of(mutant, source)
         self._sound_digest(mutant.file)
         path.write_text(mutant.apply(source))
         try:
@@ -114,9 +123,16 @@ class Trials:
         return verdict
 
     def _simulate(self, mutant: Mutant) -> tuple[str, int]:
-        usual = (*USUAL, "--jobs", "1", "--seeds", str(self.seeds), "--cpu", str(ENOUGH_CPU))
+        """What those find that reach it, the quickest first; and how many seeds ran well."""
+        usual = (*USUAL, "--jobs", "1", "--cpu")
+        attempts = [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
+        if self._reaching is not None:
+            runs = [run.split() for run in self._quickest() if not run.startswith("tests/")]
+            seeds = [number for sort, number in runs if sort == SEED]
+            attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
+            attempts += [EACH_TAKE[int(number)] for sort, number in runs if sort == TAKES]
         try:
-            found, printed = self.copy.simulate(usual, *EACH_TAKE)
+            found, printed = self.copy.simulate(*attempts)
         except RuntimeError as error:
             self._require_sound_simulation(mutant)
             return f"the simulation does not run: {reason(str(error))}", 0
@@ -133,9 +149,28 @@ class Trials:
         finally:
             self._lay(mutant.file, broken)
 
+    def _quickest(self) -> list[str]:
+        """The runs that reach it, in order of the time that they take."""
+        return sorted(self._reaching or (), key=lambda run: (self.reach.runs[run], run))
+
+    def _tests(self, mutant: Mutant) -> list[str]:
+        """Those that reach it, the quickest first, as long as all of them may take; and files that nobody knows."""
+        files = selected_tests(self.copy.root, mutant.file)
+        if self._reaching is None:
+            return files
+        known = {file for file in self.reach.tests if self.reach.knows(file, self.copy.root)}
+        tests, took = [], 0.0
+        for run in self._quickest():
+            if run.partition("::")[0] in known and took < ENOUGH_TESTS:
+                tests.append(run)
+                took += self.reach.runs[run]
+        return [*(file for file in files if file not in known), *tests]
+
     def _test(self, mutant: Mutant) -> str:
         """The test that fails with it twice, and not without; empty: none."""
-        tests = selected_tests(self.copy.root, mutant.file)
+        tests = self._tests(mutant)
+        if not tests:
+            return ""
         passed_later: set[str] = set()
         for _ in range(MOST_DOUBTS):
             failed = self._failing(tests, passed_later)
@@ -161,6 +196,8 @@ class Trials:
         done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
         if done.returncode in (0, 5):  # 5: all are left out
             return None
+        if done.returncode == UNKNOWN_TEST:
+            raise Unsound(f"a test that was measured is not there any more: {reason(done.stderr or done.stdout)}")
         if found := FAILED.search(done.stdout):
             return found[1], found[2] or ""
         ended = f"the process ends with {done.returncode}: {reason(done.stdout)}"

@@ -36,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--these", type=int, nargs="+", help="these seeds, and no others")
     parser.add_argument("--seed", type=int, help="only this one, with its story")
     parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
     parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
@@ -90,6 +91,9 @@ def main() -> int:
 
 def seeds(arguments: argparse.Namespace) -> Iterator[int]:
     """Those that were asked for."""
+    if arguments.these:
+        yield from (seed for seed in arguments.these if cpu_of_forks() < arguments.cpu)
+        return
     until = time.monotonic() + arguments.seconds
     seed = arguments.first
     while (seed < arguments.first + arguments.seeds or time.monotonic() < until) and cpu_of_forks() < arguments.cpu:

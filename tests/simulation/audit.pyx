@@ -5,13 +5,17 @@ Nothing is locked and nothing is changed. The texts begin with what is wrong; em
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
+from inferd._native.chain cimport Chain
 from inferd._native.ensembles.ensemble cimport EnsembleLane
 from inferd._native.ensembles.run cimport Ensemble, StepLimit
 from inferd._native.execution.python_batch cimport Batch
+from inferd._native.memory.host cimport host_trim
+from inferd._native.memory.resource cimport block_give, block_take
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.order cimport OrderEntry
-from inferd._native.request.request cimport REQUEST_QUEUED, Request, request_alike
+from inferd._native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_free, request_new
 from inferd._native.scheduling.dispatcher cimport Line
 from inferd._native.scheduling.levels cimport Level, Levels, level_at, level_of
 from inferd._native.scheduling.policy cimport NEVER, BatchPlan, policy_plan
@@ -20,8 +24,30 @@ from inferd._native.sequences.sequence cimport Sequence, Sequences
 from inferd._native.sequences.sequencer cimport SequenceLane, Sequencer
 from inferd._native.sequences.slots cimport InstanceSlots, Slots
 from inferd._native.shares cimport Share
+from inferd._native.transport.client cimport ClientUse
+from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.ledger cimport STAGES, Charge
+from inferd._native.transport.outgoing cimport Outgoing
+from inferd._native.transport.stream cimport Conn, Incoming, Stream, stream_ended, stream_unsent
 
 cdef uint32_t FULL_CYCLE = 1 << 20
+cdef uint32_t MORE_TENSORS = 1 << 10  # than a request may have that is kept for reuse
+
+
+def free_kept(count: int) -> None:
+    """Free what is kept for reuse: requests, of which there are at most so many, and blocks.
+
+    The lists of free blocks of this thread stay, and are there afterwards.
+    """
+    cdef Request *request
+    for _ in range(count):
+        request = request_new()
+        if request == NULL:
+            return
+        request.tensor_capacity = MORE_TENSORS
+        request_free(request)
+    block_give(block_take(1))
+    host_trim()
 
 
 def fullness(LaneHandle handle) -> list[int]:
@@ -97,6 +123,116 @@ def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
         return _audit_sequences((<SequenceLane>handle).sequencer(), now, grain, at_rest)
     if isinstance(handle, EnsembleLane):
         return _audit_ensemble((<EnsembleLane>handle).ensemble())
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Connections
+
+def audit_connections(Endpoint endpoint not None, uses: list[ClientUse]) -> str:
+    """What is wrong with the connections of an endpoint, and with these clients: each holds what its calls hold."""
+    cdef Conn *conn = endpoint.host.connections.first
+    cdef uint32_t count = 0
+    cdef size_t total = 0
+    cdef ClientUse use
+    calls: dict[int, int] = {}
+    held: dict[int, int] = {}
+    while conn != NULL:
+        count += 1
+        if problem := _audit_connection(conn):
+            return problem
+        total += conn.account.total
+        if conn.client != NULL:
+            calls[conn.client.number] = calls.get(conn.client.number, 0) + conn.streams
+            held[conn.client.number] = held.get(conn.client.number, 0) + conn.account.total
+        conn = conn.next
+    if count != endpoint.host.connection_count:
+        return f"{endpoint.host.connection_count} connections are counted, and there are {count}"
+    if endpoint.host.thread_pool != NULL:
+        total += endpoint.host.thread_pool.departed.total
+    if total != endpoint.host.account.total:
+        return f"{endpoint.host.account.total} bytes are held, and connections hold {total}"
+    for use in uses:
+        asked = calls.get(use.client.number, 0)
+        if use.client.calls != asked or use.client.streams > asked:
+            return f"{use.name} has {use.client.calls} calls, {use.client.streams} of them streams, and makes {asked}"
+        if use.client.account.total != held.get(use.client.number, 0):
+            return f"{use.name} has {use.client.account.total} bytes, and its connections {held}"
+    return ""
+
+
+cdef str _audit_connection(Conn *conn):
+    cdef Stream *stream = conn.open.first
+    cdef Stream *previous = NULL
+    cdef size_t[<int>STAGES] held
+    cdef size_t unsent = 0
+    cdef size_t shut = 0
+    cdef uint32_t count = 0
+    cdef bint in_pool = False
+    cdef int i
+    memset(held, 0, sizeof(held))
+    add_charge(held, &conn.framed)
+    while stream != NULL:
+        if stream.previous != previous or stream.conn != conn:
+            return "a call does not know its connection, or the call before it"
+        if problem := _audit_stream(stream, held):
+            return f"call {stream.id} of a connection: {problem}"
+        in_pool = in_pool or stream.inflating != NULL or stream.sender.deflating != NULL
+        unsent += stream_unsent(stream)
+        shut += stream.sender.unsent if stream.sender.shut else 0
+        count += 1
+        previous = stream
+        stream = stream.next
+    if count != conn.streams:
+        return f"a connection counts {conn.streams} calls, and has {count}"
+    if (unsent, shut) != (conn.unsent, conn.shut):
+        return f"a connection counts {conn.unsent} unsent bytes, {conn.shut} held back, and has {unsent} and {shut}"
+    for i in range(<int>STAGES):
+        # what the thread pool has at this moment is in no list
+        if conn.account.bytes[i] < held[i] or (conn.account.bytes[i] > held[i] and not in_pool):
+            return f"a connection is charged for {conn.account.bytes[i]} bytes at stage {i}, and has {held[i]}"
+    return ""
+
+
+cdef void add_charge(size_t *held, const Charge *charge) noexcept:
+    if charge.account != NULL:
+        held[<int>charge.stage] += charge.bytes
+
+
+cdef size_t add_incoming(size_t *held, const Chain *messages) noexcept:
+    cdef Incoming *message = <Incoming *>messages.first
+    cdef size_t bytes = 0
+    while message != NULL:
+        add_charge(held, &message.charge)
+        bytes += message.charge.bytes
+        message = <Incoming *>message.link.next
+    return bytes
+
+
+cdef size_t add_outgoing(size_t *held, const Chain *messages) noexcept:
+    cdef Outgoing *message = <Outgoing *>messages.first
+    cdef size_t left = 0
+    while message != NULL:
+        add_charge(held, &message.charge)
+        left += message.left
+        message = <Outgoing *>message.link.next
+    return left
+
+
+cdef str _audit_stream(const Stream *stream, size_t *held):
+    cdef size_t queued = add_incoming(held, &stream.incoming) + add_incoming(held, &stream.compressed)
+    cdef size_t plain = add_outgoing(held, &stream.sender.uncompressed)
+    cdef size_t unsent = add_outgoing(held, &stream.sender.outgoing)
+    add_charge(held, &stream.receiver.charge)
+    add_charge(held, &stream.executed)
+    if stream.queued < queued or (stream.queued > queued and stream.inflating == NULL):
+        return f"{stream.queued} bytes of its messages are said to wait, and {queued} do"
+    if stream.sender.plain < plain or (stream.sender.plain > plain and stream.sender.deflating == NULL):
+        return f"{stream.sender.plain} bytes are said to wait until they are compressed, and {plain} do"
+    if stream.sender.unsent != unsent:
+        return f"{stream.sender.unsent} bytes are said to be unsent, and {unsent} are"
+    if stream.withheld and queued == 0 and stream.inflating == NULL and not stream_ended(stream):
+        return f"the peer has no credit for {stream.withheld} bytes, and nothing of it waits"
     return ""
 
 

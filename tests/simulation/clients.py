@@ -13,6 +13,7 @@ import numpy as np
 
 from inferd._native.transport.connection import Connection
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests.simulation.ages import Ageing
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.regions import SLOT, Region
@@ -246,6 +247,7 @@ class Client:
         self.connection.on_refused = self.tell
         simulation.desk.meet(self.connection, use, self.address)
         self.tell(f"connects, {self.temper.name}")
+        self.ageing = Ageing(self) if simulation.ages else None
 
     def tell(self, what: str) -> None:
         self.simulation.tell(self.name, what)
@@ -280,8 +282,11 @@ class Client:
         if self.random.random() < self.temper.hangs_up and self.life < 20:
             self.hang_up()
         left = self.left
+        is_leaving = self.wire.went_away is not None
+        if is_leaving and self.ageing is not None and not (self.calls or self.talks):
+            self.ageing.judge()
         for _ in range(min(left, self.random.randint(1, self.temper.burst))):
-            if self.left > 0 and len(self.calls) + len(self.talks) < 90:
+            if self.left > 0 and len(self.calls) + len(self.talks) < 90 and not is_leaving:
                 self._begin_something()
         if self.region is not None and self.region.sound and self.random.random() < 0.05:
             self.region.spoil(truncate=self.random.random() < 0.5)
@@ -603,9 +608,9 @@ class Client:
         if pipe.data:
             self._carry_later()
             if self.random.random() < 0.1:
-                self._read_later()
+                self.read_later()
         else:
-            self._read_later()
+            self.read_later()
             now = self.simulation.world.now()
             for call in self.calls.values():
                 if call.stream.sent_end and call.sent_ns > now:
@@ -620,9 +625,9 @@ class Client:
                 talk.sent_ns = min(talk.sent_ns, now)
 
     def _flushed(self) -> None:
-        self._read_later()
+        self.read_later()
 
-    def _read_later(self) -> None:
+    def read_later(self) -> None:
         if not self.reading:
             self.reading = True
             self.simulation.later(self.random.randint(0, self.temper.read_ns), self._read)
@@ -634,14 +639,32 @@ class Client:
         data = b"".join(bytes(piece) for piece in connection.take_output(self.random.randint(1, self.temper.gulp)))
         if data:
             self._receive(data)
-            self._read_later()
-        elif connection.finished and self.simulation.is_faulty:
+            self.read_later()
+        elif connection.finished and (self.simulation.is_faulty or self._is_old()):
             self.hang_up()
             self.write()
         elif connection.finished:
             raise Violation(
                 f"{self.name}: the server ends the connection: GOAWAY {self.wire.went_away} '{self.wire.farewell}'"
             )
+
+    def _is_old(self) -> bool:
+        """Whether the server may end the connection: it said so, and has answered what it had taken."""
+        return self.ageing is not None and self.wire.farewell == "max_age" and not (self.calls or self.talks)
+
+    def _lose_refused(self) -> None:
+        """Calls behind the last one that the server has taken have not begun."""
+        last, ageing = self.wire.last_stream, self.ageing
+        if ageing is None:
+            return
+        for call in [call for number, call in self.calls.items() if number > last]:
+            executed = self.simulation.executions.count.get((call.kind.name, call.number), 0)
+            ageing.refused(call, executed=bool(executed) and not call.kind.reuses)
+            call.stream.cancelled = True
+            self._over(call, answered=False)
+        for talk in [talk for number, talk in self.talks.items() if number > last]:
+            ageing.refused(talk, executed=False)
+            self._talk_over(talk, answered=False)
 
     def _receive(self, data: bytes) -> None:
         wire = self.wire
@@ -661,6 +684,7 @@ class Client:
             elif stream.number in self.talks:
                 self._talk_over(self.talks[stream.number], answered=True)
         wire.finished.clear()
+        self._lose_refused()
         if wire.credit < 1 << 23:
             wire.give(None, (1 << 24) - wire.credit)
         for each in (*self.calls.values(), *self.talks.values()):

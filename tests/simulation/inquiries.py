@@ -52,6 +52,8 @@ class Inquiry:
         self._x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + self.number * SCALE
         self._x[:, 0] = self.number * SCALE + np.arange(rows)
         self._decoupled = random.random() < (0.9 if self._kind and self._kind.decoupled else 0.2)
+        if self._kind and self._kind.single and not self._decoupled:
+            self._x = self._x[:1].copy()
         self._timeout_us = random.choice((0, 0, 0, 300, 5000, 1 << 40))
         self._begun_ns = simulation.world.now()
         if self._kind:

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import inferd.server.engine.deliveries
 import inferd.server.engine.engine
+import inferd.server.engine.housekeeping.deliveries
 import inferd.server.engine.loading.candidates
 import inferd.server.engine.models.registry
 from inferd._native.model_files import NO_FILES, Mark, Watch
@@ -27,7 +27,7 @@ from inferd._native.service.table import ModelTable
 from inferd.backends.api import BackendError, ModelSource
 from inferd.server.caching import LocalCache
 from inferd.server.engine import config as configuration
-from inferd.server.engine.config.prepared import Prepared, VersionConfig
+from inferd.server.engine.config.preparation import Prepared, VersionConfig
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.candidates import Maker
@@ -344,8 +344,8 @@ class WatchedTable(ModelTable):
 
     shop: Shop
 
-    def set(self, name: str, lanes: Mapping[int, LaneHandle | None], departing: Any = ()) -> None:
-        super().set(name, lanes, departing)
+    def set(self, name: str, lanes: Mapping[int, LaneHandle | None], *others: Any, **named: Any) -> None:
+        super().set(name, lanes, *others, **named)
         self.shop.published(name, lanes.get(1))
 
     def remove(self, name: str) -> None:
@@ -418,14 +418,22 @@ class WatchedEngine(Engine):
         self.shop.ended(version)
 
 
+WATCHED = (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine)
+
+
+def forget_shop() -> None:
+    """All is over: the classes of the engine keep nothing of it."""
+    for each in WATCHED:
+        del each.shop
+
+
 def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resources: Any) -> Engine:
     """The engine of a simulation, with its repository."""
-    shop = simulation.shop
-    for each in (WatchedVersion, WatchedTable, FallibleBridge, ShopMaker, WatchedDemand, WatchedEngine):
-        each.shop = shop
+    for each in WATCHED:
+        each.shop = simulation.shop
     inferd.server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
     inferd.server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
-    inferd.server.engine.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
+    inferd.server.engine.housekeeping.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
     inferd.server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
     inferd.server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
     inferd.server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]

@@ -9,6 +9,7 @@ import numpy as np
 
 from inferd._native.memory.resource import live_counters
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests.simulation.ages import TOO_OLD, is_too_old
 from tests.simulation.audit import oldest
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
@@ -225,7 +226,9 @@ class Oracle:
         status = self.status(talk)
         text = (talk.stream.trailers or {}).get("grpc-message", "")
         refused = simulation.forwarding.may_refuse(talk.headers, status, text)
-        if refused or simulation.rights.may_refuse(talk, status, text, None):
+        if status == UNAVAILABLE and text == TOO_OLD:
+            allowed = is_too_old(talk)
+        elif refused or simulation.rights.may_refuse(talk, status, text, None):
             allowed = True
         elif status == OK:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
@@ -267,6 +270,8 @@ class Oracle:
         text = IN_ENSEMBLE.sub("", text)
         if call.lost and status < RESET:
             return status != UNKNOWN
+        if status == UNAVAILABLE and text == TOO_OLD:
+            return is_too_old(call)
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
             return True
         if self._may_seem_slow(status, text):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+import inferd._native.gpu.instance
 from inferd._native.memory.resource import live_counters
 from inferd._native.memory.shm import Regions
 from inferd._native.transport.client import ClientUse
@@ -15,6 +16,7 @@ from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.workers import Workers
 from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
+from tests.simulation.audit import audit_connections, free_kept
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper
@@ -28,7 +30,7 @@ from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
 from tests.simulation.models import Executions, Version, threads_of
-from tests.simulation.operator import Operator, Shelf, Shop, make_engine
+from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_engine
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.rights import Rights
@@ -43,6 +45,7 @@ MS = 1000 * US
 SECOND = 1000 * MS
 MANY = 1000  # calls of a crowd that is large
 LONGER = 10  # times as long are pauses of other clients beside a large crowd, so that these last as long
+MOST_IDLE = 4096  # requests that the server keeps for reuse
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
@@ -182,6 +185,7 @@ class Simulation:
         self.graphics = Graphics(world)
         engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
+        self.ages = self.has("ages", 0.25, when=scale.operator)  # connections are ended when they are old
         self.desk = Desk(self)
         self.demand = Demand(self)
         self.shelf, self.shop, self.operator = Shelf(self), Shop(self), Operator(self)
@@ -415,8 +419,11 @@ class Simulation:
                 self.operator.stop()
             if checks % COLLECT == 0:
                 gc.collect()
-            if checks % 16 == 0 and not self.endpoint.ledger_agrees():
-                raise Violation("the sums of the ledger do not agree")
+            if checks % 16 == 0:
+                if not self.endpoint.ledger_agrees():
+                    raise Violation("the sums of the ledger do not agree")
+                if problem := audit_connections(self.endpoint, self.uses):
+                    raise Violation(problem)
         self.world.set_faults(0)
         self.world.fail_at(0, 0)
         if self.calls_open or any(client.talks for client in self.clients):
@@ -517,17 +524,19 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
     outcome.log = simulation.story.text() if simulation.story.on else ""
     if not outcome.problem:
         del simulation
+        forget_shop()
+        del engine_instances.threading, inferd._native.gpu.instance.threading  # type: ignore[attr-defined]
         outcome.problem = left_over(before, world)
     return outcome
 
 
 def left_over(before: dict[str, int], world: World) -> str:
     """What native objects are left, as a sentence; empty: none."""
+    gc.collect()
+    while world.runnable():
+        world.run()  # what is closed slowly
     after = live_counters()
-    if after != before:
-        gc.collect()
-        while world.runnable():
-            world.run()  # what is closed slowly
-        after = live_counters()
     more = {name: count - before[name] for name, count in after.items() if count != before[name]}
-    return f"native objects are left: {more}" if more else ""
+    free_kept(MOST_IDLE)
+    left = f"native objects: {more}" if more else world.taken
+    return f"of the server is left: {left}" if left else ""

@@ -17,6 +17,7 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUA
 END_STREAM, END_HEADERS, ACK, PADDED = 1, 4, 1, 8
 FRAME = 16_384
 NO_ERROR, CANCEL = 0, 8
+ALL_STREAMS = (1 << 31) - 1
 
 
 class Violation(AssertionError):
@@ -108,7 +109,8 @@ class Wire:
         self.next_stream = 1
         self.send_window = 65_535
         self.initial_window = 65_535
-        self.went_away: int | None = None
+        self.went_away: int | None = None  # with this error
+        self.last_stream = ALL_STREAMS  # that the server takes
         self.farewell = ""
         self.unanswered = 0  # PINGs
         self.most_window = self.send_window  # that there ever was
@@ -222,6 +224,10 @@ class Wire:
                 if self.unanswered < 0:
                     raise Violation("a PING is answered twice")
         elif kind == GOAWAY:
+            last = int.from_bytes(payload[:4], "big")
+            if last > self.last_stream:
+                raise Violation(f"GOAWAY tells {last} as the last stream, and told {self.last_stream} before")
+            self.last_stream = last
             self.went_away = int.from_bytes(payload[4:8], "big")
             self.farewell = payload[8:].decode()
         elif kind == WINDOW_UPDATE:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import gpu_stub
+from tests.simulation.audit import free_kept
 from tests.simulation.hostile import cases
 from tests.simulation.simulation import Outcome, Scale, simulate
 from tests.simulation.story import Remains, Story
@@ -105,6 +106,7 @@ class Sandbox:
         gpu_stub.load()
         self.world = World()
         cases()  # once for all
+        free_kept(1)  # the main thread has its lists before worlds begin
         gc.collect()
         gc.freeze()  # forks share what is there already: collections must not write to it
         self._free: list[Remains] = []

@@ -19,6 +19,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,8 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define READY 64              /* descriptors that one look finds, at most */
 #define MICROSECOND 1000
 #define KEPT (256 << 20)
+#define TAKEN (1 << 18) /* twice as many blocks as extension modules have at a time */
+#define TOLD 6          /* of these, in a text */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
 
@@ -457,24 +460,75 @@ static int fails(void) {
     return 1;
 }
 
+/* The memory that extension modules have, by its address: what is never given back is told at the end. */
+static struct taken {
+    void *at; /* NULL: free */
+    void *by; /* an address in the function that has taken it */
+    size_t size;
+} taken[TAKEN];
+static uint32_t taken_count;
+static atomic_flag taken_busy = ATOMIC_FLAG_INIT;
+
+static uint32_t taken_place(const void *at) { return (uint32_t)(((uintptr_t)at >> 6) * 2654435761u) % TAKEN; }
+
+static void note_taken(void *at, size_t size, void *by) {
+    uint32_t i = taken_place(at);
+    if (at == NULL) return;
+    while (atomic_flag_test_and_set(&taken_busy))
+        ;
+    if (++taken_count > TAKEN / 2) abort();
+    while (taken[i].at != NULL) i = (i + 1) % TAKEN;
+    taken[i] = (struct taken){at, by, size};
+    atomic_flag_clear(&taken_busy);
+}
+
+static void note_given(const void *at) {
+    uint32_t i = taken_place(at), next, home;
+    while (atomic_flag_test_and_set(&taken_busy))
+        ;
+    while (taken[i].at != NULL && taken[i].at != at) i = (i + 1) % TAKEN;
+    if (taken[i].at != NULL) {
+        taken_count--;
+        for (next = (i + 1) % TAKEN; taken[next].at != NULL; next = (next + 1) % TAKEN) {
+            home = taken_place(taken[next].at); /* close the gap, where that does not lead past the place of another */
+            if ((next - home + TAKEN) % TAKEN < (next - i + TAKEN) % TAKEN) continue;
+            taken[i] = taken[next];
+            i = next;
+        }
+        taken[i].at = NULL;
+    }
+    atomic_flag_clear(&taken_busy);
+}
+
 /* Where memory lies within a line of the cache is not left to what the process has done before: aligned tensors are not
    copied. */
-static void *sim_malloc(size_t size) { return fails() ? NULL : memalign(LINE, size); }
+static void *sim_malloc(size_t size) {
+    void *made = fails() ? NULL : memalign(LINE, size);
+    note_taken(made, size, __builtin_return_address(0));
+    return made;
+}
 
 static void *sim_calloc(size_t count, size_t size) {
     size_t total;
     void *made;
     if (fails() || __builtin_mul_overflow(count, size, &total)) return NULL;
     made = memalign(LINE, total);
+    note_taken(made, total, __builtin_return_address(0));
     return made == NULL ? NULL : memset(made, 0, total);
+}
+
+static void sim_free(void *at) {
+    if (at != NULL) note_given(at);
+    free(at);
 }
 
 static void *sim_realloc(void *old, size_t size) {
     size_t before = old == NULL ? 0 : malloc_usable_size(old);
     void *made = fails() ? NULL : memalign(LINE, size);
     if (made == NULL) return NULL;
+    note_taken(made, size, __builtin_return_address(0));
     if (old != NULL) memcpy(made, old, before < size ? before : size);
-    free(old);
+    sim_free(old);
     return made;
 }
 
@@ -482,7 +536,12 @@ static void *sim_realloc(void *old, size_t size) {
 static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     /* what takes the place of pages that a client has taken away is not refused: it needs no more room */
     if (flags & MAP_ANONYMOUS && at == NULL && fails()) return errno = ENOMEM, MAP_FAILED;
-    if (at != NULL || (self == NULL && !is_main())) return mmap(at, size, protection, flags, fd, offset);
+    if (at != NULL) return mmap(at, size, protection, flags, fd, offset);
+    if (self == NULL && !is_main()) {
+        at = mmap(at, size, protection, flags, fd, offset);
+        if (at != MAP_FAILED) note_taken(at, size, __builtin_return_address(0));
+        return at;
+    }
     do {
         /* after hundreds of arenas, those that have gone make room for others */
         if (next_mapping + size > MAPPINGS_END) next_mapping = MAPPINGS;
@@ -490,7 +549,21 @@ static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, 
         next_mapping += ((size + PAGE - 1) & ~(uintptr_t)(PAGE - 1)) + (chance(500) ? PAGE : 0);
         at = mmap(at, size, protection, flags | MAP_FIXED_NOREPLACE, fd, offset);
     } while (at == MAP_FAILED && errno == EEXIST);
+    if (at != MAP_FAILED) note_taken(at, size, __builtin_return_address(0));
     return at;
+}
+
+static void *sim_mremap(void *old, size_t before, size_t size, int flags) {
+    void *at = mremap(old, before, size, flags);
+    if (at == MAP_FAILED) return at;
+    note_given(old);
+    note_taken(at, size, __builtin_return_address(0));
+    return at;
+}
+
+static int sim_munmap(void *at, size_t size) {
+    note_given(at);
+    return munmap(at, size);
 }
 
 /* The interpreter's own way to memory, for messages that handlers in Python take; it frees what malloc has given, too. */
@@ -541,7 +614,10 @@ static const struct {
     {"malloc", sim_malloc, 1},
     {"calloc", sim_calloc, 1},
     {"realloc", sim_realloc, 1},
+    {"free", sim_free, 1},
     {"mmap64", sim_mmap, 1},
+    {"mremap", sim_mremap, 1},
+    {"munmap", sim_munmap, 1},
 };
 
 struct hooking {
@@ -622,9 +698,28 @@ int world_hook(void) {
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* For the main thread */
 
+/* Blocks that extension modules have taken since the world began and not given back, and in `text` some of them. */
+uint32_t world_taken(char *text, size_t size) {
+    uint32_t i, told = 0;
+    size_t at = 0;
+    Dl_info info;
+    text[0] = 0;
+    for (i = 0; i < TAKEN && told < TOLD; i++) {
+        if (taken[i].at == NULL) continue;
+        if (!dladdr(taken[i].by, &info)) continue;
+        at += (size_t)snprintf(text + at, size - at, "%s%zu bytes by %s+0x%zx", told ? ", " : "", taken[i].size,
+                               strrchr(info.dli_fname, '/') + 1, (size_t)((char *)taken[i].by - (char *)info.dli_fbase));
+        if (at >= size) break;
+        told++;
+    }
+    return taken_count;
+}
+
 /* a world of its own; every thread of the last one has left */
 int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int faults) {
     if (alive) return alive;
+    if (taken_count) memset(taken, 0, sizeof taken);
+    taken_count = 0;
     if (polled >= 0) close(polled), close(watched);
     polled = epoll_create1(EPOLL_CLOEXEC);
     watched = epoll_create1(EPOLL_CLOEXEC);

@@ -71,6 +71,7 @@ class World:
         quick.world_complain.argtypes = [ctypes.c_char_p]
         quick.world_idle.argtypes = [ctypes.c_char_p]
         quick.world_advance.argtypes = [ctypes.c_int64]
+        quick.world_taken.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         quick.world_notify.argtypes = [ctypes.c_void_p]
         self.run = lib.world_run
         self.sleep = lib.world_sleep
@@ -137,6 +138,13 @@ class World:
     def failed_takes(self) -> int:
         """Requests for memory that were refused."""
         return int(self._quick.world_failed_takes())
+
+    @property
+    def taken(self) -> str:
+        """The memory that the server has and did not have when the world began; empty: none."""
+        text = ctypes.create_string_buffer(2000)
+        count = self._quick.world_taken(text, len(text))
+        return f"{count} blocks of memory: {text.value.decode()}" if count else ""
 
     @property
     def problem(self) -> str:

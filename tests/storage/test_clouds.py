@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.loader import BackendLoader
-from inferd.server.engine.checking import check
+from inferd.server.checking import check
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ControlMode, ModelControl

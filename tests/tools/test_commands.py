@@ -30,9 +30,9 @@ from inferd.server import cli
 from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.perf.measuring import process_of
 from inferd.server.tools.tune import pair
-from inferd.server.tools.tune.configurations import BATCHES, DELAYS_US, applied, axes_of, setting_of
+from inferd.server.tools.tune.configurations import BATCHES, DELAYS_US, all_axes, applied, axes_of, setting_of
 from inferd.server.tools.tune.pair import Pair
-from inferd.server.tools.tune.search import Search, Setting, Tried, Wanted
+from inferd.server.tools.tune.search import Search, Setting, Settings, Tried, Wanted
 from inferd.server.tools.tune.trial import Trial
 from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
@@ -85,6 +85,19 @@ def test_a_model_is_described(inferd):
     assert re.search(r"^input +INPUT1 +BYTES +\[-1, -1\]$", told, re.MULTILINE)
     assert json.loads(inferd("models", "describe", "pair", "--format", "json"))["name"] == "pair"
     assert "decoupled" in inferd("models", "describe", "repeat")
+
+
+def test_labels_of_versions(inferd, tmp_path):
+    """Guards requests that name a label, and where labels are shown: `models describe`, ModelMetadata."""
+    labels = 'parameters { key: "version_labels" value { string_value: "stable=1, other=1" } }'
+    (tmp_path / "config.pbtxt").write_text(inferd("models", "describe", "int64", "--pbtxt") + labels)
+    inferd("models", "load", "int64", "--model-config", tmp_path / "config.pbtxt")
+    assert "versions 1 (stable, other)" in inferd("models", "describe", "int64")
+    told = json.loads(inferd("models", "describe", "int64", "--version", "other", "--format", "json"))
+    assert (told["versions"], told["properties"]) == (["1"], {"version_labels": "stable=1, other=1"})
+    assert "int64 version 1: " in inferd("infer", "int64", "--version", "stable", "--data", "[[[1]]]")
+    assert "version string 'gone'" in inferd("infer", "int64", "--version", "gone", "--data", "[[[1]]]", status=1)
+    inferd("models", "load", "int64")
 
 
 def test_statistics(inferd):
@@ -625,29 +638,36 @@ def test_runs_are_drawn(inferd, tmp_path):
 # ---- tune -----------------------------------------------------------------------------------------------------------
 
 
+def alone(setting):
+    """The settings of a search with one model."""
+    return Settings((("m", setting),))
+
+
 class Hill:
     """What a setting gives: the more the nearer it is to the best, and nothing beyond 64 rows."""
 
-    def __call__(self, setting, best):
+    def __call__(self, settings, best):
+        setting = settings.of[0][1]
         if setting.batch > 64:
-            return Tried(setting, None, 10, "too large")
+            return Tried(settings, (), 10, "too large")
         rate = 100.0 * min(setting.batch, 64) * min(setting.instances, 3) * (1.2 if setting.delay_us == 300 else 1.0)
         level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate, mean=0.0)
-        return Tried(setting, level, 10 * setting.instances)
+        return Tried(settings, (level,), 10 * setting.instances)
 
 
-AXES = [("batch", BATCHES), ("instances", list(range(1, 9))), ("delay_us", list(DELAYS_US))]
+BATCH = (("m",), "batch")
+AXES = [(BATCH, BATCHES), ((("m",), "instances"), list(range(1, 9))), ((("m",), "delay_us"), list(DELAYS_US))]
 
 
 def test_the_search_finds_the_top_with_few_tries():
     """Guards the search: the best of 432 settings, with less than a fifth of them, and what it shows beside it."""
     told = []
     search = Search(Hill(), told.append, 80)
-    best = search.climb(Setting(1, 1, 0, 0), AXES)
-    assert (best.setting.batch, best.setting.instances, best.setting.delay_us) == (64, 3, 300)
+    best = search.climb(alone(Setting(1, 1, 0, 0)), AXES)
+    assert best.setting == alone(Setting(64, 3, 300, 0))
     assert len(told) == len(search.tried) <= 80
     assert search.front()[0] is best
-    assert all(each.best is not None for each in search.front())
+    assert all(each.best for each in search.front())
 
 
 class Lucky(Hill):
@@ -658,8 +678,8 @@ class Lucky(Hill):
 
     def __call__(self, setting, best):
         found = super().__call__(setting, best)
-        if setting.batch == 16 and setting not in self.before:
-            found.best.inferences *= 4.2
+        if setting.value(BATCH) == 16 and setting not in self.before:
+            found.best[0].inferences *= 4.2
         self.before.add(setting)
         return found
 
@@ -668,26 +688,45 @@ def test_the_search_is_not_misled_by_one_measurement():
     """Guards that the best few are measured again: one lucky measurement does not win."""
     told = []
     search = Search(Lucky(), told.append, 80)
-    lucky = search.climb(Setting(16, 3, 300, 0), [("batch", BATCHES)])
-    assert lucky.setting.batch == 16
-    assert search.settle(lucky).setting.batch == 64
+    lucky = search.climb(alone(Setting(16, 3, 300, 0)), [(BATCH, BATCHES)])
+    assert lucky.setting.value(BATCH) == 16
+    assert search.settle(lucky).setting.value(BATCH) == 64
     assert len(told) > len(search.tried)
 
 
 def test_no_throughput_is_more_than_little_allows():
     """Guards that a figure is at most what is in flight divided by its latency, and is called noise if it were more."""
-    level = types.SimpleNamespace(inferences=100_000.0, level=32, mean=240.0)
-    setting = Setting(1, 1, 0, 0)
+    level = (types.SimpleNamespace(inferences=100_000.0, level=32, mean=240.0),)
+    setting = alone(Setting(1, 1, 0, 0))
     assert Tried(setting, level, 0, pace=3.0).rate == pytest.approx(32 / 240e-6)
     assert Tried(setting, level, 0, pace=3.0).noise
     assert Tried(setting, level, 0, pace=0.9).rate == pytest.approx(90_000)
     assert not Tried(setting, level, 0, pace=1.3).noise
 
 
+def test_a_gain_counts_the_same_for_each_of_several_models():
+    """Guards that a fast model is not tuned at the cost of a slow one, and that models of a process share threads."""
+
+    def rate(*inferences):
+        levels = [types.SimpleNamespace(inferences=each, level=1, mean=0.0) for each in inferences]
+        return Tried(None, tuple(levels), 0).rate
+
+    assert rate(10_000.0, 10.0) == pytest.approx(rate(1_000.0, 100.0))
+    assert rate(10_000.0, 20.0) > rate(15_000.0, 10.0)
+    assert rate(10_000.0, 0.0) == 0
+    configs = {name: pb.ModelConfig(name=name, backend="pytorch", max_batch_size=4) for name in "ab"}
+    start = Settings(tuple((name, setting_of(each)) for name, each in configs.items()))
+    axes = dict(all_axes(configs, start, Wanted(("a", "b"), Path("models"))))
+    assert {names for names, field in axes if field == "threads"} == {("a", "b")}
+    changed = start.changed((("a", "b"), "threads"), 2)
+    assert [own.threads for _, own in changed.of] == [2, 2]
+    assert [own.batch for _, own in changed.changed((("b",), "batch"), 8).of] == [4, 8]
+
+
 def test_the_search_ends_when_it_may_not_try_more():
     """Guards the limit of tries."""
     search = Search(Hill(), lambda tried: None, 5)
-    assert search.climb(Setting(1, 1, 0, 0), AXES).rate > 100
+    assert search.climb(alone(Setting(1, 1, 0, 0)), AXES).rate > 100
     assert len(search.tried) == 5
 
 
@@ -698,7 +737,7 @@ def test_settings_are_written_as_they_are_read():
     start = setting_of(config)
     assert start == Setting(8, 1, 0, 0)
     tried = [start]
-    for name, values in axes_of(config, start, Wanted("m", Path("models"))):
+    for name, values in axes_of(config, start, Wanted(("m",), Path("models"))):
         tried += [setting.changed(name, value) for setting in list(tried) for value in values]
     assert {setting.adaptive for setting in tried} == {False, True}
     assert {(4,), (64,)} < {setting.preferred for setting in tried}
@@ -712,11 +751,12 @@ def test_the_search_goes_on_from_preferred_sizes_that_a_smaller_batch_has_left()
     config = pb.ModelConfig(name="m", backend="identity", max_batch_size=128)
     config.dynamic_batching.max_queue_delay_microseconds = 300
     config.dynamic_batching.preferred_batch_size[:] = [2, 100]
-    start = setting_of(config)
+    start = alone(setting_of(config))
     search = Search(Hill(), lambda tried: None, 80)
-    best = search.climb(start, axes_of(config, start, Wanted("m", Path("models"))))
-    assert (best.setting.batch, best.setting.preferred) == (64, (2,))
-    assert {(2, 100), (2,), (), (4,)} <= {setting.preferred for setting in search.tried}
+    best = search.climb(start, all_axes({"m": config}, start, Wanted(("m",), Path("models"))))
+    preferred = (("m",), "preferred")
+    assert (best.setting.value(BATCH), best.setting.value(preferred)) == (64, (2,))
+    assert {(2, 100), (2,), (), (4,)} <= {setting.value(preferred) for setting in search.tried}
 
 
 class Serving:
@@ -734,11 +774,11 @@ class Serving:
     def is_up(self):
         return True
 
-    def config(self):
-        return pb.ModelConfig(name="m", backend="identity", max_batch_size=8)
+    def configs(self):
+        return {"m": pb.ModelConfig(name="m", backend="identity", max_batch_size=8)}
 
-    def serve(self, config):
-        self.serves = None if config.max_batch_size > 64 else setting_of(config)
+    def serve(self, configs):
+        self.serves = None if configs["m"].max_batch_size > 64 else alone(setting_of(configs["m"]))
         return "" if self.serves else "too large"
 
     def unload(self):
@@ -753,10 +793,10 @@ def test_the_best_setting_is_served_on_after_one_that_does_not_load(tmp_path, mo
     monkeypatch.setattr(
         Pair, "_ratio", lambda self, first, second: beside.append((first[0].serves, second[0].serves)) or (2, "")
     )
-    with Pair(Wanted("m", tmp_path), tmp_path) as two:
-        start, double = Setting(8, 1, None, 0), Setting(16, 1, None, 0)
+    with Pair(Wanted(("m",), tmp_path), tmp_path) as two:
+        start, double = alone(Setting(8, 1, None, 0)), alone(Setting(16, 1, None, 0))
         best = two.measure(start, None)
-        assert two.measure(Setting(128, 1, None, 0), best).problem == "too large"
+        assert two.measure(alone(Setting(128, 1, None, 0)), best).problem == "too large"
         assert two.measure(double, best).rate == 2 * best.rate
     assert beside == [(start, double)]
 
@@ -769,15 +809,15 @@ def test_threads_of_a_whole_process_want_another_server(tmp_path):
     tensor = 'name: "{}__0" data_type: TYPE_FP32 dims: [ 2 ]'
     config = f'backend: "pytorch" max_batch_size: 4 input {{ {tensor.format("I")} }} output {{ {tensor.format("O")} }}'
     (folder / "config.pbtxt").write_text(config)
-    with Trial(Wanted("layer", tmp_path / "models"), tmp_path / "trial") as trial:
-        whole = trial.config()
+    with Trial(Wanted(("layer",), tmp_path / "models"), tmp_path / "trial") as trial:
+        whole = trial.configs()["layer"]
         start = setting_of(whole)
         assert start.threads == 0
         first = process_of(trial.reach.url)
-        assert trial.serve(applied(whole, replace(start, batch=2))) == ""
+        assert trial.serve({"layer": applied(whole, replace(start, batch=2))}) == ""
         assert process_of(trial.reach.url) == first
         threaded = applied(whole, replace(start, threads=1))
-        assert trial.serve(threaded) == ""
+        assert trial.serve({"layer": threaded}) == ""
         assert process_of(trial.reach.url) != first
     assert not applied(threaded, start).parameters
 
@@ -796,6 +836,35 @@ def test_a_model_is_tuned(tmp_path, capsys):
     assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
     assert cli.main(["check", str(tmp_path / "models")]) == 0
     assert cli.main(["tune", "nobody", "--model-repository", str(tmp_path)]) == 2
+
+
+SLOW = {"gather": "true", "delay_us": "1000"}
+
+
+def test_an_ensemble_and_another_model_are_tuned(tmp_path, capsys):
+    """Guards that the models of an ensemble's steps are tuned under its load, at the same time as another one."""
+    models = [Identity(name, (("FP32", 1),), max_batch_size=1, parameters=SLOW) for name in ("first", "second")]
+    write(tmp_path / "models", [*models, Identity("plain", (("FP32", 1),), max_batch_size=4)])
+    (tmp_path / "models" / "both" / "1").mkdir(parents=True)
+    step = """step {{ model_name: "{0}" model_version: -1
+      input_map {{ key: "INPUT0" value: "{1}" }} output_map {{ key: "OUTPUT0" value: "{2}" }} }}"""
+    (tmp_path / "models" / "both" / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 1 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }'
+        ' output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }'
+        f" ensemble_scheduling {{ {step.format('first', 'x', 'mid')} {step.format('second', 'mid', 'y')} }}"
+    )
+    command = ["tune", "both", "plain", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
+    command += ["--concurrency", "8", "--max-runs", "3", "--largest-batch", "4", "--measurement-interval", "100"]
+    assert cli.main([*command, "--write", "--out", str(tmp_path / "tried.json")]) == 0
+    told = json.loads((tmp_path / "tried.json").read_text())
+    assert told["models"] == ["both", "plain"]
+    for each in told["tried"]:
+        assert list(each["settings"]) == ["first", "second", "plain"]
+        assert [level["model"] for level in each["levels"]] == ["both", "plain"] or each["problem"]
+    assert re.search(r"best of \d: .*both [\d.]+, plain [\d.]+ inferences/s", capsys.readouterr().out)
+    for name in ("first", "second", "plain"):
+        assert "# Changed by `inferd tune`." in (tmp_path / "models" / name / "config.pbtxt").read_text()
+    assert cli.main(["check", str(tmp_path / "models")]) == 0
 
 
 ONLY_ONCE = """
@@ -859,7 +928,8 @@ def test_a_setting_that_ends_the_server_is_only_a_bad_one(tmp_path, capsys):
     command = ["tune", "killer", "--model-repository", str(tmp_path / "models"), "--concurrency", "1"]
     command += ["--max-runs", "3", "--most-instances", "1", "--measurement-interval", "50"]
     assert cli.main([*command, "--out", str(tmp_path / "tried.json")]) == 0
-    tried = {each["batch"]: each for each in json.loads((tmp_path / "tried.json").read_text())["tried"]}
+    tried = json.loads((tmp_path / "tried.json").read_text())["tried"]
+    tried = {each["settings"]["killer"]["batch"]: each for each in tried}
     assert tried[2]["problem"]
     assert not tried[1]["problem"]
     assert not tried[4]["problem"]

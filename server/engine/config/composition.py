@@ -9,7 +9,7 @@ from inferd._native.ensembles.plan import Analysis, PlanError
 from inferd.backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
 from inferd.server.engine.config.ensemble import step_path
 from inferd.server.engine.config.findings import Finding, error_of
-from inferd.server.engine.config.prepared import Prepared
+from inferd.server.engine.config.preparation import Prepared
 from inferd.server.engine.pbtxt.source import FieldPath
 from inferd.server.errors import ConfigError
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from inferd.backends.api import EnsembleSpec, StepSpec
-from inferd.server.engine.config.defaults import ENSEMBLE
+from inferd.server.engine.config.completion import ENSEMBLE
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import of_backend
 from inferd.server.engine.pbtxt.source import FieldPath, Source

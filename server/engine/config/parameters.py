@@ -5,6 +5,7 @@ They stand in `parameters { key value { string_value } }`, among those of the ba
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -53,6 +54,21 @@ def numbers_by_name(text: str) -> dict[str, float]:
         raise ValueError("expected NAME=NUMBER, ..., each name once") from None
 
 
+def labels(text: str) -> dict[str, int]:
+    """`pairs` of a name, which cannot be read as a number, and a version.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    try:
+        found = {name: int(value) for name, value in pairs(text).items()}
+    except ValueError:
+        found = {}
+    if not found or min(found.values()) < 1 or not all(map(_LABEL.fullmatch, found)):
+        raise ValueError("expected LABEL=VERSION, ..., each label once, of letters, digits, '_', '.' and '-'")
+    return found
+
+
 def lengths(text: str) -> tuple[int, ...]:
     """Ascending whole numbers, separated by commas.
 
@@ -89,6 +105,11 @@ def action(text: str) -> str:
         raise ValueError("expected REJECT or DELAY")
     return text
 
+
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+
+VERSION_LABELS = "version_labels"
+"""The parameter with names of versions. It concerns the model as a whole."""
 
 QUEUE_PREFIX = "queue_policy."
 """The prefix of parameters that replace default_queue_policy in models without dynamic_batching."""
@@ -230,6 +251,13 @@ PARAMETERS = (
         "each of these batch sizes; without samples, zeros in the shapes of the inputs, padded inputs at each bucket",
         batch_sizes,
     ),
+    ModelParameter(
+        VERSION_LABELS,
+        MappingProxyType({}),
+        "LABEL=VERSION, ...: names that clients may give as the version, such as `stable=3, canary=4`; see [version "
+        "labels](repository.md#version-labels)",
+        labels,
+    ),
 )
 
 _BY_NAME: Mapping[str, ModelParameter] = MappingProxyType({each.name: each for each in PARAMETERS})
@@ -248,6 +276,11 @@ def of_server(config: pb.ModelConfig) -> Mapping[str, Any]:
         else each.default
         for each in PARAMETERS
     }
+
+
+def version_labels(config: pb.ModelConfig) -> Mapping[str, int]:
+    """The version that each label stands for, in a configuration without `wrong` parameters."""
+    return of_server(config)[VERSION_LABELS] if VERSION_LABELS in config.parameters else {}
 
 
 def of_backend(config: pb.ModelConfig) -> dict[str, str]:

@@ -4,34 +4,83 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from inferd.backends.api import Backend, BackendError, ModelSource
+from inferd.backends.api import Backend, BackendError, ModelSource, ModelSpec
 from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config.accelerators import broken_accelerator_rules
-from inferd.server.engine.config.agents import run_agents
 from inferd.server.engine.config.alike import Alike
-from inferd.server.engine.config.as_json import config_from_json, config_to_json
-from inferd.server.engine.config.completion import complete, needs_signature
-from inferd.server.engine.config.defaults import fill_defaults, identify_name
+from inferd.server.engine.config.backend_rules import broken_accelerator_rules, broken_runtime_rules
+from inferd.server.engine.config.completion import complete, fill_defaults, identify_name, needs_signature
 from inferd.server.engine.config.ensemble import is_ensemble, warn_parameters
+from inferd.server.engine.config.files import refuse_pointers, run_agents
 from inferd.server.engine.config.findings import Finding, raise_any
-from inferd.server.engine.config.options import Options
-from inferd.server.engine.config.overlay import overlay
-from inferd.server.engine.config.parameters import wrong
-from inferd.server.engine.config.pointers import refuse_pointers
-from inferd.server.engine.config.prepared import Prepared, VersionConfig
-from inferd.server.engine.config.reading import config_path, read_own, read_written, settle
+from inferd.server.engine.config.parameters import VERSION_LABELS, version_labels, wrong
+from inferd.server.engine.config.reading import Options, config_path, overlay, read_own, read_written, settle
 from inferd.server.engine.config.refused import refusals, warn_carried
 from inferd.server.engine.config.rules import excessive, validate
-from inferd.server.engine.config.runtimes import broken_runtime_rules
 from inferd.server.engine.config.specification import to_spec
+from inferd.server.engine.pbtxt.as_json import config_from_json, config_to_json
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
 from inferd.server.errors import ConfigError, ServerError, lack_of
 from inferd.server.pb import model_config_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class VersionConfig:
+    """The configuration of a version: complete, and valid by itself."""
+
+    config: pb.ModelConfig  # what ModelConfig answers
+    spec: ModelSpec
+    source: Source  # of the configuration, for later errors
+    backend: Backend | None  # of the model; None for an ensemble
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The configurations of a model's versions; those of an ensemble fit its models after `compose`.
+
+    Attributes:
+        by_version: the configurations of versions that can be served, at least one.
+        problems: why other versions cannot be served.
+    """
+
+    by_version: Mapping[int, VersionConfig]
+    problems: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions to be served, ascending."""
+        return tuple(sorted({*self.by_version, *self.problems}))
+
+    def of(self, version: int = -1) -> VersionConfig:
+        """The configuration of a version that can be served; -1 is the latest."""
+        return self.by_version[max(self.by_version) if version < 0 else version]
+
+    @property
+    def config(self) -> pb.ModelConfig:
+        """The latest version's: fields of the model as a whole are equal in all versions."""
+        return self.of().config
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label stands for."""
+        return version_labels(self.config)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See `config`."""
+        return self.of().spec
+
+    @property
+    def source(self) -> Source:
+        """See `config`."""
+        return self.of().source
+
 
 log = logging.getLogger("inferd.config")
 
@@ -156,7 +205,9 @@ class _Preparation:
                 log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)
             problem.with_traceback(None)  # its frames would hold the read files until a garbage collection
         told = {version: _told(problem) for version, problem in sorted(errors.items())}
-        return Prepared(dict(sorted(found.items())), told)
+        prepared = Prepared(dict(sorted(found.items())), told)
+        raise_any(_broken_label_rules(prepared), self._config.name, prepared.source)
+        return prepared
 
     def _completed(self, version: int) -> _Completed:
         """The configuration of one version. Several threads call this for different versions."""
@@ -229,9 +280,9 @@ class _Preparation:
                 f"auto_complete_config of model '{config.name}' made no valid configuration: {error}"
             ) from error
         config.max_batch_size = completed.max_batch_size
-        for field in ("input", "output"):
-            config.ClearField(field)
-            getattr(config, field).extend(getattr(completed, field))
+        for tensors in ("input", "output"):
+            config.ClearField(tensors)
+            getattr(config, tensors).extend(getattr(completed, tensors))
         if completed.HasField("dynamic_batching") and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.CopyFrom(completed.dynamic_batching)
         if completed.HasField("model_transaction_policy"):
@@ -284,6 +335,14 @@ class _Preparation:
 def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
     yield from broken_accelerator_rules(config, backend)
     yield from broken_runtime_rules(config, backend)
+
+
+def _broken_label_rules(prepared: Prepared) -> Iterator[Finding]:
+    for label, version in prepared.labels.items():
+        if version not in prepared.versions:
+            text = f"label '{label}' stands for version {version}, which is not served"
+            served = ", ".join(map(str, prepared.versions))
+            yield Finding(("parameters", VERSION_LABELS), text, f"name one of {served}, or change version_policy")
 
 
 def _only(errors: dict[int, Exception], version: int) -> Exception:

@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
-from inferd.server.engine.config.batches import wrong_batches
-from inferd.server.engine.config.datatypes import NAME_OF
+from inferd.server.engine.config.backend_rules import broken_plan_rules
+from inferd.server.engine.config.batching import queue_rules, wrong_batches
 from inferd.server.engine.config.ensemble import ensemble_rules
 from inferd.server.engine.config.findings import Finding, raise_any
 from inferd.server.engine.config.measured import wrong_metrics
 from inferd.server.engine.config.parameters import wrong
-from inferd.server.engine.config.plans import broken_plan_rules
-from inferd.server.engine.config.queueing import queue_rules
 from inferd.server.engine.config.refused import refusals
 from inferd.server.engine.config.sequences import broken_sequence_rules
+from inferd.server.engine.config.tensors import NAME_OF
 from inferd.server.engine.config.warmup import too_many_warmups, wrong_warmup
 from inferd.server.engine.pbtxt.source import NOWHERE, FieldPath, Source
 from inferd.server.pb import model_config_pb2 as pb

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inferd.backends.api import SequenceSpec, StateSpec
-from inferd.server.engine.config.datatypes import NAME_OF, SIZE_OF
+from inferd.server.engine.config.batching import named_sizes
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import of_server
-from inferd.server.engine.config.preferred import named_sizes
-from inferd.server.engine.config.supplied import END_REASON
+from inferd.server.engine.config.tensors import END_REASON, NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.files import read_bytes
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.errors import ConfigError

@@ -16,13 +16,11 @@ from inferd.backends.api import (
     ResourceSpec,
     TensorSpec,
 )
-from inferd.server.engine.config.datatypes import NAME_OF
+from inferd.server.engine.config.batching import named_sizes, queue_spec
 from inferd.server.engine.config.ensemble import ensemble_spec
 from inferd.server.engine.config.parameters import of_backend, of_server
-from inferd.server.engine.config.preferred import named_sizes
-from inferd.server.engine.config.queueing import queue_spec
 from inferd.server.engine.config.sequences import broken_sequence_rules, sequence_spec
-from inferd.server.engine.config.supplied import kept_outputs, supplied_inputs
+from inferd.server.engine.config.tensors import NAME_OF, kept_outputs, supplied_inputs
 from inferd.server.engine.config.warmup import warmup_specs
 from inferd.server.engine.pbtxt.files import read_text
 from inferd.server.engine.pbtxt.source import NOWHERE, Source

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 from inferd.backends.api import WarmupInput, WarmupSpec
-from inferd.server.engine.config.datatypes import NAME_OF, SIZE_OF
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import ALL, of_server, wrong
+from inferd.server.engine.config.tensors import NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.files import inside
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.errors import ConfigError

@@ -2,7 +2,7 @@
 
 The number of threads has no limit: a model that is being loaded may load another one and wait for it, and an ending
 model may wait for anything; with a limit they could deadlock. A thread that has finished its work waits a while for
-more, so the start of many models does not need a thread for each.
+more, so the start of many models does not need a thread for each. Long work on the event loop is done in slices.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, ParamSpec, TypeVar
 
@@ -132,3 +133,19 @@ def _work(todo: list[Todo]) -> None:
                     _idle.remove(own)
                     return
             todo.append(own.get())  # work came after the time was over
+
+
+SLICE: Final = 32
+"""Models per slice, at some 3 us each."""
+
+
+LARGE: Final = 256
+"""Models per slice, at some 0.3 us each."""
+
+
+async def slices(items: Iterable[T], size: int = SLICE) -> AsyncIterator[list[T]]:
+    """Yield the items in slices; the loop does other work after each."""
+    left = iter(items)
+    while part := list(islice(left, size)):
+        yield part
+        await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from inferd._native.gpu.instance import GpuLoop
 from inferd._native.request.lane import LaneHandle
 from inferd._native.service.infer import InferService
 from inferd.backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
-from inferd.server.engine.config.datatypes import SIZE_OF
+from inferd.server.engine.config.tensors import SIZE_OF
 
 log = logging.getLogger("inferd.engine")
 

@@ -35,8 +35,7 @@ from typing import Any, TypeVar
 
 from inferd._native.model_files import NO_FILES
 from inferd.server.engine import config as configuration
-from inferd.server.engine.housekeeping.slices import slices
-from inferd.server.engine.housekeeping.threads import on_thread
+from inferd.server.engine.housekeeping.threads import on_thread, slices
 from inferd.server.engine.instances.warmup import Halt
 from inferd.server.engine.loading.candidates import Candidate, Failure, Maker
 from inferd.server.engine.loading.endings import End, Endings

@@ -11,6 +11,7 @@ from functools import partial
 
 from inferd.backends.api import BackendError, InstanceSpec
 from inferd.server.engine import config as configuration
+from inferd.server.engine.config.parameters import VERSION_LABELS
 from inferd.server.engine.housekeeping.threads import on_thread
 from inferd.server.engine.loading.candidates import Candidate, Failure, Maker
 from inferd.server.engine.loading.endings import Endings
@@ -386,6 +387,7 @@ class Loading:
             return
         state = self._models[name]
         latest = max(state.loaded, default=0)
+        labels = state.labels
         old = {}
         for version, entry in state.loaded.items():
             if version not in candidate.kept and entry.loaded is not None:
@@ -398,9 +400,13 @@ class Loading:
         if state.loaded:
             cleanup = self._remember(candidate, prepared, state)
             endings.replaced(name, old.values(), cleanup)
-            passed = candidate.kept.get(latest)
-            if passed is not None and passed.loaded is not None and latest < max(state.loaded):
-                endings.passed(name, passed.loaded)
+            passed = {version for label, version in labels.items() if state.labels.get(label) != version}
+            if latest < max(state.loaded):
+                passed.add(latest)
+            for version in passed & set(candidate.kept):
+                kept = candidate.kept[version].loaded
+                assert kept is not None
+                endings.passed(name, kept)
         self._models.publish(name)
         for version in sorted({*old, *candidate.made}):
             if version in candidate.made:
@@ -432,7 +438,7 @@ def _caches(prepared: configuration.Prepared) -> bool:
 
 
 def _is_same(one: configuration.VersionConfig, other: configuration.VersionConfig) -> bool:
-    """Whether two configurations differ at most in the version policy and the numbers of instances."""
+    """Whether two configurations differ at most in the version policy, labels and the numbers of instances."""
     specs = [replace(each.spec, instances=()) for each in (one, other)]
     return specs[0] == specs[1] and _without_numbers(one.config) == _without_numbers(other.config)
 
@@ -441,6 +447,7 @@ def _without_numbers(config: pb.ModelConfig) -> pb.ModelConfig:
     copy = pb.ModelConfig()
     copy.CopyFrom(config)
     copy.ClearField("version_policy")
+    copy.parameters.pop(VERSION_LABELS, None)
     for group in copy.instance_group:
         group.ClearField("count")
     return copy

@@ -1,10 +1,13 @@
-"""Models for the log: a line while they are loaded, and a table afterwards."""
+"""The models for the log: a line while they are loaded, and a table afterwards; the repository index for clients."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-from inferd.server.engine.models.registry import LOADING, Models
+from inferd._native.protobuf.listing import encode_index
+from inferd.server.engine.housekeeping.threads import LARGE, slices
+from inferd.server.engine.models.registry import LOADING, IndexEntry, Models
 from inferd.server.engine.models.version import LoadedVersion
 
 SHOWN = 8
@@ -35,3 +38,8 @@ def _placement(version: LoadedVersion) -> str:
     """Its instances, such as "2 on CPU, 1 on GPU 0"."""
     counts = Counter(f"GPU {each.device}" if each.kind == "GPU" else "CPU" for each in version.spec.instances)
     return ", ".join(f"{count} on {where}" for where, count in sorted(counts.items())) or "those of its steps"
+
+
+async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:
+    """These entries as an encoded RepositoryIndexResponse."""
+    return b"".join([encode_index(part) async for part in slices(entries, LARGE)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,7 +69,8 @@ class VersionState:
 class Departing:
     """A version on which sequences continue, but no new ones begin.
 
-    It was replaced or unloaded; or it is no longer the latest, and serves requests that name its number.
+    It was replaced or unloaded; or it is no longer the latest, or has lost a label, and serves requests that name its
+    number.
     """
 
     loaded: LoadedVersion
@@ -115,6 +116,11 @@ class ModelState:
     def loaded(self) -> dict[int, VersionState]:
         """The versions that requests find."""
         return {version: entry for version, entry in self.versions.items() if entry.loaded is not None}
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label stands for."""
+        return self.prepared.labels if self.prepared is not None else {}
 
     @property
     def is_complete(self) -> bool:
@@ -193,6 +199,7 @@ class Models:
             name,
             {v: entry.loaded.lane if entry.loaded else None for v, entry in state.versions.items()},
             [(each.loaded.version, each.loaded.lane) for each in state.departing],
+            tuple(state.labels.items()),
         )
         for ensemble in self.ensembles_of(name):
             self._forget(ensemble.lane)  # its steps may have other answers now
@@ -298,7 +305,7 @@ class Models:
         return True
 
     def find(self, name: str, version: str = "") -> LoadedVersion:
-        """A ready version: the one asked for, or the latest.
+        """A ready version: the one with this number or label, or the latest.
 
         Raises:
             NotFound, Unavailable, InvalidArgument: with the texts that a request for it would get.
@@ -311,7 +318,8 @@ class Models:
         if status != Status.OK:
             raise _FAMILIES[Status(status)](text)
         ready = self.versions(name)
-        found = ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
+        number = self._states[name].labels.get(version, version)
+        found = ready[-1] if number in ("", "-1") else next(v for v in ready if v.version == int(number))
         for step in found.spec.ensemble.steps if found.spec.ensemble else ():
             if (step.model, step.version) in steps:
                 continue

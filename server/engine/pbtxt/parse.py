@@ -8,9 +8,9 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from inferd.server.engine.pbtxt import quick
+from inferd.server.engine.pbtxt import reader
 from inferd.server.engine.pbtxt.files import read_text
-from inferd.server.engine.pbtxt.source import Source, locate
+from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.errors import ConfigError
 from inferd.server.pb import model_config_pb2 as pb
@@ -19,7 +19,6 @@ from inferd.server.pb import pool
 MAX_FILE_SIZE = 1 << 20
 NO_VARIABLES = Variables(())
 
-HAS_ENTRIES = re.compile(r"\b(key|value)\b")  # of maps, perhaps
 POSITION = re.compile(r"^\d+:\d+ : ")
 UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" .*no field named "([^"]+)"')
 UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ([^\s.]+)')
@@ -33,15 +32,15 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
     """
     text = variables.fill(read_text(path.parent, path.name, model_dir, MAX_FILE_SIZE), path)
     config = pb.ModelConfig()
-    if quick.merge(text, config):
-        return config, _source(path, text)
+    source = Source(path, text)
+    if reader.merge(text, config):
+        return config, source
     config.Clear()
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         raise ConfigError(_explained(path, text, error)) from None
-    source = _source(path, text)
-    if HAS_ENTRIES.search(text) and source.duplicates:
+    if source.duplicates:
         raise ConfigError(
             "\n".join(
                 f"{path}:{found.line}: {found.field} '{found.key}' is given twice, first in line {found.first_line}: "
@@ -50,10 +49,6 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
             )
         )
     return config, source
-
-
-def _source(path: Path, text: str) -> Source:
-    return locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
 
 
 def _explained(path: Path, content: str, error: text_format.ParseError) -> str:

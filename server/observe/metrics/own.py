@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator
 
-from inferd.server.engine.measures import FamilySnapshot
+from inferd.server.engine.models.measures import FamilySnapshot
 from inferd.server.observe.metrics.text import LABEL, NAME, Family, braced, number, written
 
 log = logging.getLogger("inferd.metrics")

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -398,22 +398,16 @@ def _measured(
     """Add windows of each model."""
     plan = subjects[0].plan
     with ThreadPoolExecutor(len(subjects)) as pool:
-
-        def at_once(seconds: float, requests: int) -> list[Window]:
-            if len(subjects) == 1:
-                return [subjects[0].load.window(seconds, requests)]
-            return [each.result() for each in [pool.submit(each.load.window, seconds, requests) for each in subjects]]
-
         try:
             if plan.warm_up_requests:
-                at_once(0, plan.warm_up_requests)
+                at_once(subjects, pool, 0, plan.warm_up_requests)
             elif plan.warm_up > 0:
-                at_once(plan.warm_up, 0)
+                at_once(subjects, pool, plan.warm_up, 0)
         except Interrupted:
             raise KeyboardInterrupt from None  # nothing was measured
         size = (0.0, plan.requests) if plan.requests else (plan.window, plan.window_requests)
         while len(windows[0]) < trials and not (ends and windows[0] and time.monotonic() > ends):
-            for known, found in zip(windows, at_once(*size), strict=True):
+            for known, found in zip(windows, at_once(subjects, pool, *size), strict=True):
                 known.append(found)
             last = [known[-1].report for known in windows]
             tell(
@@ -424,6 +418,13 @@ def _measured(
                 break
             if not any(each.answered for each in last):
                 break
+
+
+def at_once(subjects: Sequence[Subject], pool: Executor, seconds: float, requests: int) -> list[Window]:
+    """A window of each model, all at the same time; see `Load.window`."""
+    if len(subjects) == 1:
+        return [subjects[0].load.window(seconds, requests)]
+    return [each.result() for each in [pool.submit(each.load.window, seconds, requests) for each in subjects]]
 
 
 def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:

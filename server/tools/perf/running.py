@@ -6,12 +6,24 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from inferd.server.errors import Misused
-from inferd.server.tools.perf.measuring import Accounts, Interrupted, Level, Load, Subject, Unary, measure, process_of
+from inferd.server.tools.perf.measuring import (
+    Accounts,
+    Interrupted,
+    Level,
+    Load,
+    Subject,
+    Unary,
+    at_once,
+    measure,
+    process_of,
+    summed,
+)
 from inferd.server.tools.perf.plan import Files, LoadPlan
 from inferd.server.tools.perf.profile import write_profile
 from inferd.server.tools.perf.report import UNITS, histogram_text, level_table, remarks, write
@@ -72,14 +84,14 @@ def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     return 1 if (plan.limit_ms and not best) or any(each.errors for each in levels) else 0
 
 
-def levels_of(reach: Reach, plan: LoadPlan) -> list[Level]:
-    """The levels of a plan, without output.
+def levels_of(reach: Reach, plans: Sequence[LoadPlan]) -> list[Level]:
+    """The levels of plans, one for each model, without output.
 
     Raises:
         CallFailed: the server cannot be asked.
-        Misused: the plan makes no sense for the model.
+        Misused: a plan makes no sense for its model.
     """
-    measured = _asked(reach, [plan], quiet=True)
+    measured = _asked(reach, plans, quiet=True)
     if measured.interrupted:
         raise KeyboardInterrupt
     return measured.levels
@@ -179,22 +191,31 @@ def _maker(
 
 
 @contextlib.contextmanager
-def under_load(reach: Reach, plan: LoadPlan, level: float) -> Iterator[Load]:
-    """A level's load, for windows that the caller makes.
+def under_load(reach: Reach, plans: Sequence[LoadPlan], level: float) -> Iterator[Callable[[float], list[Level]]]:
+    """A function that puts all models under load for a time, at this level.
 
     Raises:
         CallFailed: the server cannot be asked.
-        Misused: the plan makes no sense for the model.
+        Misused: a plan makes no sense for its model.
     """
+    subjects: list[Subject] = []
     with reach.client() as client, contextlib.ExitStack() as stack:
         try:
-            model = model_of(client, reach, plan)
-            plan = _fitting(plan, model)
-            load = _maker(client, reach, plan, model, Requests(client, model, plan), None, stack)(level)
+            for each in plans:
+                model = model_of(client, reach, each)
+                plan = _fitting(each, model)
+                load = _maker(client, reach, plan, model, Requests(client, model, plan), None, stack)(level)
+                stack.callback(load.close)
+                subjects.append(Subject(plan, load))
         except InferenceServerException as error:
             raise failure(reach, error) from None
-        stack.callback(load.close)
-        yield load
+        pool = stack.enter_context(ThreadPoolExecutor(len(subjects)))
+
+        def measured(seconds: float) -> list[Level]:
+            windows = at_once(subjects, pool, seconds, 1)
+            return [summed([own], each.plan, level) for own, each in zip(windows, subjects, strict=True)]
+
+        yield measured
 
 
 def _sweep(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import text_format
 
 from inferd.server.pb import model_config_pb2 as pb
-from inferd.server.tools.tune.search import Setting, Wanted
+from inferd.server.tools.tune.search import Axis, Setting, Settings, Wanted
 
 THREADS = {
     "onnxruntime": "intra_op_thread_count",
@@ -18,6 +18,8 @@ THREADS = {
     "tensorflow": "TF_NUM_INTRA_THREADS",
 }
 """By backend, the parameter with the number of threads that compute."""
+OF_PROCESS = {"pytorch"}
+"""Backends whose models share threads: the first model that a server loads decides their number."""
 ADAPTIVE = "adaptive_queue_delay"
 PREFERRED = 4
 """The least preferred batch size that is tried."""
@@ -91,8 +93,21 @@ def lines(config: pb.ModelConfig, setting: Setting) -> str:
     return text_format.MessageToString(part)
 
 
+def all_axes(
+    configs: Mapping[str, pb.ModelConfig], start: Settings, wanted: Wanted
+) -> list[tuple[Axis, Sequence[Any]]]:
+    """The fields of all models to vary, and their values, in order."""
+    found: dict[Axis, Sequence[Any]] = {}
+    for name, setting in start.of:
+        for field, values in axes_of(configs[name], setting, wanted):
+            shares = field == "threads" and configs[name].backend in OF_PROCESS
+            names = tuple(each for each, _ in start.of if configs[each].backend == configs[name].backend)
+            found[names if shares else (name,), field] = values
+    return list(found.items())
+
+
 def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tuple[str, Sequence[Any]]]:
-    """The fields to vary and their values, in order."""
+    """The fields of a model to vary, and their values, in order."""
     found: list[tuple[str, Sequence[Any]]] = []
     batches = start.batch > 0 and not config.HasField("sequence_batching")
     if batches:

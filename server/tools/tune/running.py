@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ from inferd.server.errors import Misused
 from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.files import check_writable
 from inferd.server.tools.tables import table
-from inferd.server.tools.tune.configurations import applied, axes_of, lines, setting_of
+from inferd.server.tools.tune.configurations import all_axes, applied, lines, setting_of
 from inferd.server.tools.tune.pair import Pair
-from inferd.server.tools.tune.search import Search, Setting, Tried, Wanted
+from inferd.server.tools.tune.search import Search, Setting, Settings, Tried, Wanted
 from inferd.server.tools.tune.trial import CONFIG
 
 
 def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
-    """Search, print the trials and the best one, and with `write` put it into the model's configuration.
+    """Search, print the trials and the best one, and with `write` put it into the models' configurations.
 
     Raises:
-        CallFailed: the model cannot be served with its own configuration.
-        Misused: the model cannot be tuned.
+        CallFailed: a model cannot be served with its own configuration.
+        Misused: a model cannot be tuned.
     """
     if out is not None:
         check_writable("--out", out, ".json")
@@ -38,25 +39,32 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
         tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder,
         Pair(wanted, Path(folder)) as pair,
     ):
-        config = pair.config
-        if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
-            raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
-        start = setting_of(config)
+        configs = pair.configs
+        for name, config in configs.items():
+            if config.model_transaction_policy.decoupled:
+                raise Misused(f"tune: model '{name}' is decoupled: tune the models that it asks")
+        own = ((name, setting_of(each)) for name, each in configs.items() if not each.HasField("ensemble_scheduling"))
+        start = Settings(tuple(own))
         search = Search(pair.measure, _tell, wanted.runs)
-        print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
-        best = search.settle(search.climb(start, axes_of(config, start, wanted)))
+        print(f"{', '.join(wanted.models)}, as it is: {start.text()}", file=sys.stderr)
+        best = search.settle(search.climb(start, all_axes(configs, start, wanted)))
     first = search.tried[start]
     _print_front(search)
     if out is not None:
-        out.write_text(json.dumps({"tool": "inferd tune", "model": wanted.model, "tried": _as_json(search)}, indent=1))
-    if best.best is None:
+        out.write_text(
+            json.dumps({"tool": "inferd tune", "models": wanted.models, "tried": _as_json(search)}, indent=1)
+        )
+    if not best.best:
         print("no tried configuration is within the limits")
         return 1
     gain = f", {best.rate / first.rate:.2f} x what it is" if first.rate else ""
-    print(f"\nbest of {len(search.tried)}: {best.setting.text()}: {best.rate:.1f} inferences/s{gain}\n")
-    print(lines(config, best.setting))
-    if write:
-        _write(wanted.repository / wanted.model, config, best.setting)
+    print(f"\nbest of {len(search.tried)}: {best.setting.text()}: {_rates(best)} inferences/s{gain}")
+    for name, setting in best.setting.of:
+        print(
+            f"\n# {name}\n{lines(configs[name], setting)}" if len(configs) > 1 else f"\n{lines(configs[name], setting)}"
+        )
+        if write:
+            _write(wanted.repository / name, configs[name], setting)
     return 0
 
 
@@ -75,28 +83,38 @@ def _interrupted() -> Iterator[None]:
 
 
 def _tell(tried: Tried) -> None:
-    if tried.best is None:
+    if not tried.best:
         said = tried.problem.splitlines()[0]
     else:
-        said = f"{tried.rate:.1f} inferences/s at {tried.best.level:g} in flight, p99 {tried.best.p99 / 1e3:.2f} ms"
+        said = f"{_rates(tried)} inferences/s at {tried.best[0].level:g} in flight, p99 {_worst(tried, 'p99'):.2f} ms"
         said += f", {tried.memory_mb} MiB"
         if tried.noise:
             said += "; noise: the turns say more than in flight / latency, which is shown"
     print(f"  {tried.setting.text()}: {said}", file=sys.stderr, flush=True)
 
 
+def _rates(tried: Tried) -> str:
+    if len(tried.best) == 1:
+        return f"{tried.rate:.1f}"
+    return ", ".join(f"{each.model} {rate:.1f}" for each, rate in zip(tried.best, tried.rates, strict=True))
+
+
+def _worst(tried: Tried, name: str) -> float:
+    """Milliseconds of the model that has the most."""
+    return max(float(getattr(each, name)) for each in tried.best) / 1e3
+
+
 def _print_front(search: Search) -> None:
     rows = [
         (
             each.setting.text(),
-            f"{each.rate:.1f}",
-            f"{each.best.level:g}",
-            f"{each.best.p50 / 1e3:.2f}",
-            f"{each.best.p99 / 1e3:.2f}",
+            _rates(each),
+            f"{each.best[0].level:g}",
+            f"{_worst(each, 'p50'):.2f}",
+            f"{_worst(each, 'p99'):.2f}",
             each.memory_mb,
         )
         for each in search.front()
-        if each.best is not None
     ]
     if rows:
         print("nothing that was tried is better than these in throughput, latency and memory:\n")
@@ -106,17 +124,12 @@ def _print_front(search: Search) -> None:
 def _as_json(search: Search) -> list[Mapping[str, Any]]:
     return [
         {
-            "batch": setting.batch,
-            "instances": setting.instances,
-            "delay_us": setting.delay_us,
-            "threads": setting.threads,
-            "adaptive": setting.adaptive,
-            "preferred": setting.preferred,
+            "settings": {name: asdict(own) for name, own in setting.of},
             "memory_mb": tried.memory_mb,
             "problem": tried.problem,
             "inferences": tried.rate,
             "noise": tried.noise,
-            "level": tried.best.as_dict() if tried.best else None,
+            "levels": [each.as_dict() for each in tried.best],
         }
         for setting, tried in search.tried.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,13 @@ class Wanted:
     """The task of a search.
 
     Attributes:
-        model: its name.
+        models: the models that are asked, all at the same time. Their configurations are varied, or, of an ensemble,
+            those of the models of its steps.
         repository: the folder of model folders.
         latency_ms: limit of the percentile; 0: none.
         percentile: 50, 90, 95 or 99.
         memory_mb: limit of the server's memory; 0: none.
-        levels: numbers of requests in flight to try with each configuration.
+        levels: numbers of requests in flight, for each model, to try with each configuration.
         largest_batch: the largest max_batch_size to try.
         most_instances: the most instances to try.
         runs: how many configurations are measured at most.
@@ -36,7 +38,7 @@ class Wanted:
         options: further options of `inferd serve`, such as --backend-config.
     """
 
-    model: str
+    models: tuple[str, ...]
     repository: Path
     latency_ms: float = 0.0
     percentile: int = 99
@@ -51,9 +53,13 @@ class Wanted:
     options: tuple[str, ...] = ()
 
 
+Axis = tuple[tuple[str, ...], str]
+"""A field of the settings of some models, which have the same value there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The fields of a configuration that the search varies.
+    """The fields of a model's configuration that the search varies.
 
     Attributes:
         batch: max_batch_size; 0: the model has no batch dimension.
@@ -92,39 +98,67 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of all models whose configurations are varied, by name."""
+
+    of: tuple[tuple[str, Setting], ...]
+
+    def value(self, axis: Axis) -> Any:
+        """The value of a field, which all models of the axis have."""
+        return getattr(dict(self.of)[axis[0][0]], axis[1])
+
+    def changed(self, axis: Axis, value: Any) -> Settings:
+        """With another value of a field; see `Setting.changed`."""
+        names, field_name = axis
+        made = ((name, own.changed(field_name, value) if name in names else own) for name, own in self.of)
+        return Settings(tuple(made))
+
+    def text(self) -> str:
+        """For people."""
+        if len(self.of) == 1:
+            return self.of[0][1].text()
+        return "; ".join(f"{name}: {own.text()}" for name, own in self.of)
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
-    """A setting and its results.
+    """Settings and their results.
 
     Attributes:
-        best: its level with the most throughput within the limits; None without one.
+        best: of each asked model, the level with the most throughput within the limits; empty without one.
         memory_mb: of the server's processes, after the measurement.
-        problem: why the setting does not qualify; empty if it does.
-        pace: the factor that makes its throughput comparable with the others': how much slower the machine was than at
-            the first measurement.
+        problem: why the settings do not qualify; empty if they do.
+        pace: the factor that makes their throughput comparable with the others': how much slower the machine was than
+            at the first measurement.
     """
 
-    setting: Setting
-    best: Level | None
+    setting: Settings
+    best: tuple[Level, ...]
     memory_mb: int
     problem: str = ""
     pace: float = 1.0
 
     @property
-    def rate(self) -> float:
-        """Inferences per second, at the pace of the first measurement; 0 if the setting does not qualify.
+    def rates(self) -> list[float]:
+        """Inferences per second of each asked model, at the pace of the first measurement.
 
         By Little's law not more than the requests in flight divided by their latency.
         """
-        return min(self.best.inferences * self.pace, self._most(self.best)) if self.best is not None else 0.0
+        return [min(each.inferences * self.pace, _most(each)) for each in self.best]
+
+    @property
+    def rate(self) -> float:
+        """The geometric mean of `rates`, in which a gain of 10 % counts the same for each model; 0 without any."""
+        return statistics.geometric_mean(self.rates) if self.best and all(self.rates) else 0.0
 
     @property
     def noise(self) -> bool:
         """Whether the pace gives more than Little's law allows: the machine's speed has changed too much to compare."""
-        return self.best is not None and self.best.inferences * self.pace > NOISE * self._most(self.best)
+        return any(each.inferences * self.pace > NOISE * _most(each) for each in self.best)
 
-    @staticmethod
-    def _most(level: Level) -> float:
-        return level.level / level.mean * 1e6 if level.mean else float("inf")
+
+def _most(level: Level) -> float:
+    return level.level / level.mean * 1e6 if level.mean else float("inf")
 
 
 @dataclass(slots=True)
@@ -137,12 +171,12 @@ class Search:
         runs: how many settings are tried at most.
     """
 
-    measure: Callable[[Setting, Tried | None], Tried]
+    measure: Callable[[Settings, Tried | None], Tried]
     tell: Callable[[Tried], None]
     runs: int
-    tried: dict[Setting, Tried] = field(default_factory=dict)
+    tried: dict[Settings, Tried] = field(default_factory=dict)
 
-    def look(self, setting: Setting, best: Tried | None = None) -> Tried | None:
+    def look(self, setting: Settings, best: Tried | None = None) -> Tried | None:
         """Try a setting beside the best one, once; None if the search has used up its runs."""
         if setting not in self.tried:
             if len(self.tried) >= self.runs:
@@ -151,7 +185,7 @@ class Search:
             self.tell(self.tried[setting])
         return self.tried[setting]
 
-    def climb(self, start: Setting, axes: Sequence[tuple[str, Sequence[Any]]]) -> Tried:
+    def climb(self, start: Settings, axes: Sequence[tuple[Axis, Sequence[Any]]]) -> Tried:
         """The best setting that changes of one field at a time find.
 
         On each axis the search goes to the next values, up and then down, as long as that pays. After a step that does
@@ -161,18 +195,18 @@ class Search:
         assert best is not None
         while True:
             before = best
-            for name, values in axes:
-                best = self._along(best, name, values)
+            for axis, values in axes:
+                best = self._along(best, axis, values)
             if best is before or len(self.tried) >= self.runs:
                 return best
 
-    def _along(self, best: Tried, name: str, values: Sequence[Any]) -> Tried:
+    def _along(self, best: Tried, axis: Axis, values: Sequence[Any]) -> Tried:
         for step in (1, -1):
-            here = _nearest(values, getattr(best.setting, name))
+            here = _nearest(values, best.setting.value(axis))
             missed = 0
             while missed < 2 and 0 <= here + step < len(values):
                 here += step
-                setting = best.setting.changed(name, values[here])
+                setting = best.setting.changed(axis, values[here])
                 if setting == best.setting:
                     missed += 1  # it has no effect
                     continue
@@ -211,18 +245,16 @@ class Search:
         """The results that no other beats in throughput, latency and memory, the fastest first."""
 
         def beats(a: Tried, b: Tried) -> bool:
-            if a.best is None or b.best is None:
-                return False
             ours, theirs = ((each.rate, -_latency(each), -each.memory_mb) for each in (a, b))
             return all(x >= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
 
-        able = [each for each in self.tried.values() if each.best is not None]
+        able = [each for each in self.tried.values() if each.best]
         found = [each for each in able if not any(beats(other, each) for other in able)]
         return sorted(found, key=lambda each: -each.rate)
 
 
 def _latency(tried: Tried) -> float:
-    return tried.best.p99 if tried.best is not None else float("inf")
+    return max(each.p99 for each in tried.best)
 
 
 def _nearest(values: Sequence[Any], value: Any) -> int:

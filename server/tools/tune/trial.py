@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from inferd.server.errors import Misused
 from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.reach import CallFailed, Reach
-from inferd.server.tools.tune.configurations import threads_of
+from inferd.server.tools.tune.configurations import OF_PROCESS, threads_of
 from inferd.server.tools.tune.search import Wanted
 from inferd_client.utils import InferenceServerException
 
@@ -26,12 +26,10 @@ START_SECONDS = 300.0
 END_SECONDS = 10.0
 LONGEST_SOCKET = 107
 """Bytes of a unix socket's path, by Linux."""
-OF_PROCESS = {"pytorch"}
-"""Backends whose models share threads: the first model that a server loads decides their number."""
 
 
 class Trial:
-    """A server with a copy of the model, whose configuration can be changed."""
+    """A server with copies of the models, whose configurations can be changed, and the repository's other models."""
 
     def __init__(self, wanted: Wanted, folder: Path) -> None:
         self._wanted = wanted
@@ -41,8 +39,12 @@ class Trial:
             raise Misused(f"tune: {folder} is too long for the path of a socket: set TMPDIR to a shorter folder")
         self._log = folder / "log"
         self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
-        self._threads = ""  # of the running process
-        copy_model(wanted.repository / wanted.model, self._models / wanted.model)
+        self._threads = frozenset[str]()  # of the running process
+        for name in wanted.models:
+            copy_model(wanted.repository / name, self._models / name)
+        for path in wanted.repository.iterdir():
+            if path.is_dir() and path.name not in wanted.models:
+                (self._models / path.name).symlink_to(path.resolve())
 
     def __enter__(self) -> Trial:
         self._start()
@@ -91,32 +93,45 @@ class Trial:
             self._process.kill()
             self._process.wait()
 
-    def config(self) -> pb.ModelConfig:
-        """The model's complete configuration."""
+    def configs(self) -> dict[str, pb.ModelConfig]:
+        """The complete configurations of the models, and of the models of ensembles' steps."""
+        found: dict[str, pb.ModelConfig] = {}
+        left = list(reversed(self._wanted.models))
         with self.reach.client() as client:
-            try:
-                client.load_model(self._wanted.model)
-                found = client.get_model_config(self._wanted.model).config
-            except InferenceServerException as error:
-                raise CallFailed(f"model '{self._wanted.model}' cannot be served as it is: {error.message()}") from None
-        made = pb.ModelConfig.FromString(found.SerializeToString())
-        self._threads = threads_of(made)
-        return made
+            while left:
+                if (name := left.pop()) in found:
+                    continue
+                try:
+                    if name in self._wanted.models:
+                        client.load_model(name)
+                    config = client.get_model_config(name).config
+                except InferenceServerException as error:
+                    raise CallFailed(f"model '{name}' cannot be served as it is: {error.message()}") from None
+                found[name] = pb.ModelConfig.FromString(config.SerializeToString())
+                left += [step.model_name for step in reversed(config.ensemble_scheduling.step)]
+        self._threads = _threads(found)
+        return found
 
-    def serve(self, config: pb.ModelConfig) -> str:
-        """Serve the model with a configuration. Returns the reason if that fails, else an empty text.
+    def serve(self, configs: Mapping[str, pb.ModelConfig]) -> str:
+        """Serve models with these configurations. Returns the reason if that fails, else an empty text.
 
         Raises:
-            CallFailed: the configuration needs a new server process, or the former one has ended, and none starts.
+            CallFailed: a configuration needs a new server process, or the former one has ended, and none starts.
         """
-        if not self.is_up() or (config.backend in OF_PROCESS and threads_of(config) != self._threads):
+        if not self.is_up() or _threads(configs) != self._threads:
             self._stop()
             self._start()
-            self._threads = threads_of(config)
-        (self._models / self._wanted.model / CONFIG).write_text(text_format.MessageToString(config))
+            self._threads = _threads(configs)
+        for name, config in configs.items():
+            folder = self._models / name
+            if folder.is_symlink():
+                folder.unlink()
+                copy_model(self._wanted.repository / name, folder)
+            (folder / CONFIG).write_text(text_format.MessageToString(config))
         with self.reach.client() as client:
             try:
-                client.load_model(self._wanted.model)
+                for name in self._wanted.models:
+                    client.load_model(name)
             except InferenceServerException as error:
                 return str(error.message())
         return ""
@@ -124,11 +139,17 @@ class Trial:
     def unload(self) -> None:
         """Stop serving, and free the memory."""
         with self.reach.client() as client, contextlib.suppress(InferenceServerException):
-            client.unload_model(self._wanted.model)
+            for name in self._wanted.models:
+                client.unload_model(name, unload_dependents=True)
 
     def memory_mb(self) -> int:
         """The memory of the server and its workers: private pages, and their share of shared ones."""
         return sum(_proportional(process) for process in _family(self._process.pid)) >> 20
+
+
+def _threads(configs: Mapping[str, pb.ModelConfig]) -> frozenset[str]:
+    """The numbers of threads that whole processes have."""
+    return frozenset(threads_of(each) for each in configs.values() if each.backend in OF_PROCESS)
 
 
 def copy_model(source: Path, target: Path) -> None:

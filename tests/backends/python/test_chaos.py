@@ -1,6 +1,6 @@
-"""A few seconds of `python -m bench.chaos`: workers and the server are killed under load."""
+"""A few seconds of `python -m tests.storms.chaos`: workers and the server are killed under load."""
 
-from bench.chaos import run
+from tests.storms.chaos import run
 
 
 def test_no_answer_and_no_process_is_lost():

@@ -16,7 +16,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.instances import Hardware
-from inferd.server.engine.shared_memory import CUDA, SharedMemoryPolicy
+from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.backends.python.served import add_model

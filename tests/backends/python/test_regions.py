@@ -12,7 +12,7 @@ from inferd.backends.loader import BackendLoader
 from inferd.backends.python.arenas import arena_of
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
+from inferd.server.engine.instances.shared_memory import SYSTEM, SharedMemoryPolicy, User
 from inferd.server.errors import Status
 from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from inferd.server.engine.pbtxt.parse import MAX_FILE_SIZE, parse_file
-from inferd.server.engine.pbtxt.source import locate
+from inferd.server.engine.pbtxt.source import Source
 from inferd.server.errors import ConfigError
-from inferd.server.pb import pool
 
 
 def parse(tmp_path: Path, text: str | bytes):
@@ -47,6 +46,7 @@ def test_errors_say_where_and_what_was_meant(tmp_path: Path, text: str, position
         ('parameters { key: "a" value { } }\nparameters { key: "a" value { } }', "parameters 'a'", (2, 1)),
         ('parameters [\n{ key: "a" },\n{ value { string_value: "b" } key: \'a\' } ]', "parameters 'a'", (3, 2)),
         ('metric_tags { key: "t" value: "1" }\n\nmetric_tags < key: "t" value: "2" >', "metric_tags 't'", (3, 1)),
+        ('parameters { key: "a" value { } }\nparameters { key: "\\x61" value { } }', "parameters 'a'", (2, 1)),
         ("dynamic_batching {\npriority_queue_policy { key: 1 }\npriority_queue_policy { key: 1 } }", "'1'", (3, 2)),
     ],
 )
@@ -116,8 +116,7 @@ optimization { graph { level: 1 }
 
 
 def test_a_place_is_the_nearest_written_field() -> None:
-    message = pool.FindMessageTypeByName("inference.ModelConfig")
-    source = locate(Path("f"), 'name: "m"\ninput {\n}', message)
+    source = Source(Path("f"), 'name: "m"\ninput {\n}')
     assert source.at("input", 0, "dims") == "f:2"
     assert source.at("output") == "f"
     assert source.has("name") and not source.has("platform")

@@ -156,3 +156,35 @@ def test_what_a_failed_version_had_in_hand_is_freed_at_once(prepared, model_dir,
         assert backend.held() is None
     finally:
         gc.enable()
+
+
+def labels(text: str) -> str:
+    return f'\nparameters {{ key: "version_labels" value {{ string_value: "{text}" }} }}'
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        *(
+            (text, f"is '{text}', expected LABEL=VERSION")
+            for text in ("stable", "7=1", "-1=1", "a=0", "a=b", "a=1, a=2")
+        ),
+        ("a=4", "label 'a' stands for version 4, which is not served for model 'm': name one of 2, 3, or change"),
+        ("a=1", "label 'a' stands for version 1, which is not served"),
+    ],
+)
+def test_wrong_labels_are_refused(prepared, model_dir, io, text, error) -> None:
+    """Guards the form of labels, and that each names a version that is served."""
+    for version in (2, 3):
+        (model_dir / str(version)).mkdir()
+    with pytest.raises(ConfigError, match=r"m/config\.pbtxt:\d+: ") as raised:
+        prepared(HEAD + io + "version_policy { latest { num_versions: 2 } }" + labels(text))
+    assert error in str(raised.value)
+
+
+def test_a_version_cannot_change_labels(prepared, model_dir, io) -> None:
+    (model_dir / "2").mkdir()
+    write_own(model_dir, labels("a=2"), version=2)
+    found = prepared(HEAD + io + "version_policy { all { } }" + labels("a=1"))
+    assert "'version_labels' is the same for all versions of model 'm'" in found.problems[2]
+    assert found.labels == {"a": 1}

@@ -1,5 +1,0 @@
-"""All features at once, for a long time: `python -m bench.mixed`.
-
-`repository` writes the models, `clients` are the kinds of client, `hostile` those that do not read, `__main__` runs a
-server with all of them and judges.
-"""

@@ -1,0 +1,140 @@
+"""Which simulations and tests reach a statement: those that do not cannot tell whether a mutant of it is there.
+
+It is measured once, in a copy of the tree with marks (`marks.py`), and kept in `build/mutants/`. What it says of a
+source holds as long as that source is the same, and what it says of a test as long as the file of that test is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.mutants.copies import EACH_TAKE, ROOT, USUAL, Copy
+from tests.mutants.marks import FOLDER, Marks, declared
+from tests.mutants.noting import NOTES, note
+from tests.mutants.operators import Mutant
+from tests.mutants.packages import module_of, parts_of, selected_tests
+
+KEPT = ROOT / "build/mutants/reach.json"
+TAKES = "takes"  # how the runs are called that refuse each take of memory: "takes 0"
+SEED = "seed"
+
+
+@dataclass
+class Reach:
+    """What runs reach.
+
+    Attributes:
+        runs: "seed 3", "takes 0", or a test, with the seconds that it took.
+        reached: by source, for each mark the runs that reach it, a bit each, as a hexadecimal number.
+        sources, tests: digests of the sources, and of the files of tests, that were measured.
+    """
+
+    runs: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, list[str]] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path = KEPT) -> Reach:
+        """What was measured last."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def write(self, path: Path = KEPT) -> None:
+        """Keep it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    def of(self, mutant: Mutant, source: str) -> set[str] | None:
+        """The runs that reach what a mutant of this source changes; None: nobody knows."""
+        if self.sources.get(mutant.file) != digest(source):
+            return None
+        number = Marks(source).number(mutant.start)
+        if number < 0:
+            return None
+        found = int(self.reached[mutant.file][number], 16)
+        return {run for index, run in enumerate(self.runs) if found >> index & 1}
+
+    def knows(self, file: str, root: Path) -> bool:
+        """Whether the tests of this file are those that were measured."""
+        return self.tests.get(file) == digest((root / file).read_text())
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measure(files: Iterable[str], seeds: int) -> Reach:
+    """Build these sources with marks in a copy of the tree, and run so many seeds and their tests."""
+    files = list(files)
+    with tempfile.TemporaryDirectory(prefix="inferd-reach-") as folder:
+        copy = Copy(Path(folder) / "tree", more=True)
+        hits, notes = Path(folder) / "reached", Path(folder) / "notes"
+        hits.mkdir()
+        places = mark(copy, files)
+        os.environ[FOLDER] = copy.environment[FOLDER] = str(hits)
+        copy.environment[NOTES] = str(notes)
+        print(f"{len(files)} sources have marks", flush=True)
+        runs = {
+            f"{SEED} {seed}": (*USUAL, "--jobs", "1", "--seeds", "1", "--first", str(seed)) for seed in range(seeds)
+        }
+        runs |= {f"{TAKES} {number}": arguments for number, arguments in enumerate(EACH_TAKE)}
+        for name, arguments in runs.items():
+            began = time.monotonic()
+            if found := copy.simulate(arguments)[0]:
+                raise RuntimeError(f"the sound tree does not pass: {found}")
+            note(notes, name, time.monotonic() - began)
+        tests = sorted({test for file in files for test in selected_tests(copy.root, file)})
+        options = ("-q", "-p", "tests.mutants.noting", "-p", "no:cacheprovider", "-o", "timeout=300")
+        done = copy.run([sys.executable, "-m", "pytest", *options, *tests])
+        print(done.stdout[-2000:], flush=True)
+        return summed(copy.root, notes, places, tests)
+
+
+def mark(copy: Copy, files: list[str]) -> dict[str, tuple[str, Marks]]:
+    """Build them with marks; of each source its module and marks."""
+    sound = {file: (copy.root / file).read_text() for file in files}
+    modules: dict[str, list[str]] = {}
+    for file in files:
+        modules.setdefault(module_of(file, copy.root), [])
+    places: dict[str, tuple[str, Marks]] = {}
+    for module, parts in modules.items():
+        parts += [part for part in parts_of(module, copy.root) if part in sound]
+        count = 0
+        for part in parts:
+            marks = Marks(sound[part], count)
+            (copy.root / part).write_text(marks.text())
+            places[part] = module, marks
+            count += marks.count
+        main = copy.root / parts_of(module, copy.root)[0]
+        main.write_text(main.read_text() + declared(module, count))
+    copy.build_modules(list(modules), INFERD_BUILD="quick")
+    for file, text in sound.items():
+        (copy.root / file).write_text(text)
+    return places
+
+
+def summed(root: Path, notes: Path, places: dict[str, tuple[str, Marks]], tests: list[str]) -> Reach:
+    """The notes of all runs, the other way round."""
+    reach = Reach()
+    found: dict[str, list[int]] = {file: [0] * marks.count for file, (_, marks) in places.items()}
+    for line in notes.read_text().splitlines():
+        noted = json.loads(line)
+        bit = 1 << len(reach.runs)
+        reach.runs[noted["run"]] = noted["seconds"]
+        for file, (module, marks) in places.items():
+            bits = int(noted["reached"].get(module, "0"), 16) >> marks.first & (1 << marks.count) - 1
+            while bits:
+                found[file][bits.bit_length() - 1] |= bit
+                bits ^= 1 << bits.bit_length() - 1
+    reach.reached = {file: [f"{each:x}" for each in counts] for file, counts in found.items()}
+    reach.sources = {file: digest((root / file).read_text()) for file in places}
+    reach.tests = {test: digest((root / test).read_text()) for test in tests}
+    return reach
