@@ -199,7 +199,7 @@ cdef class TimersHandle:
         python_run(&self.timers.python)
 
     def hear(self) -> int:
-        """From now on an I/O thread fires the timers. Returns a descriptor: readable when `run_events` must be called."""
+        """A descriptor that is readable when `run_events` must be called, from now on."""
         if self.timers.python.fd < 0:
             self.timers.python.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self.timers.python.fd

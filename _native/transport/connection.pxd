@@ -15,7 +15,7 @@ cdef class Connection(CallOwner):
     cdef InterceptorHandle interceptor
     cdef public object on_ping   # called without arguments for each PING of the peer
     cdef public object on_refused  # called with a text when the peer violated HTTP/2
-    cdef public object on_shut   # called when an I/O thread has written the last output, or writes nothing else any more
+    cdef public object on_shut   # called when an I/O thread writes nothing but the last output any more
     cdef public object on_lost   # called when an I/O thread has left the socket
     cdef public object admission  # the owner's counts that include the connection
     cdef public object client    # what the owner knows about the peer, for handlers

@@ -10,6 +10,8 @@ class Connection:
     flush: Callable[[], None] | None
     on_ping: Callable[[], None] | None
     on_refused: Callable[[str], None] | None
+    on_shut: Callable[[], None] | None
+    on_lost: Callable[[], None] | None
     client: Any
     admission: Any
     @property

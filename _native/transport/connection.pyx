@@ -85,7 +85,7 @@ cdef int tell_connection(PythonEvent *event) except -1:
     for text in texts:
         if connection.on_refused is not None:
             connection.on_refused(text)
-    for i in range(news.pings):
+    for _ in range(news.pings):
         if connection.on_ping is not None:
             connection.on_ping()
     if news.output and connection.flush is not None:

@@ -4,9 +4,6 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
 from inferd._native.transport.workers import Workers
 
-EVENT_PING: str
-EVENT_REFUSED: str
-
 class ReceiveBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

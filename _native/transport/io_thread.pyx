@@ -33,14 +33,20 @@ from inferd._native.transport.direct_read cimport conn_read
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_waits
-from inferd._native.transport.http2 cimport conn_close, conn_collect, conn_end_round, conn_finished, conn_linger, conn_shut
+from inferd._native.transport.http2 cimport (
+    conn_close,
+    conn_collect,
+    conn_end_round,
+    conn_finished,
+    conn_linger,
+    conn_shut,
+)
 from inferd._native.transport.ledger cimport account_exceeded
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
 from inferd._native.transport.stream cimport end_round, host_look, mark_dirty
 from inferd._native.transport.trim cimport host_note
-from inferd._native.transport.workers cimport ThreadPool, thread_pool_drain
+from inferd._native.transport.workers cimport thread_pool_drain
 
-import os
 import threading
 
 cdef extern from *:

@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 
 from inferd._native.atomic cimport fetch_add32, load32
 from inferd._native.clock cimport now_ns
+from inferd._native.front cimport PythonEvent, front_leave, python_post
 from inferd._native.memory.resource cimport Block, block_give
 from inferd._native.request.bridge cimport PostedCallback, bridge_abandon
 from inferd._native.request.lane cimport Lane
@@ -29,6 +30,7 @@ from inferd._native.request.request cimport (
 from inferd._native.request.signature cimport Signature
 from inferd._native.service.submission cimport CALLER_SERVER, Submission, submit_message
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, unlock
 from inferd.backends.python._bls_answers cimport (
     BlsCall,
@@ -251,16 +253,38 @@ cdef bint waits_for_itself(BlsCall *call) noexcept nogil:
 cdef set told_circles = set()
 
 
-cdef void tell_circle(const BlsCall *call) noexcept with gil:
-    # once for each pair of models
+cdef struct Circle:
+    PythonEvent event        # the first member
+    char *caller             # from malloc, as the next
+    char *called
+
+
+cdef void tell_circle(const BlsCall *call) noexcept nogil:
     cdef const Signature *called = &(<const Lane *>call.request.lane).signature
-    names = ((<bytes>call.channel.model).decode(), called.name.data[:called.name.size].decode())
-    if names in told_circles:
+    cdef Circle *circle = <Circle *>calloc(1, sizeof(Circle))
+    if circle == NULL:
         return
+    circle.event.run = warn_of_circle
+    circle.caller = format_text("%s", call.channel.model)
+    circle.called = format_text("%.*s", <int>called.name.size, called.name.data)
+    python_post(&(<Submission *>call.channel.submission).bridge.timers.python, &circle.event)
+
+
+cdef int warn_of_circle(PythonEvent *event) except -1:
+    # once for each pair of models
+    cdef Circle *circle = <Circle *>event
+    front_leave()
+    names = (text_or_no_memory(circle.caller).decode(), text_or_no_memory(circle.called).decode())
+    free(circle.caller)
+    free(circle.called)
+    free(circle)
+    if names in told_circles:
+        return 0
     told_circles.add(names)
     logger.warning(
         "model '%s' calls '%s', and every instance of '%s' waits for this call: it ends with the deadline of the "
         "request that it serves; more instances (instance_group) let such calls through", *names, names[1])
+    return 0
 
 
 cdef void call_make(PostedCallback *callback) noexcept nogil:

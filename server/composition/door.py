@@ -147,7 +147,7 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
             policy=policy,
             connections=_connections(settings),
         )
-    door = NativeDoor(
+    return NativeDoor(
         engine.infer if native_infer else None,
         access=access,
         max_message_bytes=limit,
@@ -166,7 +166,6 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
             bytes_in_flight=settings.grpc_max_bytes_per_client,
         ),
     )
-    return door
 
 
 def _connections(settings: Settings) -> ConnectionPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from functools import partial
+from typing import Any
 
 from inferd._native.timers import TimersHandle
 from inferd._native.transport.connection import Connection
@@ -54,7 +55,7 @@ class SocketDriver:
         self,
         io: IoThread,
         endpoint: Endpoint,
-        drivers: set[SocketDriver],
+        drivers: set[Any],
         timers: TimersHandle,
         limits: ConnectionLimits,
         accepted: socket.socket,

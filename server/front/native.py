@@ -37,10 +37,10 @@ from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.context import NativeContext
 from inferd.server.front.door import STOPPING
 from inferd.server.front.driver import SocketDriver
+from inferd.server.front.encrypted import EncryptedDriver
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from inferd.server.front.peer import Peer, peer_of
-from inferd.server.front.protocol import NativeProtocol
 from inferd.server.front.refusal import rich_details
 from inferd.server.front.serving import serve
 from inferd.server.front.tls import Credentials
@@ -151,7 +151,7 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._io: IoThread | None = None
-        self._drivers: set[SocketDriver | NativeProtocol] = set()
+        self._drivers: set[SocketDriver | EncryptedDriver] = set()
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
@@ -245,7 +245,7 @@ class NativeDoor:
 
     def _admit(
         self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any, *, encrypted: bool
-    ) -> SocketDriver | NativeProtocol | None:
+    ) -> SocketDriver | EncryptedDriver | None:
         """The driver of an accepted connection; None if there is no room for it."""
         client = peer_of(accepted, name)
         scarce = self._refused.is_scarce(client.address, accepted.fileno())
@@ -253,7 +253,7 @@ class NativeDoor:
         if admission is None:
             return None
         if encrypted:
-            return NativeProtocol(
+            return EncryptedDriver(
                 self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission, self._refused
             )
         assert self._io is not None

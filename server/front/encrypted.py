@@ -1,4 +1,4 @@
-"""The driver of a native connection: moves bytes between it and an asyncio transport."""
+"""The driver of a connection with TLS: moves bytes between it and an asyncio transport, which encrypts them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,14 @@ from inferd.server.front.peer import Peer, identified
 from inferd.server.front.sessions import is_resumed
 from inferd.server.front.tls import ALPN
 
-DIRECT_FROM, DIRECT_AT_MOST = 4 << 10, 4 << 20
-"""Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
-it, and would keep the blocks of all pieces; and at most this many at a time, so that a client that reads quickly does
-not keep the loop from other connections."""
-PREPARED = 1 << 20
-"""Bytes of output prepared at a time."""
-PART = 64 << 10
-"""Bytes of output that the transport gets when the socket is full: once they are written, there is room again."""
-ENCRYPTED_PART = 128 << 10
+PART = 128 << 10
 """Bytes of output that the transport gets at a time to encrypt them. It keeps as many more behind what it tells of."""
+UNWRITTEN = 64 << 10
+"""Bytes that the transport may have before it reports that it is full."""
 
 
-class NativeProtocol(asyncio.BufferedProtocol):
-    """Moves bytes between a transport and a connection.
+class EncryptedDriver(asyncio.BufferedProtocol):
+    """Moves bytes between the transport of TLS and a connection.
 
     Args:
         endpoint: of the connection.
@@ -50,7 +44,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def __init__(
         self,
         endpoint: Endpoint,
-        protocols: set[NativeProtocol],
+        protocols: set[Any],
         timers: TimersHandle,
         limits: ConnectionLimits,
         accepted: socket.socket,
@@ -69,12 +63,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._protocols = protocols
         self._timers = timers
         self._monitor: ConnectionMonitor | None = None
-        self._buffer: Any = endpoint.receive_buffer()
+        self._buffer = memoryview(endpoint.receive_buffer())  # uvloop's TLS asks it for its length
         self._paused = False
         self._waiting = False  # output waits for the socket, as the connection knows
-        self._encrypted = False
         self._descriptor = accepted.fileno()
-        self._socket = -1  # for direct writes; -1: not possible
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
         self._ended: Connection | None = None  # the same, after the last output
@@ -84,32 +76,22 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._transport = transport
         accepted = self._accepted
         prepare(accepted, self._endpoint.send_timeout)
-        tls = transport.get_extra_info("ssl_object")
-        if tls is None:
-            self._socket = self._descriptor
-        elif self._may_speak(tls):
-            self._encrypted = True
-            self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
-            transport.set_write_buffer_limits(PART, 0)
-        else:
+        if not self._may_speak(transport.get_extra_info("ssl_object")):
             transport.abort()
             return
+        transport.set_write_buffer_limits(UNWRITTEN, 0)
         client, policy = self._client, self._admission.listener_policy
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(
             self._endpoint, client.address, user, self._admission.use, policy.interceptor, client.identity
         )
-        if self._socket >= 0:
-            self._buffer = self._connection.receive_buffer()
         self._connection.client = client
         self._connection.admission = self._admission
         self._connection.flush = self._flush
         self._connection.on_refused = partial(self._refused.add, client.address)
         self._monitor = ConnectionMonitor(self, self._connection, policy.connections, self._timers, self._accepted_at)
         self._protocols.add(self)
-        if self._encrypted:
-            self._flush()
-        # otherwise the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
+        self._flush()
 
     def _may_speak(self, tls: ssl.SSLObject) -> bool:
         """Whether the client may continue after its handshake; from now on its certificate identifies it."""
@@ -141,7 +123,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         connection = self._connection
         if connection is not None:
-            connection.received(nbytes, self._socket)
+            connection.received(nbytes)
             self._flush()
 
     def eof_received(self) -> bool:
@@ -173,51 +155,20 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._shut(connection, transport)
 
     def _write(self, connection: Connection, transport: asyncio.Transport) -> bool:
-        """Write until the socket is full or all is written; False if the rest must wait for its next turn."""
-        direct = DIRECT_AT_MOST
-        while not self._paused:
-            size = connection.collect_output(ENCRYPTED_PART if self._encrypted else PREPARED)
-            if size == 0:
-                break
-            if size >= DIRECT_FROM and self._socket >= 0:
-                if direct < size:
-                    asyncio.get_running_loop().call_soon(self._flush)
-                    return False
-                direct -= size
-                if not self._is_free(transport) or not connection.write_output(self._socket):
-                    self._hand_part(connection, transport)
-                continue
-            pieces = connection.take_ready()
-            if self._encrypted:
-                transport.write(b"".join(pieces))  # a record for each piece would cost more than the copy
-            elif len(pieces) == 1:
-                transport.write(pieces[0])
-            else:
-                transport.writelines(pieces)
+        """Write until the socket is full or all is written; False if the connection has ended meanwhile."""
+        while not self._paused and connection.collect_output(PART):
+            transport.write(b"".join(connection.take_ready()))  # a record for each piece would cost more than the copy
             if self._connection is None:
                 return False
         return True
-
-    def _hand_part(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """The socket is full: the transport gets a part of the output, and reports when that is written.
-
-        The rest stays with the connection. The transport first writes the bytes that it already had.
-        """
-        self._waiting = True
-        transport.set_write_buffer_limits(0)
-        if not self._paused:
-            transport.write(connection.take_part(PART))
 
     def _note_waiting(self, connection: Connection, transport: asyncio.Transport) -> None:
         """Tell the connection how many bytes wait for the socket, or that none do."""
         self._waiting = self._paused
         if self._paused:
-            beside = ENCRYPTED_PART if self._encrypted else 0
-            connection.waits(transport.get_write_buffer_size(), beside, self._descriptor)
+            connection.waits(transport.get_write_buffer_size(), PART, self._descriptor)
         else:
             connection.waits(0)
-            if not self._encrypted:
-                transport.set_write_buffer_limits()
 
     def _shut(self, connection: Connection, transport: asyncio.Transport) -> None:
         """The output is complete: shut the socket for writing after it, and discard input until the client closes.
@@ -229,17 +180,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
         transport.write(b"".join(connection.take_output()))  # the last output does not wait for room
         connection.shut()
         outstanding = Outstanding(transport.get_extra_info("socket"), transport.get_write_buffer_size)
-        if self._encrypted:
-            transport.close()  # of TLS: it sends close_notify behind the rest, and discards until the client's end
-        else:
-            self._buffer = self._endpoint.receive_buffer()
-            transport.write_eof()
+        transport.close()  # of TLS: it sends close_notify behind the rest, and discards until the client's end
         if self._monitor is not None:
             self._monitor.shut(outstanding)
-
-    def _is_free(self, transport: asyncio.Transport) -> bool:
-        """Whether the socket may be written to directly: no other bytes are queued for it."""
-        return self._socket >= 0 and not transport.is_closing() and transport.get_write_buffer_size() == 0
 
     @property
     def streams(self) -> int:
