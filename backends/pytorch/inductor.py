@@ -65,9 +65,19 @@ def open_package(source: ModelSource) -> Package:
 
 
 class InductorModel(Model):
-    """One loaded version."""
+    """One loaded version.
+
+    Raises:
+        BackendError: the configuration does not fit, or an index out of range would end the server.
+    """
 
     def __init__(self, source: ModelSource, options: Options, package: Package) -> None:
+        if package.fatal_checks and package.device == "cpu" and not options.fatal_checks:
+            raise BackendError(
+                f"'{package.path}' checks indices in loops of several threads, where a request with an index out of "
+                "range would end the server: compile it with torch._inductor.config.cpp.threads = 1, or set the "
+                "parameter ALLOW_FATAL_CHECKS to true if no client can send such an index"
+            )
         self.spec = source.spec
         self.options = options
         self.package = package
