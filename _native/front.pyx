@@ -7,7 +7,7 @@ Others hold it for single operations. It is fair: a thread that waits gets it be
 from libc.stdint cimport uint64_t
 from posix.unistd cimport read, write
 
-from inferd._native.atomic cimport fetch_add32, load32
+from inferd._native.atomic cimport fetch_add32, load32, store32
 from inferd._native.list cimport list_append, list_remove
 
 cdef extern from *:
@@ -97,8 +97,10 @@ cdef void python_post(PythonEvents *events, PythonEvent *event) noexcept nogil:
     if event.posted:
         return
     event.posted = True
-    if events.first == NULL and events.fd >= 0:
-        write(events.fd, &one, sizeof(one))
+    if events.first == NULL:
+        store32(&events.waiting, 1)
+        if events.fd >= 0:
+            write(events.fd, &one, sizeof(one))
     list_append(events, event)
 
 
@@ -106,6 +108,8 @@ cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nog
     if event.posted:
         event.posted = False
         list_remove(events, event)
+        if events.first == NULL:
+            store32(&events.waiting, 0)
 
 
 cdef int python_run(PythonEvents *events) except -1:
@@ -114,7 +118,7 @@ cdef int python_run(PythonEvents *events) except -1:
     cdef const PythonEvent *last
     cdef uint64_t count
     cdef uint64_t one = 1
-    if events.first == NULL:
+    if load32(&events.waiting) == 0:
         return 0
     front_enter()
     if events.fd >= 0:
@@ -130,6 +134,6 @@ cdef int python_run(PythonEvents *events) except -1:
                 break
         front_leave()
     finally:
-        if events.first != NULL and events.fd >= 0:
+        if load32(&events.waiting) and events.fd >= 0:
             write(events.fd, &one, sizeof(one))
     return 0

@@ -354,7 +354,7 @@ class Instance(abc.ABC):
     shared memory, and views of them are read-only."""
     isolates_failures: ClassVar[bool] = False
     """Whether the requests of a failed batch are executed once more, each alone: one request's content then fails no
-    other request. For executions without side effects. It has no effect with `writes_inputs`, and for sequences."""
+    other request. For executions without side effects. It has no effect for sequences."""
 
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:

@@ -229,10 +229,10 @@ cdef bint await_model(StepCall *call, char **details) noexcept nogil:
     return True
 
 
-cdef void must_not_wait(void *waiter, char *reason) noexcept nogil:
+cdef void must_not_wait(void *waiter, int status, char *reason) noexcept nogil:
     cdef StepCall *call = <StepCall *>waiter
     model_waits_remove(&call.wait)
-    model_came(&call.wait, STATUS_UNAVAILABLE, text_or_no_memory(reason))
+    model_came(&call.wait, status, text_or_no_memory(reason))
     free(reason)
 
 

@@ -261,6 +261,14 @@ cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *
         write_one(batch, input, at)
 
 
+cdef bint batch_is_copied(const NativeBatch *batch) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.signature.input_count):
+        if batch.inputs[i].block != NULL and batch.inputs[i].block == data_of(batch, 0, i).block:
+            return False
+    return True
+
+
 cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     for i in range(batch.signature.input_count + batch.signature.supplied_count):

@@ -22,6 +22,7 @@ from inferd._native.execution.batch cimport (
     execute_fn,
 )
 from inferd._native.execution.batchlog cimport batch_log
+from inferd._native.execution.isolation cimport execute_each, may_execute_each
 from inferd._native.execution.loop cimport ExecutionLoop
 from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
 from inferd._native.execution.python_execution cimport (
@@ -98,9 +99,8 @@ cdef class InstanceLoop(ExecutionLoop):
         execution.name = <PyObject *>self.name
         # an abandoned request of a sequence is executed nevertheless: later requests depend on the state that it leaves
         execution.stoppable = batch.lane.sequences == NULL and getattr(instance, "stoppable", False)
-        # after an execution that may have written to its inputs, or to a state, its requests cannot be executed again
-        execution.isolates = batch.lane.sequences == NULL and not batch.writes_inputs and getattr(
-            instance, "isolates_failures", False)
+        # an execution that has failed may have written to the states of its sequences
+        execution.isolates = batch.lane.sequences == NULL and getattr(instance, "isolates_failures", False)
 
     cdef bint is_ready(self) noexcept nogil:
         if self.remote.remote != NULL:
@@ -124,6 +124,8 @@ cdef class InstanceLoop(ExecutionLoop):
         self.take(&self.batch, chain)
         if self.batch.count:
             self.executor(&self.batch, self.context)
+            if self.batch.failed and self.executions[0].isolates and may_execute_each(&self.batch):
+                execute_each(&self.batch, self.executor, self.context)
         batch_finish(&self.batch)
 
     cdef void serve_alone(self, Request *chain) noexcept nogil:

@@ -9,7 +9,7 @@ cdef struct PythonExecution:
     NativeBatch *batch
     PyObject *instance       # an inferd.backends.api.Instance, borrowed; NULL: there is no such execution
     PyObject *name           # of the instance, borrowed
-    bint isolates            # `instance.isolates_failures`, and the requests may be executed again
+    bint isolates            # `instance.isolates_failures`, for requests that belong to no sequence
     bint stoppable           # `instance.stop` is called when no client waits for the batch any more
     bint begun               # the instance has begun the batch, and is to end it
     Watched watched

@@ -1,15 +1,14 @@
 """Executions of instances in Python: whole, or begun and ended."""
 
-from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport free
+from libc.stdint cimport int64_t
 
 from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
-from inferd._native.execution.gather cimport batch_gather, batch_give_inputs
+from inferd._native.execution.gather cimport batch_gather
+from inferd._native.execution.isolation cimport execute_each, may_execute_each
 from inferd._native.execution.python_batch cimport Batch, batch_for_python
 from inferd._native.memory.owned cimport owned_drain
-from inferd._native.request.request cimport Request, request_fail, requests_unwatch, requests_watch
-from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT
+from inferd._native.request.request cimport requests_unwatch, requests_watch
 from inferd._native.text cimport format_text, text_of
 
 import logging
@@ -56,7 +55,7 @@ cdef void python_follow(PythonExecution *execution, const PythonExecution *befor
 
 
 cdef bint call(PythonExecution *execution, Step step) noexcept:
-    # whatever the backend raises, the batch is answered and the instance continues; False: it has raised
+    # whatever the backend raises, the batch is answered and the instance continues; False: it has raised, and is over
     cdef object instance = <object>execution.instance
     cdef Batch batch = batch_for_python(execution.batch, <str>execution.name)
     try:
@@ -70,11 +69,12 @@ cdef bint call(PythonExecution *execution, Step step) noexcept:
     except BaseException as error:
         text = text_of(error)
         execution.batch.blamed = not execution.batch.failed and getattr(error, "blames_requests", False)
-        if step == EXECUTE and may_isolate(execution):
+        if execution.isolates and not execution.watched.stopped and may_execute_each(execution.batch):
             logger.warning("instance %s: a batch of %d requests failed, and is executed request by request: %s",
                            <str>execution.name, execution.batch.count, text)
-            execute_each(execution, instance)
-            return True
+            with nogil:
+                execute_each(execution.batch, execute_one, execution)
+            return False
         text = batch_fail_by(execution.batch, text)
         if not execution.watched.stopped:
             logger.error("instance %s failed a batch of %d requests: %s", <str>execution.name, execution.batch.count,
@@ -84,55 +84,21 @@ cdef bint call(PythonExecution *execution, Step step) noexcept:
         batch.batch = NULL  # a backend that keeps the object gets errors from now on
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Requests of a failed batch, each alone
-
-cdef bint may_isolate(const PythonExecution *execution) noexcept:
-    return (execution.isolates and execution.batch.count > 1 and not execution.watched.stopped
-            and not execution.batch.requests[0].is_warmup)
-
-
-cdef void execute_each(PythonExecution *execution, object instance) noexcept:
-    # Requests that fail again get their own error, the others their response. The batch itself then has not failed.
-    cdef NativeBatch *batch = execution.batch
-    cdef Request **requests = batch.requests
-    cdef uint32_t count = batch.count
-    cdef uint32_t rows = batch.rows
-    cdef uint32_t i
-    batch.count = 1
-    for i in range(count):
-        batch.requests = requests + i
-        batch.rows = requests[i].rows
-        forgive(batch)
-        execute_one(execution, instance)
-        if batch.failed:
-            request_fail(requests[i], STATUS_INVALID_ARGUMENT if batch.blamed else STATUS_INTERNAL, batch.details)
-            batch.details = NULL
-    forgive(batch)
-    batch.requests = requests
-    batch.count = count
-    batch.rows = rows
-
-
-cdef void forgive(NativeBatch *batch) noexcept:
-    batch.failed = batch.blamed = False
-    free(batch.details)
-    batch.details = NULL
-
-
-cdef void execute_one(PythonExecution *execution, object instance) noexcept:
-    cdef NativeBatch *batch = execution.batch
+cdef void execute_one(NativeBatch *batch, void *context) noexcept nogil:
+    cdef PythonExecution *execution = <PythonExecution *>context
     cdef int64_t gathered = batch.input_end_ns
-    cdef bint is_gathered
-    with nogil:
-        batch_give_inputs(batch)
-        is_gathered = batch_gather(batch)
+    cdef bint is_gathered = batch_gather(batch)
     batch.input_end_ns = gathered  # what follows is execution
-    if not is_gathered:
-        return
-    view = batch_for_python(batch, <str>execution.name)
+    if is_gathered:
+        with gil:
+            call_for_one(execution)
+
+
+cdef void call_for_one(PythonExecution *execution) noexcept:
+    cdef NativeBatch *batch = execution.batch
+    cdef Batch view = batch_for_python(batch, <str>execution.name)
     try:
-        instance.execute(view)
+        (<object>execution.instance).execute(view)
     except BaseException as error:
         text = text_of(error)
         batch.blamed = not batch.failed and getattr(error, "blames_requests", False)
@@ -140,7 +106,7 @@ cdef void execute_one(PythonExecution *execution, object instance) noexcept:
         logger.error("instance %s failed a request: %s", <str>execution.name, text,
                      exc_info=logger.isEnabledFor(logging.DEBUG))
     finally:
-        (<Batch>view).batch = NULL
+        view.batch = NULL
 
 
 # ---------------------------------------------------------------------------------------------------------------------

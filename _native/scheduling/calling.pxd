@@ -13,7 +13,7 @@ cdef struct BatchScheduler:
     Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
 
 # Before its thread runs, and after it.
-cdef void consumer_init(Consumer *consumer) noexcept nogil
+cdef int consumer_init(Consumer *consumer) except -1
 cdef void consumer_clear(Consumer *consumer) noexcept nogil
 
 # On the instance's thread: wait for its next batch, a chain by Request.next, oldest first, which then belongs to the

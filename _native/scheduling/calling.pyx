@@ -1,8 +1,9 @@
 """Carries out the dispatcher's decisions (`inferd._native.scheduling.dispatcher`).
 
 The thread of a waiting instance sleeps on a condition of its own. A thread that changes something takes the
-dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A woken thread
-finds its batch in its consumer. Requests that come before it runs join the batch if the policy allows it.
+dispatcher's lock, lets the dispatcher decide, releases the lock, and wakes exactly the threads that the decision names:
+a thread that is woken before would run into the lock on its core, and sleep again. A woken thread finds its batch in
+its consumer. Requests that come before it runs join the batch if the policy allows it.
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
 each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps
@@ -11,7 +12,8 @@ there is no batch any more, the consumer is idle again. If requests wait for mor
 the thread's own wait.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from inferd._native.atomic cimport fetch_add32
@@ -27,6 +29,7 @@ from inferd._native.scheduling.dispatcher cimport (
     GIVEN_BACK,
     GIVEN_BATCH,
     GIVEN_END,
+    Bell,
     claim_give,
     consumer_ask,
     consumer_call,
@@ -40,12 +43,49 @@ from inferd._native.threads cimport condition_destroy, condition_init, lock, not
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 
 
-cdef void consumer_init(Consumer *consumer) noexcept nogil:
-    condition_init(&consumer.called)
+cdef enum:
+    RUNG_LATER = 8           # bells that are rung when the lock is released; further ones are rung before
+
+cdef struct Ringing:
+    # the threads that a decision calls
+    Bell *bells[RUNG_LATER]
+    uint32_t count
+
+
+cdef int consumer_init(Consumer *consumer) except -1:
+    consumer.bell = <Bell *>malloc(sizeof(Bell))
+    if consumer.bell == NULL:
+        raise MemoryError
+    condition_init(&consumer.bell.rung)
+    consumer.bell.references = 1
+    return 0
 
 
 cdef void consumer_clear(Consumer *consumer) noexcept nogil:
-    condition_destroy(&consumer.called)
+    if consumer.bell != NULL:
+        bell_give(consumer.bell)
+
+
+cdef void bell_give(Bell *bell) noexcept nogil:
+    if fetch_add32(&bell.references, -1) == 1:
+        condition_destroy(&bell.rung)
+        free(bell)
+
+
+cdef inline void ring_later(Ringing *ringing, const Consumer *consumer) noexcept nogil:
+    if ringing.count == RUNG_LATER:
+        notify_one(&consumer.bell.rung)
+        return
+    fetch_add32(&consumer.bell.references, 1)
+    ringing.bells[ringing.count] = consumer.bell
+    ringing.count += 1
+
+
+cdef inline void ring(Ringing *ringing) noexcept nogil:
+    while ringing.count:
+        ringing.count -= 1
+        notify_one(&ringing.bells[ringing.count].rung)
+        bell_give(ringing.bells[ringing.count])
 
 
 cdef inline int64_t time_of(const Line *line) noexcept nogil:
@@ -56,8 +96,8 @@ cdef inline int64_t time_of(const Line *line) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # With the guard held
 
-cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop) noexcept nogil:
-    # Wake the called consumers, except `asking`. Returns those whose batches the loop is to begin, as a chain.
+cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop, Ringing *ringing) noexcept nogil:
+    # Call the called consumers, except `asking`. Returns those whose batches the loop is to begin, as a chain.
     cdef Consumer *lent = NULL
     cdef Consumer *following
     while called != NULL:
@@ -69,21 +109,21 @@ cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop) noex
                 called.next_called = lent
                 lent = called
             else:
-                notify_one(&called.called)
+                ring_later(ringing, called)
         called = following
     return lent
 
 
-cdef void decide(Line *line, Consumer *asking) noexcept nogil:
+cdef void decide(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     # on a thread
-    call(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False)
+    call(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False, ringing)
 
 
-cdef Consumer *decide_on_loop(Line *line, Consumer *asking) noexcept nogil:
+cdef Consumer *decide_on_loop(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     # the consumers that are to begin, as a chain
-    cdef Consumer *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True)
+    cdef Consumer *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True, ringing)
     if line.idle_count and line.watcher == NULL and line.watched_ns != NEVER:
-        set_alarm(line)
+        set_alarm(line, ringing)
     return lent
 
 
@@ -102,31 +142,38 @@ cdef void begin_all(Consumer *lent) noexcept nogil:
 cdef void line_look(Line *line, bint on_loop) noexcept nogil:
     cdef Dispatcher *dispatcher = line.dispatcher
     cdef Consumer *lent = NULL
+    cdef Ringing ringing
+    ringing.count = 0
     line_touch(line)
     if on_loop:
-        lent = decide_on_loop(line, NULL)
+        lent = decide_on_loop(line, NULL, &ringing)
     else:
-        decide(line, NULL)
+        decide(line, NULL, &ringing)
     unlock(&dispatcher.guard)
+    ring(&ringing)
     begin_all(lent)
 
 
 cdef void lines_look(Dispatcher *dispatcher, int64_t now) noexcept nogil:
-    call(dispatcher_decide(dispatcher, now, NULL, False), NULL, False)
+    cdef Ringing ringing
+    ringing.count = 0
+    call(dispatcher_decide(dispatcher, now, NULL, False), NULL, False, &ringing)
+    ring(&ringing)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # On the instance's thread
 
-cdef void await_call(Line *line, Consumer *consumer) noexcept nogil:
+cdef void await_call(Line *line, Consumer *consumer, Ringing *ringing) noexcept nogil:
     while consumer.state != CONSUMER_CALLED:
+        ring(ringing)
         if consumer.watch_ns == NEVER:
-            wait(&consumer.called, &line.dispatcher.guard)
+            wait(&consumer.bell.rung, &line.dispatcher.guard)
             continue
-        wait_until(&consumer.called, &line.dispatcher.guard, consumer.watch_ns)
+        wait_until(&consumer.bell.rung, &line.dispatcher.guard, consumer.watch_ns)
         if consumer.state == CONSUMER_IDLE and consumer.watch_ns != NEVER and consumer.watch_ns <= now_ns():
             consumer_watched(consumer)
-            decide(line, consumer)
+            decide(line, consumer, ringing)
 
 
 cdef inline Request *fetch(Consumer *consumer) noexcept nogil:
@@ -137,7 +184,7 @@ cdef inline Request *fetch(Consumer *consumer) noexcept nogil:
     return batch
 
 
-cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil:
+cdef inline Request *take_at_once(Line *line, Consumer *consumer, Ringing *ringing) noexcept nogil:
     # Like a decision of the dispatcher in which this consumer goes first; only for lines without resources. NULL: no
     # batch.
     cdef Request *batch
@@ -152,35 +199,35 @@ cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil
     if line.idle_count:
         line_touch(line)  # the remaining requests may be a batch for another consumer
     if line.dispatcher.touched != NULL:
-        decide(line, NULL)
+        decide(line, NULL, ringing)
     return batch
 
 
-cdef Request *take(Line *line, Consumer *consumer) noexcept nogil:
+cdef Request *take(Line *line, Consumer *consumer, Ringing *ringing) noexcept nogil:
     cdef Request *batch
     cdef const char *why
     if consumer.retired:
         if consumer.claim != NULL:
             claim_give(consumer.claim)
         consumer.given = GIVEN_END
-        decide(line, NULL)
+        decide(line, NULL, ringing)
         return NULL
     if not line.dispatcher.limited:
-        batch = take_at_once(line, consumer)
+        batch = take_at_once(line, consumer, ringing)
         if batch != NULL:
             return batch
     consumer_ask(consumer, line)
-    decide(line, consumer)
+    decide(line, consumer, ringing)
     if consumer.state == CONSUMER_CALLED:
         return fetch(consumer)
-    await_call(line, consumer)
+    await_call(line, consumer, ringing)
     batch = fetch(consumer)
     if batch != NULL and line.grow != NULL:
         why = line.grow(line, time_of(line), batch)
         if why != NULL:
             consumer.why = why
             line_touch(line)
-            decide(line, NULL)
+            decide(line, NULL, ringing)
     return batch
 
 
@@ -191,24 +238,30 @@ cdef inline Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
 cdef Request *consumer_take(Lane *lane, Consumer *consumer) noexcept nogil:
     cdef Line *line = line_of(lane, consumer)
     cdef Request *batch
+    cdef Ringing ringing
     if line == NULL:
         consumer.given = GIVEN_END
         return NULL
+    ringing.count = 0
     lock(&line.dispatcher.guard)
-    batch = take(line, consumer)
+    batch = take(line, consumer, &ringing)
     unlock(&line.dispatcher.guard)
+    ring(&ringing)
     return batch
 
 
 cdef Request *consumer_take_full(Lane *lane, Consumer *consumer) noexcept nogil:
     cdef Line *line = line_of(lane, consumer)
     cdef Request *batch = NULL
+    cdef Ringing ringing
     if line == NULL or line.full == NULL or line.dispatcher.limited:
         return NULL
+    ringing.count = 0
     lock(&line.dispatcher.guard)
     if not consumer.retired and line.idle_count == 0 and line.full(line):
-        batch = take_at_once(line, consumer)
+        batch = take_at_once(line, consumer, &ringing)
     unlock(&line.dispatcher.guard)
+    ring(&ringing)
     return batch
 
 
@@ -232,6 +285,7 @@ cdef Request *cut_once(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
 
 cdef Request *consumer_hold(Consumer *consumer, Request *batch) noexcept nogil:
     cdef Once once
+    cdef Ringing ringing
     if consumer.claim == NULL:
         consumer.why = "warm-up"
         return batch
@@ -240,13 +294,15 @@ cdef Request *consumer_hold(Consumer *consumer, Request *batch) noexcept nogil:
     once.line.plan = plan_once
     once.line.cut = cut_once
     once.batch = batch
+    ringing.count = 0
     lock(&consumer.claim.dispatcher.guard)
     consumer_ask(consumer, &once.line)
-    decide(&once.line, consumer)
-    await_call(&once.line, consumer)
+    decide(&once.line, consumer, &ringing)
+    await_call(&once.line, consumer, &ringing)
     batch = fetch(consumer)
     consumer.line = NULL
     unlock(&consumer.claim.dispatcher.guard)
+    ring(&ringing)
     return batch
 
 
@@ -263,15 +319,18 @@ cdef void consumer_release(Consumer *consumer) noexcept nogil:
 
 cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil:
     cdef Line *line = line_of(lane, consumer)
+    cdef Ringing ringing
     if line == NULL:
         return
+    ringing.count = 0
     lock(&line.dispatcher.guard)
     consumer.retired = True
     if consumer.state == CONSUMER_IDLE and consumer.line == line:
         consumer_call(consumer, GIVEN_END)
-        notify_one(&consumer.called)
-        decide(line, NULL)
+        ring_later(&ringing, consumer)
+        decide(line, NULL, &ringing)
     unlock(&line.dispatcher.guard)
+    ring(&ringing)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -281,34 +340,40 @@ cdef Request *consumer_next(Consumer *consumer) noexcept nogil:
     cdef Line *line = consumer.line
     cdef Request *batch = NULL
     cdef Consumer *lent = NULL
+    cdef Ringing ringing
+    ringing.count = 0
     lock(&line.dispatcher.guard)
     if consumer.retired or not consumer.ready(consumer):
         consumer_call(consumer, GIVEN_END if consumer.retired else GIVEN_BACK)
-        notify_one(&consumer.called)
+        ring_later(&ringing, consumer)
     else:
         consumer_ask(consumer, line)
-        lent = decide_on_loop(line, consumer)
+        lent = decide_on_loop(line, consumer, &ringing)
         if consumer.state == CONSUMER_CALLED and consumer.given == GIVEN_BATCH:
             consumer.state = CONSUMER_LENT
             batch = consumer.batch
             consumer.batch = NULL
         elif consumer.state == CONSUMER_CALLED:
-            notify_one(&consumer.called)
+            ring_later(&ringing, consumer)
     unlock(&line.dispatcher.guard)
+    ring(&ringing)
     begin_all(lent)
     return batch
 
 
 cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil:
     cdef Dispatcher *dispatcher = consumer.line.dispatcher
+    cdef Ringing ringing
+    ringing.count = 0
     lock(&dispatcher.guard)
     consumer.batch = batch
     consumer_call(consumer, GIVEN_BATCH if batch != NULL else GIVEN_BACK)
-    notify_one(&consumer.called)
+    ring_later(&ringing, consumer)
     unlock(&dispatcher.guard)
+    ring(&ringing)
 
 
-cdef void set_alarm(Line *line) noexcept nogil:
+cdef void set_alarm(Line *line, Ringing *ringing) noexcept nogil:
     # With the guard held: have the loop look at watched_ns, or before.
     cdef Lane *lane = <Lane *>line.owner
     cdef bint was_set = line.alarm.slot != 0
@@ -322,7 +387,7 @@ cdef void set_alarm(Line *line) noexcept nogil:
         fetch_add32(&lane.in_flight, -1)
         line.watcher = line.idle.first  # no memory for the timer: a thread watches the clock
         line.watcher.watch_ns = line.watched_ns
-        notify_one(&line.watcher.called)
+        ring_later(ringing, line.watcher)
 
 
 cdef void look(Timer *timer, int64_t now) noexcept nogil:

@@ -1,7 +1,7 @@
 # Decides which instance gets which batch: knows all waiting instances, their lines, and the resources that they need.
 # Time is an argument. Nothing here locks, waits, notifies or executes.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request
@@ -38,6 +38,12 @@ cdef enum Given:
     GIVEN_END                # nothing more will come
     GIVEN_BACK               # the loop cannot continue with the instance: get ready, and ask again
 
+cdef struct Bell:
+    # A condition that may outlive its consumer. So a thread can ring it when it has released the lock, and the woken
+    # thread, which may be gone by then, finds the lock free.
+    Condition rung
+    int32_t references       # atomic: the consumer's, and one for each thread that is about to ring
+
 cdef struct Consumer:
     # one instance, as its lane sees it
     uint32_t index           # 0, 1, ... among the instances of the version
@@ -59,7 +65,7 @@ cdef struct Consumer:
     Consumer *next
     bint told                # it is in the chain of called consumers
     Consumer *next_called    # in that chain
-    Condition called         # signalled for its thread
+    Bell *bell               # rung for its thread
 
 cdef struct Consumers:
     # a list of them; see inferd._native.list

@@ -45,7 +45,7 @@ from inferd._native.service.submission cimport (
 )
 from inferd._native.service.table cimport ModelTable, message_model, table_place
 from inferd._native.service.ticket cimport Ticket, ticket_new
-from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
 from inferd._native.traceparent cimport TraceContext, traceparent_read
@@ -234,6 +234,7 @@ cdef int ask_to_load(PythonEvent *event) except -1:
     cdef InferService service = <InferService>event.owner
     cdef str refusal = ""
     cdef bytes reason
+    cdef int status = STATUS_OK
     try:
         waits = ask.waiter != NULL
         model = ask.model.decode("utf-8", "replace")
@@ -243,11 +244,13 @@ cdef int ask_to_load(PythonEvent *event) except -1:
         front_leave()
     try:
         refusal = service.load(model, by_model, asked_by) if waits else ""
-    except Exception as error:  # a request whose model nobody loads would wait for ever
-        refusal = f"load failed for model '{model}': {type(error).__name__}"
+    except MemoryError:  # a request whose model nobody loads would wait for ever
+        status = STATUS_RESOURCE_EXHAUSTED
     reason = refusal.encode("utf-8", "replace")
+    if reason:
+        status = STATUS_UNAVAILABLE
     front_enter()
-    model_ask_answer(ask, format_text("%s", <const char *>reason) if reason else NULL)
+    model_ask_answer(ask, status, format_text("%s", <const char *>reason) if reason else NULL)
     submission_wake(&service.submission)
     service.leave()
     return 0

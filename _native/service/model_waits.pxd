@@ -4,8 +4,8 @@
 from inferd._native.front cimport PythonEvent
 from inferd._native.protobuf.codec cimport Str
 
-# Called in the front: the waiter must not wait. `reason` is from malloc, and taken over; NULL: no memory for it.
-ctypedef void (*refuse_fn)(void *waiter, char *reason) noexcept nogil
+# Called in the front: the waiter must not wait. `reason` is from malloc, and taken over; NULL: there is no memory.
+ctypedef void (*refuse_fn)(void *waiter, int status, char *reason) noexcept nogil
 
 cdef struct ModelAsk:
     # The question, whether somebody may wait for a model: the front asks, Python answers.
@@ -23,8 +23,8 @@ cdef ModelAsk *model_ask_new(void *waiter, refuse_fn refuse, Str model, bint by_
                              const char *asked_by) noexcept nogil
 # The waiter waits no more. NULL is allowed.
 cdef void model_ask_end(ModelAsk *ask) noexcept nogil
-# The event has been run; `reason` refuses, from malloc. NULL: the waiter may wait.
-cdef void model_ask_answer(ModelAsk *ask, char *reason) noexcept nogil
+# The event has been run. The waiter may wait if the status is STATUS_OK; else see refuse_fn.
+cdef void model_ask_answer(ModelAsk *ask, int status, char *reason) noexcept nogil
 
 cdef struct ModelWait:
     ModelWait *previous

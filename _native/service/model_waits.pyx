@@ -5,6 +5,7 @@ from libc.string cimport memcmp
 
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.protobuf.codec cimport Str
+from inferd._native.status cimport STATUS_OK
 from inferd._native.text cimport format_text
 
 
@@ -39,13 +40,13 @@ cdef void model_ask_end(ModelAsk *ask) noexcept nogil:
         ask_free(ask)
 
 
-cdef void model_ask_answer(ModelAsk *ask, char *reason) noexcept nogil:
+cdef void model_ask_answer(ModelAsk *ask, int status, char *reason) noexcept nogil:
     ask.answered = True
     if ask.waiter == NULL:
         free(reason)
         ask_free(ask)
-    elif reason != NULL:
-        ask.refuse(ask.waiter, reason)
+    elif status != STATUS_OK:
+        ask.refuse(ask.waiter, status, reason)
 
 
 cdef inline bint is_for(const ModelWait *wait, const Str *model) noexcept nogil:

@@ -335,11 +335,11 @@ cdef void stop_waiting(Request *request) noexcept nogil:
     model_ask_end(ask)
 
 
-cdef void refuse_waiting(void *waiter, char *reason) noexcept nogil:
+cdef void refuse_waiting(void *waiter, int status, char *reason) noexcept nogil:
     cdef Request *request = <Request *>waiter
     stop_waiting(request)
     timers_clear((<Bridge *>request.bridge).timers, &request.timer)
-    request_fail(request, STATUS_UNAVAILABLE, reason)
+    request_fail(request, status, reason)
     give_back(request)
 
 

@@ -9,14 +9,14 @@ An I/O thread (`inferd._native.transport.io_thread`) does all of this itself, wi
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_run, python_withdraw
 from inferd._native.memory.resource cimport Block, block_give, block_share, text_block
 from inferd._native.transport.call cimport Call, CallOwner
 from inferd._native.transport.client cimport ClientUse
-from inferd._native.transport.closing cimport CONN_PARTING
+from inferd._native.transport.closing cimport CONN_PARTING, ConnState
 from inferd._native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
 from inferd._native.transport.http2 cimport (
@@ -304,52 +304,92 @@ cdef class Connection(CallOwner):
     @property
     def state(self) -> str:
         """How far the end of the connection has come: one of STATES."""
-        return STATES[<int>self.conn.state]
+        cdef ConnState now
+        front_enter()
+        now = self.conn.state
+        front_leave()
+        return STATES[<int>now]
 
     @property
     def parting(self) -> bool:
         """Whether the connection reads and answers no more: `take_output` returns its last bytes."""
-        return self.conn.state >= CONN_PARTING
+        cdef bint now
+        front_enter()
+        now = self.conn.state >= CONN_PARTING
+        front_leave()
+        return now
 
     @property
     def stalled(self) -> bool:
         """Whether the peer has taken no output for too long. The owner closes the socket at once."""
-        return self.conn.stalled
+        cdef bint now
+        front_enter()
+        now = self.conn.stalled
+        front_leave()
+        return now
 
     @property
     def http1(self) -> bool:
         """Whether the peer speaks HTTP/1. The remaining output is an error that names the right protocol."""
-        return self.conn.http1
+        cdef bint now
+        front_enter()
+        now = self.conn.http1
+        front_leave()
+        return now
 
     @property
     def told(self) -> bool:
         """Whether the peer has read what `announce_shutdown` sent: it opens no more streams, and none is in transit."""
-        return self.conn.told
+        cdef bint now
+        front_enter()
+        now = self.conn.told
+        front_leave()
+        return now
 
     @property
     def streams(self) -> int:
         """Open streams."""
-        return self.conn.streams
+        cdef uint32_t now
+        front_enter()
+        now = self.conn.streams
+        front_leave()
+        return now
 
     @property
     def unsent(self) -> int:
         """Bytes of responses that wait for flow control or a slow socket."""
-        return self.conn.unsent
+        cdef size_t now
+        front_enter()
+        now = self.conn.unsent
+        front_leave()
+        return now
 
     @property
     def received_at(self) -> float:
         """When the peer last sent anything, in seconds on the endpoint's clock."""
-        return self.conn.received_ns * 1e-9
+        cdef int64_t now
+        front_enter()
+        now = self.conn.received_ns
+        front_leave()
+        return now * 1e-9
 
     @property
     def greeted(self) -> bool:
         """Whether the peer speaks HTTP/2: its preface and first SETTINGS have come."""
-        return self.conn.greeted
+        cdef bint now
+        front_enter()
+        now = self.conn.greeted
+        front_leave()
+        return now
 
     @property
     def answer_frames(self) -> int:
         """Frames with headers or data that have been sent."""
-        return self.conn.answer_frames
+        cdef uint64_t now
+        front_enter()
+        now = self.conn.answer_frames
+        front_leave()
+        return now
 
     def ping(self) -> None:
         """Send a PING; when the peer answers it, `received_at` moves."""

@@ -6,7 +6,7 @@ once: the timer is set when a read ends before the request does, or output ends 
 not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
 """
 
-from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, SIZE_MAX, int64_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
@@ -147,6 +147,10 @@ cdef void conn_watch_answers(Conn *conn) noexcept nogil:
         if stream.sender.outgoing.first != NULL:
             if stream.sender.waits_ns == 0:
                 stream.sender.waits_ns = conn.host.now_ns
+                stream.sender.unkept = True
+            # at the limit it waits for its turn at the socket, not for the peer: a copy would be for nothing
+            if stream.sender.unkept and conn.output.size < conn.output_limit:
+                stream.sender.unkept = False
                 outgoing_keep(<Outgoing *>stream.sender.outgoing.first)
             stream_watch(stream)  # also when one response was framed whole and the next was not
         stream = stream.next
@@ -165,6 +169,9 @@ cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
         if conn.timer.slot:
             timers_clear(conn.host.timers, &conn.timer)
         return
+    conn.output_limit = SIZE_MAX  # what is beyond the last one waits for the peer now
+    if conn.unsent:
+        conn_watch_answers(conn)
     memory = output_keep(&conn.output) + handed + beside
     if conn.framed.account == NULL:
         charge_make(&conn.framed, &conn.account, STAGE_FRAMED, memory)

@@ -154,6 +154,7 @@ cdef struct Sender:
     Chain outgoing           # Outgoing, to be framed
     size_t unsent            # bytes in them
     int64_t waits_ns         # since when the first of them waits for the peer; 0: it was not yet offered to the peer
+    bint unkept              # the first message waits, and may keep memory that it is not charged for
     bint deferred            # nghttp2 asked for data, and there was none
     bint shut                # the stream's own flow control window is used up
     int status

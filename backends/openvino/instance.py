@@ -134,6 +134,7 @@ class OpenVinoInstance(AsyncInstance):
     """
 
     writes_inputs = False
+    isolates_failures = True
 
     def __init__(
         self,

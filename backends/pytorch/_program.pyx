@@ -165,7 +165,8 @@ cdef bint give_output(NativeBatch *batch, Program *program, uint32_t output, Han
 
 
 cdef void fail(NativeBatch *batch, const Program *program) noexcept:
-    text = batch_fail_by(batch, "PyTorch execute failure: " + reason(program).decode("utf-8", "replace"))
+    cdef str first = reason(program).decode("utf-8", "replace").partition("\n")[0]  # C++ frames follow
+    text = batch_fail_by(batch, "PyTorch execute failure: " + first)
     logger.error("model '%s' failed a batch of %d requests: %s",
                  batch.signature.name.data[:batch.signature.name.size].decode("utf-8", "replace"), batch.count, text)
 

@@ -210,6 +210,8 @@ class Caller:
 class TorchInstance(Caller, Instance):
     """Calls a module with the tensors of a batch, in the host's memory."""
 
+    isolates_failures = True
+
     def execute(self, batch: Batch) -> None:
         """Call forward() once for the whole batch."""
         elements = self.call([self._input(batch.input(name), name, text) for name, text in self.inputs])

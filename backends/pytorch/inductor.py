@@ -65,9 +65,19 @@ def open_package(source: ModelSource) -> Package:
 
 
 class InductorModel(Model):
-    """One loaded version."""
+    """One loaded version.
+
+    Raises:
+        BackendError: the configuration does not fit, or an index out of range would end the server.
+    """
 
     def __init__(self, source: ModelSource, options: Options, package: Package) -> None:
+        if package.fatal_checks and package.device == "cpu" and not options.fatal_checks:
+            raise BackendError(
+                f"'{package.path}' checks indices in loops of several threads, where a request with an index out of "
+                "range would end the server: compile it with torch._inductor.config.cpp.threads = 1, or set the "
+                "parameter ALLOW_FATAL_CHECKS to true if no client can send such an index"
+            )
         self.spec = source.spec
         self.options = options
         self.package = package
@@ -146,6 +156,8 @@ def load_library(path: Path, device: str, copies: int) -> Library:
 class InductorInstance(NativeInstance):
     """Calls the library on the CPU, without Python."""
 
+    isolates_failures = True
+
     def __init__(self, order: CallOrder, library: Library) -> None:
         results = order.results(library.output_count)
         made = library.executor(order.arguments(), results, order.package.inputs)
@@ -155,6 +167,8 @@ class InductorInstance(NativeInstance):
 
 class LoadedInstance(Instance):
     """Calls a package on the CPU through PyTorch's loader."""
+
+    isolates_failures = True
 
     def __init__(self, model: InductorModel) -> None:
         self.order = model.order
@@ -208,7 +222,7 @@ class InductorGpuInstance(GpuInstance):
             try:
                 results = self._call(values, batch.capturing)
             except RuntimeError as error:
-                raise BackendError(f"PyTorch execute failure: {error}") from error
+                raise BackendError(f"PyTorch execute failure: {first_line(error)}") from error
             for tensor, position in self.outputs:
                 if batch.wants(tensor.name):
                     batch.set_output(tensor.name, checked(tensor, torch.from_dlpack(results[position])))
@@ -235,8 +249,13 @@ def run_loader(loader: Any, values: list[torch.Tensor]) -> Sequence[torch.Tensor
     try:
         results: Sequence[torch.Tensor] = loader.run(values)
     except RuntimeError as error:
-        raise BackendError(f"PyTorch execute failure: {error}") from error
+        raise BackendError(f"PyTorch execute failure: {first_line(error)}") from error
     return results
+
+
+def first_line(error: Exception) -> str:
+    """What PyTorch says; C++ frames follow."""
+    return str(error).partition("\n")[0]
 
 
 def checked(tensor: TensorSpec, value: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ KNOWN = JIT_SWITCHES.keys() | {
     "ENABLE_WEIGHT_SHARING",
     "INTRA_OP_THREAD_COUNT",
     "INTER_OP_THREAD_COUNT",
+    "ALLOW_FATAL_CHECKS",
 }
 
 
@@ -35,6 +36,7 @@ class Options:
     optimized_execution: bool
     share_weights: bool
     clean_cache: bool  # on a GPU, free after each batch the memory that PyTorch keeps for the next
+    fatal_checks: bool  # serve a package in which an index out of range ends the server
 
 
 def read_options(parameters: Parameters) -> Options:
@@ -53,6 +55,7 @@ def read_options(parameters: Parameters) -> Options:
         optimized_execution=not parameters.flag("DISABLE_OPTIMIZED_EXECUTION", False),
         share_weights=parameters.flag("ENABLE_WEIGHT_SHARING", False),
         clean_cache=parameters.flag("ENABLE_CACHE_CLEANING", False),
+        fatal_checks=parameters.flag("ALLOW_FATAL_CHECKS", False),
     )
 
 

@@ -47,6 +47,7 @@ class Package:
         arguments: a name for each input, by its place in the call: "ARGS[0]", "KWARGS[mask]".
         results: for each output, likewise: "RESULT[0]".
         obstacle: why only PyTorch's own loader can call the library; empty if the library can be called directly.
+        fatal_checks: whether an index out of range ends the process that executes the library.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Package:
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     obstacle: str
+    fatal_checks: bool
 
     def unpack(self, target: Path) -> Path:
         """Write the model's files to a folder; returns the path of the library."""
@@ -110,6 +112,9 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Package:
         arguments=tuple(_argument_names(_spec(source, "in_spec_"))),
         results=tuple(f"RESULT{place}" for place in _leaves(_spec(source, "out_spec_"))),
         obstacle=_obstacle(library, names, archive.namelist()),
+        fatal_checks=any(
+            _checks_in_parallel(archive.read(name).decode(errors="replace")) for name in names if name.endswith(".cpp")
+        ),
     )
 
 
@@ -159,6 +164,12 @@ def _obstacle(library: str, names: list[str], everything: list[str]) -> str:
     ):
         return "its weights lie beside its library"
     return ""
+
+
+def _checks_in_parallel(source: str) -> bool:
+    """Whether a kernel checks indices in a parallel region of OpenMP, which the error cannot leave."""
+    kernels = (kernel.partition("#pragma omp parallel")[2] for kernel in source.split('extern "C"'))
+    return any("TORCH_CHECK(" in parallel for parallel in kernels)
 
 
 def _spec(source: str, name: str) -> Any:

@@ -238,6 +238,8 @@ def tune(
     from inferd.server.tools.tune.running import tune as look
     from inferd.server.tools.tune.search import Wanted
 
+    if not model or len(set(model)) != len(model):
+        raise Misused("tune: name a model, or several different ones")
     try:
         levels = tuple(int(each) for each in concurrency.split(","))
     except ValueError:

@@ -73,3 +73,12 @@ def slow(folder: Path, rows: int = -1, layers: int = 64, width: int = 512) -> Pa
     for _ in range(layers):
         y = ops.tanh(ops.matmul(y, weight, False, False))
     return save(folder, [x], {"y": y})
+
+
+def widened(folder: Path) -> Path:
+    """y is twice x, [N, 1] of INT64; a run fails, for want of another row, if an element is 13 to 25."""
+    x = parameter("x", "i64", (-1, 1))
+    more = ops.reduce_max(ops.divide(x, ops.constant([13], openvino.Type.i64)), [0, 1], False)
+    rows = ops.gather(ops.shape_of(x), ops.constant([0], openvino.Type.i64), 0)
+    shape = ops.concat([ops.add(rows, more), ops.constant([1], openvino.Type.i64)], 0)
+    return save(folder, [x], {"y": ops.reshape(ops.multiply(x, ops.constant([2], openvino.Type.i64)), shape, False)})

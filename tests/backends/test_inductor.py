@@ -151,6 +151,30 @@ def test_a_package_for_another_machine_is_refused(compiled, tmp_path, monkeypatc
         read_package(repacked(compiled[0], tmp_path / "model.pt2", metadata(**values)))
 
 
+KERNEL = """
+extern "C" void embed(const int64_t* ids)
+{
+    #pragma omp parallel num_threads(2)
+    {
+        AOTI_TORCH_CHECK((0 <= ids[0]) & (ids[0] < 10L), "index out of bounds");
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_package_in_which_an_index_can_end_the_server_is_refused(compiled, tmp_path, threads):
+    """Guards the server: an error cannot leave a parallel region, so the process would abort for one client's bytes."""
+    path = shutil.copy(compiled[0], tmp_path / "model.pt2")
+    with zipfile.ZipFile(path, "a") as archive:
+        kernel = KERNEL if threads == 2 else KERNEL.replace("#pragma omp parallel num_threads(2)", "")
+        archive.writestr(f"{read_package(path).folder}/kernel.cpp", kernel)
+    if threads == 2:
+        with pytest.raises(BackendError, match="index out of range would end the server"):
+            PyTorchBackend().load(described(tmp_path))
+    PyTorchBackend().load(described(tmp_path, parameters={"ALLOW_FATAL_CHECKS": str(threads == 2).lower()})).close()
+
+
 def test_what_is_no_package_is_refused(tmp_path):
     with pytest.raises(BackendError, match=r"unable to find '.*model\.pt2' for model 'm'"):
         PyTorchBackend().load(described(tmp_path))

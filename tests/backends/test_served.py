@@ -44,6 +44,27 @@ class Total(torch.nn.Module):
         return self.total.expand(x.size(0), 1)
 
 
+class Looks(torch.nn.Module):
+    """Fails where an element is not in its table, after it has written to its input."""
+
+    def forward(self, x: torch.Tensor):
+        x *= 2
+        return torch.arange(10)[x]
+
+
+LOOKS = """
+import torch
+
+class Looks(torch.nn.Module):
+    def forward(self, x):
+        x *= 2
+        return torch.arange(10)[x]
+"""
+EAGER = """
+parameters { key: "TORCH_COMPILE_OPTIONAL_PARAMETERS" value { string_value: '{"disable": true}' } }
+"""
+
+
 def model_config(name, backend, datatype, dims, extra="", delay_us=20_000):
     kind = f"TYPE_{CONFIG_NAMES.get(datatype, datatype)}"
     return f"""
@@ -140,6 +161,33 @@ async def test_answers_do_not_change_with_later_calls(tmp_path):
         one = np.ones((1, 1), np.float32)
         answers = [(await infer(engine, "total", one, "FP32"))[2].item() for _ in range(3)]
     assert answers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("form", ["torchscript", "module", "openvino"])
+async def test_a_request_whose_content_fails_its_batch_fails_alone(tmp_path, form):
+    """The neighbours have the responses that they would have alone, and the offender the reason."""
+    if form == "openvino":
+        pytest.importorskip("openvino")
+        from tests.backends.openvino_models import widened
+    extra = 'runtime: "model.py"' + EAGER if form == "module" else ""
+    backend = "openvino" if form == "openvino" else "pytorch"
+    version = add_model(tmp_path, "looks", backend, "INT64", "[ -1 ]", extra, delay_us=60_000_000)
+    if form == "torchscript":
+        save_script(Looks(), version)
+    elif form == "module":
+        (version / "model.py").write_text(LOOKS)
+    else:
+        widened(version)
+    numbers = [1, 2, 13, 3, 4, 1, 2, 3]
+    async with serving(tmp_path) as engine:
+        for _ in range(2):
+            asked = (infer(engine, "looks", np.array([[n]]), "INT64") for n in numbers)
+            answers = await asyncio.gather(*asked)
+            assert [status for status, _, _ in answers] == [13 * (n == 13) for n in numbers]
+            assert [a.tolist() for _, _, a in answers if a is not None] == [[[2 * n]] for n in numbers if n != 13]
+            assert answers[2][1]
+        assert engine.model("looks").statistics().inference_stats.fail.count == 2
+    assert not any(live_counters().values())
 
 
 async def test_a_failed_batch_says_why_and_the_next_one_works(tmp_path):

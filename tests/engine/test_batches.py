@@ -403,9 +403,26 @@ async def test_a_request_that_fails_its_batch_fails_alone(tmp_path, first, error
         assert (found.success.count, found.fail.count) == (4, 1)
 
 
-@pytest.mark.parametrize("attributes", [{"isolates_failures": False}, {"writes_inputs": True}])
-async def test_a_batch_is_not_executed_once_more_where_that_is_not_declared_safe(tmp_path, attributes):
-    gate = isolating(poisoned(ValueError), **attributes)
+async def test_requests_of_a_failed_batch_have_what_their_clients_sent(tmp_path):
+    """Guards `isolates_failures` of a backend that writes to its inputs, which the batch has in a copy."""
+
+    def negate(batch):
+        x = batch.input("x").numpy()
+        bad = (x == 13).any()
+        x *= -1
+        if bad:
+            raise ValueError("13")
+        batch.set_output("y", x.copy())
+
+    gate = isolating(negate, writes_inputs=True)
+    async with serving(tmp_path, gate) as engine:
+        answers = [await each.answer() for each in await held(engine, gate, *(request(x=row(n)) for n in (1, 13, 2)))]
+        assert [answer.status for answer in answers] == [OK, INTERNAL, OK]
+        assert [answer.array().item() for answer in answers if answer.status == OK] == [-1, -2]
+
+
+async def test_a_batch_is_not_executed_once_more_where_that_is_not_declared_safe(tmp_path):
+    gate = isolating(poisoned(ValueError), isolates_failures=False)
     async with serving(tmp_path, gate) as engine:
         answers = [await each.answer() for each in await held(engine, gate, *(request(x=row(n)) for n in (1, 13)))]
         assert [answer.status for answer in answers] == [INTERNAL, INTERNAL]

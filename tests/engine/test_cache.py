@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import weakref
 from functools import partial
 
 import pytest
@@ -149,6 +150,22 @@ async def test_a_small_answer_does_not_hold_the_memory_of_its_batch(tmp_path):
         await asyncio.gather(*(cached.ask(i, *wide) for i in range(64)))
         assert cached.counts("hits", "entries") == (64, 64)
         assert cached.counts("bytes")[0] < 64 * 4 * 8 * 1001
+
+
+async def test_a_kept_answer_does_not_keep_what_the_model_has_made(tmp_path):
+    """It is copied: the model's own array may be part of more."""
+    made = []
+
+    def double(batch):
+        array = batch.input("x").numpy() * 2
+        made.append(weakref.ref(array))
+        batch.set_output("y", array)
+
+    async with Cached(tmp_path, LocalCache(1 << 20), double) as cached:
+        for first in range(3):
+            await cached.ask(*range(first, first + 1000))
+        assert cached.counts("entries") == (3,)
+        assert all(array() is None for array in made)
 
 
 async def test_answers_expire(tmp_path):

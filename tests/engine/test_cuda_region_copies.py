@@ -23,7 +23,9 @@ from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolic
 from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
-from tests.engine.serving import Pending, infer, infer_all, request
+from tests.engine.serving import CONFIG as PUPPET
+from tests.engine.serving import Loader, Pending, infer, infer_all, request
+from tests.engine.test_alternating import Framework
 from tests.engine.test_gpu import CONFIG, STATIC, TWO_INPUTS, array
 from tests.gpu_stub.fixtures import stub
 
@@ -41,14 +43,14 @@ def other():
 
 
 @asynccontextmanager
-async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map"):
+async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map", loader=None):
     """The model "m" on device 0, and the other process's memory, on device `ordinal`, as region "r"."""
     (root / "m" / "1").mkdir(parents=True)
     (root / "m" / "config.pbtxt").write_text(config)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     engine = Engine(
         [root],
-        BackendLoader(),
+        loader or BackendLoader(),
         Options(gpus=gpus.count),
         hardware=Hardware(gpus=gpus),
         shared_memory=SharedMemoryPolicy(shared=True, access=access),
@@ -366,3 +368,15 @@ async def test_a_device_that_does_not_copy_fails_the_one_request(tmp_path, stub,
         np.testing.assert_array_equal(served.array(), values[1])
         again, _ = await infer_all(engine, reference(values[0], 8), request(x=values[1]))
         np.testing.assert_array_equal(again.array(), values[0])
+
+
+async def test_a_batch_without_requests_does_not_begin(tmp_path, stub, other):
+    """Its only one has failed before, at an instance with an alternate."""
+    framework = Framework(free=True)
+    values = np.arange(4, dtype=np.int64).reshape(1, 4)
+    other.write(8, values.tobytes())
+    async with serving(tmp_path, stub, other, PUPPET, loader=Loader({"m": framework})) as engine:
+        stub.fail("cuMemcpyDtoHAsync_v2", 1)
+        assert (await infer(engine, reference(values, 8))).status == Status.INTERNAL
+        np.testing.assert_array_equal((await infer(engine, reference(values, 8))).array(), values * 10)
+        assert framework.calls == 1

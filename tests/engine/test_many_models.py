@@ -280,7 +280,7 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
     def refuse(*_):
         raise AssertionError("nothing is wrong")
 
-    monkeypatch.setattr("inferd.server.engine.pbtxt.source._tokens", refuse)
+    monkeypatch.setattr("inferd.server.engine.pbtxt.source.locate", refuse)
     engine = await started(repository(tmp_path, 2))
     await engine.close()
 

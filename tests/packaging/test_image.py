@@ -16,7 +16,7 @@ import pytest
 from bench.processes import ServerProcess, free_port
 from tests.observe.collector import http_collector
 from tests.packaging.served import check_answer, write_repository
-from tests.storage.stores import s3
+from tests.storage.stores import azure, azurite, s3
 
 IMAGE = os.environ.get("INFERD_IMAGE", "")
 
@@ -78,12 +78,15 @@ def test_it_serves_and_drains(root, configuration, tmp_path, arguments) -> None:
         assert server.stop() == 0
 
 
-def test_models_come_from_a_store_and_traces_go_to_a_collector(root, configuration, tmp_path) -> None:
+@pytest.mark.parametrize("store", [s3, azure])
+def test_models_come_from_a_store_and_traces_go_to_a_collector(root, configuration, tmp_path, store) -> None:
     """Nothing has to be added for either."""
+    if store is azure and azurite() is None:
+        pytest.skip("not installed: azurite")
     written = write_repository(tmp_path / "models")
     (tmp_path / "empty").mkdir()
     port = free_port()
-    with s3() as cloud, http_collector() as collector:
+    with store() as cloud, http_collector() as collector:
         for path in filter(Path.is_file, written.rglob("*")):
             cloud.put(str(path.relative_to(written)), path.read_bytes())
         traced = ("level=TIMESTAMPS", "rate=1", "mode=opentelemetry", f"opentelemetry,url={collector.url}")

@@ -397,8 +397,8 @@ FAULTS = (
     fault(
         "what was asked on a stream that has ended stays",
         "service/ticket",
-        "            self.deliver = None\n            bridge_abandon(request)\n",
-        "            self.deliver = None\n",
+        "            bridge_abandon(request)\n            front_leave()\n",
+        "            front_leave()\n",
     ),
     Fault(
         "a response that a client has taken makes no room for others",

@@ -836,6 +836,7 @@ def test_a_model_is_tuned(tmp_path, capsys):
     assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
     assert cli.main(["check", str(tmp_path / "models")]) == 0
     assert cli.main(["tune", "nobody", "--model-repository", str(tmp_path)]) == 2
+    assert cli.main(["tune", "slow", "slow", "--model-repository", str(tmp_path / "models")]) == 2
 
 
 SLOW = {"gather": "true", "delay_us": "1000"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -35,9 +36,27 @@ class Batches:
             name: each["source_input"][0] for each in config.get("batch_output", ()) for name in each["target_name"]
         }
 
-    def split(self, requests: list[Any]) -> list[list[Any]]:
-        """The groups of requests that are executed at once: all of them, or one at a time without a batch dimension."""
-        return [requests] if self.batching else [[request] for request in requests]
+    def execute(self, requests: list[Any], run: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """The responses to the requests: all are one group, or each is one without a batch dimension.
+
+        The requests of a group that fails are executed once more, each alone: one request's content fails no other.
+
+        Args:
+            run: executes a group.
+
+        Raises:
+            Exception: that of the only request.
+        """
+        if len(requests) == 1:
+            return run(requests)
+        if self.batching:
+            try:
+                return run(requests)
+            except Exception as error:
+                pb_utils.Logger.log_warn(
+                    f"a batch of {len(requests)} requests failed, and is executed request by request: {error}"
+                )
+        return [_alone(request, run) for request in requests]
 
     def gather(self, requests: list[Any]) -> tuple[dict[str, Any], list[int]]:
         """The inputs of a group as arrays by name, and how many rows each of its requests has."""
@@ -92,6 +111,13 @@ class Batches:
                 f"output '{name}' has {value.shape[0]} elements, but the batch's requests have {at}"
             )
         return pieces
+
+
+def _alone(request: Any, run: Callable[[list[Any]], list[Any]]) -> Any:
+    try:
+        return run([request])[0]
+    except Exception as error:
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
 
 
 def _cut(name: str, value: Any, _: list[Any], rows: list[int]) -> list[Any]:

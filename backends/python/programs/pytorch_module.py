@@ -93,17 +93,19 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Call the module once for the whole batch."""
-        responses = []
-        for group in self._batches.split(requests):
-            arrays, rows = self._batches.gather(group)
-            found = self._module(*[self._tensor(arrays, name, bits) for name, bits in self._inputs])
-            results = found if isinstance(found, (tuple, list)) else [found]
-            if len(results) < len(self._outputs):
-                raise pb_utils.TritonModelException(
-                    f"the module returned {len(results)} tensors, but {len(self._outputs)} outputs are configured"
-                )
-            outputs = {name: _result(name, each) for name, each in zip(self._outputs, results)}
-            responses += self._batches.scatter(group, rows, outputs)
+        responses: list[Any] = self._batches.execute(requests, self._run)
+        return responses
+
+    def _run(self, group: list[Any]) -> list[Any]:
+        arrays, rows = self._batches.gather(group)
+        found = self._module(*[self._tensor(arrays, name, bits) for name, bits in self._inputs])
+        results = found if isinstance(found, (tuple, list)) else [found]
+        if len(results) < len(self._outputs):
+            raise pb_utils.TritonModelException(
+                f"the module returned {len(results)} tensors, but {len(self._outputs)} outputs are configured"
+            )
+        outputs = {name: _result(name, each) for name, each in zip(self._outputs, results)}
+        responses: list[Any] = self._batches.scatter(group, rows, outputs)
         return responses
 
     def finalize(self) -> None:

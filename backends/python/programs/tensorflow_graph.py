@@ -122,23 +122,25 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run the session once for the whole batch."""
-        responses = []
-        for group in self._batches.split(requests):
-            arrays, rows = self._batches.gather(group)
-            given = []
-            for name, _, scalar, data_type in self._feeds:
-                array = arrays[name]
-                if data_type == "TYPE_BF16":
-                    array = array.view(tf.bfloat16.as_numpy_dtype)
-                given.append(array.reshape(()) if scalar else array)
-            try:
-                found = self._run(*given)
-            except tf.errors.OpError as error:
-                raise pb_utils.TritonModelException(f"tensorflow error: {error.message}") from None
-            outputs = {}
-            for (name, _, scalar, _), value in zip(self._fetches, found):
-                outputs[name] = _array(value).reshape(1) if scalar else _array(value)
-            responses += self._batches.scatter(group, rows, outputs)
+        responses: list[Any] = self._batches.execute(requests, self._execute_group)
+        return responses
+
+    def _execute_group(self, group: list[Any]) -> list[Any]:
+        arrays, rows = self._batches.gather(group)
+        given = []
+        for name, _, scalar, data_type in self._feeds:
+            array = arrays[name]
+            if data_type == "TYPE_BF16":
+                array = array.view(tf.bfloat16.as_numpy_dtype)
+            given.append(array.reshape(()) if scalar else array)
+        try:
+            found = self._run(*given)
+        except tf.errors.OpError as error:
+            raise pb_utils.TritonModelException(f"tensorflow error: {error.message}") from None
+        outputs = {}
+        for (name, _, scalar, _), value in zip(self._fetches, found):
+            outputs[name] = _array(value).reshape(1) if scalar else _array(value)
+        responses: list[Any] = self._batches.scatter(group, rows, outputs)
         return responses
 
     def finalize(self) -> None:
