@@ -77,7 +77,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("tune",): Command(
         f"{MEASURING}:tune",
-        "Find the batch size, instances, queue delay and threads with which a model gives the most throughput.",
+        "Find the batch size, instances, queue delay and threads with which models give the most throughput.",
     ),
     ("config", "show"): Command(
         f"{SERVING}:show_config",

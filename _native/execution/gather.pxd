@@ -15,7 +15,7 @@ cdef bint batch_gather(NativeBatch *batch) noexcept nogil
 cdef bint batch_describe(NativeBatch *batch) noexcept nogil
 # Then the data of each present input, to memory of its size. Not for inputs with data on a device.
 cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil
-# Whether every gathered input is a copy, so that an executor that writes to inputs has left those of the requests alone.
+# Whether every gathered input is a copy, so that an executor which writes to inputs leaves those of the requests.
 cdef bint batch_is_copied(const NativeBatch *batch) noexcept nogil
 # Release the inputs of either way.
 cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil

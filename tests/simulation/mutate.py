@@ -154,7 +154,7 @@ FAULTS = (
     fault(
         "a thread that is given a batch is not woken",
         "scheduling/calling",
-        "            else:\n                notify_one(&called.called)\n        called = following",
+        "            else:\n                ring_later(ringing, called)\n        called = following",
         "            else:\n                pass\n        called = following",
     ),
     fault(
