@@ -196,6 +196,7 @@ class NativeDoor:
             bound = [self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
             await self._close_listeners()
+            self._end_io()
             raise
         if self._policy.credentials is not None:
             self._reloading = asyncio.get_running_loop().create_task(self._reload(self._policy.credentials))
@@ -224,7 +225,7 @@ class NativeDoor:
 
     def _listen(self, bind: Bind) -> Address:
         address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
-        encrypted = self._policy.credentials is not None and not isinstance(address, UnixAddress)
+        encrypted = policy.credentials is not None and not isinstance(address, UnixAddress)
         admit, failed = partial(self._admit, listener_policy, encrypted=encrypted), self._refused.fails
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
