@@ -31,7 +31,7 @@ cdef struct PythonEvents:
     # the events that one event loop has not heard of yet
     PythonEvent *first
     PythonEvent *last
-    int32_t waiting          # atomic: there are some
+    int32_t waiting          # atomic: how many there are
     int fd                   # readable when there are some; -1: nobody waits for that
 
 # Within the front: have the event loop run the event soon. Posting an event that waits has no effect.

@@ -7,7 +7,7 @@ Others hold it for single operations. It is fair: a thread that waits gets it be
 from libc.stdint cimport uint64_t
 from posix.unistd cimport read, write
 
-from inferd._native.atomic cimport fetch_add32, load32, store32
+from inferd._native.atomic cimport fetch_add32, load32
 from inferd._native.list cimport list_append, list_remove
 
 cdef extern from *:
@@ -97,10 +97,8 @@ cdef void python_post(PythonEvents *events, PythonEvent *event) noexcept nogil:
     if event.posted:
         return
     event.posted = True
-    if events.first == NULL:
-        store32(&events.waiting, 1)
-        if events.fd >= 0:
-            write(events.fd, &one, sizeof(one))
+    if fetch_add32(&events.waiting, 1) == 0 and events.fd >= 0:
+        write(events.fd, &one, sizeof(one))
     list_append(events, event)
 
 
@@ -108,14 +106,13 @@ cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nog
     if event.posted:
         event.posted = False
         list_remove(events, event)
-        if events.first == NULL:
-            store32(&events.waiting, 0)
+        fetch_add32(&events.waiting, -1)
 
 
 cdef int python_run(PythonEvents *events) except -1:
     # An event that is posted meanwhile is run the next time, so the loop comes to its other work.
     cdef PythonEvent *event
-    cdef const PythonEvent *last
+    cdef int32_t left
     cdef uint64_t count
     cdef uint64_t one = 1
     if load32(&events.waiting) == 0:
@@ -123,15 +120,14 @@ cdef int python_run(PythonEvents *events) except -1:
     front_enter()
     if events.fd >= 0:
         read(events.fd, &count, sizeof(count))
-    last = events.last
+    left = events.waiting
     try:
-        while events.first != NULL:
+        while events.first != NULL and left:
+            left -= 1
             event = events.first
             python_withdraw(events, event)
             event.run(event)
             front_enter()
-            if event == last:
-                break
         front_leave()
     finally:
         if load32(&events.waiting) and events.fd >= 0:

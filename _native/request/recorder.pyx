@@ -6,6 +6,7 @@ from libc.string cimport memcpy
 
 from inferd._native.atomic cimport store32
 from inferd._native.clock cimport now_ns
+from inferd._native.front cimport front_enter, front_leave
 from inferd._native.request.lane cimport LaneHandle
 from inferd._native.request.record cimport Record, record_free
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -50,11 +51,13 @@ cdef dict described(Record *record, int64_t offset):
 
 
 cdef int sampling_set(Sampling *sampling, bint on, bint tensors, int64_t rate, int64_t count) except -1:
+    front_enter()
     sampling.tensors = tensors
     sampling.rate = rate
     sampling.left = count
     sampling.seen = 0
     store32(&sampling.on, 1 if on else 0)
+    front_leave()
     return 0
 
 

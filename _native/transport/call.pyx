@@ -187,7 +187,10 @@ cdef int tell_call(PythonEvent *event) except -1:
         if hears(call):
             call.on_event(EVENT_DEADLINE)
         elif call.open:  # its handler has not begun
-            call.end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+            try:
+                call.end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+            except CallOverError:  # it has ended meanwhile
+                pass
     if news & NEWS_CLOSED and hears(call):
         call.on_event(EVENT_CLOSED)
     return 0

@@ -72,12 +72,13 @@ cdef int tell_connection(PythonEvent *event) except -1:
     # The event loop hears what has happened to the connection itself.
     cdef Connection connection = <Connection>event.owner
     cdef ConnNews news
-    cdef list texts = []
+    cdef list texts
     cdef uint32_t i
     news = connection.conn.news
     connection.conn.news.refusals = connection.conn.news.pings = 0
     connection.conn.news.output = connection.conn.news.shut = connection.conn.news.lost = False
     front_leave()
+    texts = []
     for i in range(news.refusals):
         if news.refused[i] != NULL:
             texts.append(news.refused[i].decode("utf-8", "replace"))
@@ -118,6 +119,7 @@ cdef class Connection(CallOwner):
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
                  InterceptorHandle interceptor=None, identity: int = 0):
         cdef bint opened
+        cdef Block *address = text_block(peer) if peer else NULL
         self.endpoint = endpoint
         self.peer = peer
         self.conn.news.event.run = tell_connection
@@ -136,9 +138,10 @@ cdef class Connection(CallOwner):
             if interceptor is not None:
                 self.interceptor = interceptor
                 self.conn.interceptor = &interceptor.interceptor
-            self.conn.peer = text_block(peer) if peer else NULL
+            self.conn.peer = address
         front_leave()
         if not opened:
+            block_give(address)
             raise MemoryError("no memory for an HTTP/2 session")
 
     def __dealloc__(self):

@@ -175,6 +175,19 @@ cdef class Endpoint:
         return buffer
 
     @property
+    def streams(self) -> int:
+        """Open streams of all connections."""
+        cdef const Conn *conn
+        cdef int64_t total = 0
+        front_enter()
+        conn = self.host.connections.first
+        while conn != NULL:
+            total += conn.streams
+            conn = conn.next
+        front_leave()
+        return total
+
+    @property
     def ledger(self) -> dict[str, int]:
         """Bytes that clients make the server hold, by the stage at which their messages are."""
         cdef size_t held[STAGES]

@@ -387,10 +387,15 @@ cdef class IoThread:
         self.io.host.rounds = True
         self.io.host.wake = io_wake
         self.io.host.wake_context = &self.io
+        thread = threading.Thread(target=self._run, name="inferd-io", daemon=True)
         owned_promise(True)
         front_begin()
-        self.thread = threading.Thread(target=self._run, name="inferd-io", daemon=True)
-        self.thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._leave()
+            raise
+        self.thread = thread
 
     def _run(self) -> None:
         thread_name(b"inferd-io")
@@ -409,6 +414,17 @@ cdef class IoThread:
         front_leave()
         self.thread.join()
         self.thread = None
+        self._leave()
+        conn = self.io.host.connections.first
+        while conn != NULL:
+            following = conn.next
+            if conn.socket != NULL:
+                socket_leave(<Socket *>conn.socket)
+            conn = following
+        free_left(&self.io)
+
+    def _leave(self) -> None:
+        """No thread runs any more."""
         front_end()
         timers_clear(self.io.host.timers, &self.io.objects)
         python_withdraw(&self.io.host.timers.python, &self.io.drained)
@@ -417,13 +433,6 @@ cdef class IoThread:
         io_forget(&self.io, &self.timers)
         if self.jobs.fd >= 0:
             io_forget(&self.io, &self.jobs)
-        conn = self.io.host.connections.first
-        while conn != NULL:
-            following = conn.next
-            if conn.socket != NULL:
-                socket_leave(<Socket *>conn.socket)
-            conn = following
-        free_left(&self.io)
         self.io.host.wake = NULL
         self.io.host.rounds = False
 

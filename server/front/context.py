@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
 from inferd._native.refusal import count_refusal
-from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call
+from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call, CallOverError
 from inferd.server.front.connection_limits import ListenerPolicy
 from inferd.server.front.door import STOPPING
 from inferd.server.front.peer import Peer, identity_key
@@ -98,22 +99,26 @@ class NativeContext:
         """Send the final status, unless the call is over."""
         if self._cut_short and code is grpc.StatusCode.OK:
             code, details = grpc.StatusCode.UNAVAILABLE, STOPPING
-        if self._call.open:
-            if details is STOPPING:
-                count_refusal(code.value[0], "STOPPING")
-            self._call.end(code.value[0], details, self._trailing)
+        with suppress(CallOverError):  # the client has left meanwhile
+            if self._call.open:
+                self._call.end(code.value[0], details, self._trailing)
+                if details is STOPPING:
+                    count_refusal(code.value[0], "STOPPING")
 
     # -- requests --
 
     async def read(self) -> Any:
         """The next request message; grpc.aio.EOF after the last one, or the last received one of a draining call."""
         while True:
+            # in this order: what comes meanwhile is taken the next time
+            ended = self._call.half_closed
+            drained = self._draining and not self._call.inflating
             message = self._call.take_message()
             if message is not None:
                 return self._deserialize(message) if self._deserialize else message
-            if self._call.half_closed:
+            if ended:
                 return EOF
-            if self._draining and not self._call.inflating:
+            if drained:
                 self._cut_short = True
                 return EOF
             await self._changed()

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +25,7 @@ from inferd._native.service.forwarding import Forwarder
 from inferd._native.service.infer import InferService
 from inferd._native.shares import Turns
 from inferd._native.timers import TimersHandle
-from inferd._native.transport.call import Call
+from inferd._native.transport.call import Call, CallOverError
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThread
@@ -190,9 +191,9 @@ class NativeDoor:
     # -- listening --
 
     async def start(self, *addresses: str) -> int:
-        self._workers.start()
-        self._begin_io()
         try:
+            self._workers.start()
+            self._begin_io()
             bound = [self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
             await self._close_listeners()
@@ -210,18 +211,20 @@ class NativeDoor:
             asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
         else:
             self._infer.deliver_on(self._io)
-        self._io.start()
+        self._io.start()  # if that fails, `_end_io` takes all of this back
 
     def _end_io(self) -> None:
         if self._io is None:
             return
         self._io.stop()
-        self._timers.run_events()
-        if self._infer is None:
-            asyncio.get_running_loop().remove_reader(self._timers.hear())
-        else:
-            self._infer.deliver_on(None)
-        self._io = None
+        try:
+            self._timers.run_events()
+        finally:
+            if self._infer is None:
+                asyncio.get_running_loop().remove_reader(self._timers.hear())
+            else:
+                self._infer.deliver_on(None)
+            self._io = None
 
     def _listen(self, bind: Bind) -> Address:
         address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
@@ -315,6 +318,15 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         end = math.inf if grace is None else loop.time() + grace
         await self._close_listeners()
+        try:
+            await self._drain(end)
+        finally:
+            self._end_io()
+            self._workers.close()
+
+    async def _drain(self, end: float) -> None:
+        """Let calls finish until `end` on the loop's clock, end the rest, and all connections."""
+        loop = asyncio.get_running_loop()
         for driver in tuple(self._drivers):
             driver.announce_shutdown()
         await self._clients_told(min(end, loop.time() + TELLING))
@@ -333,8 +345,6 @@ class NativeDoor:
         if tasks:
             await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
-        self._end_io()
-        self._workers.close()
 
     async def _clients_told(self, end: float) -> None:
         """Wait until the clients know, and so have sent the calls that they began before; until `end` at most."""
@@ -365,7 +375,7 @@ class NativeDoor:
             connections=self._limits.count,
             accepted=self._limits.accepted,
             refused=self._limits.refused,
-            open_calls=sum(driver.streams for driver in self._drivers),
+            open_calls=self._endpoint.streams,
             resets=self._endpoint.resets,
             held=self._endpoint.ledger,
         )
@@ -398,10 +408,21 @@ class NativeDoor:
             asyncio.get_running_loop().call_soon(self._next_round)
 
     def _begin(self, call: Call) -> None:
+        with suppress(CallOverError):  # the client has left meanwhile
+            self._serve(call)
+
+    def _serve(self, call: Call) -> None:
+        """Begin the handler of a call, or refuse the call.
+
+        Raises:
+            CallOverError: it has ended.
+        """
         handler = self._find(call)
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
             return
+        if self._level and call.path in INFERENCE:
+            call.set_compression("", self._level)
         try:
             if self._access is not None:
                 self._access.caller(call.path, call.metadata, call.connection.admission.listener_policy)
@@ -414,8 +435,6 @@ class NativeDoor:
             return
         if not handler.request_streaming:
             call.expect_one()
-        if self._level and call.path in INFERENCE:
-            call.set_compression("", self._level)
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
