@@ -9,10 +9,7 @@ from inferd._native.shares cimport shares_subtract
 
 # Whether no further request fits in the queue.
 cdef inline bint is_full(const Queue *queue) noexcept nogil:
-    # Until its instances have got their threads, the queue takes a burst that they would have kept small; the ledger of
-    # held bytes bounds it.
-    return (queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
-            and not queue.first_came.posted)
+    return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
 
 # To be called after the shares of a queue begin or end.
 cdef inline void set_attention(Queue *queue) noexcept nogil:

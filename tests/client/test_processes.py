@@ -186,5 +186,9 @@ def test_a_signal_comes_to_a_thread_that_reads_for_others(server):
             for each in others:
                 each.join()
     finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one may still be sent
         over.set()
+        begun.set()
+        interrupted.set()
+        sender.join()
         signal.signal(signal.SIGUSR1, former)

@@ -23,7 +23,7 @@ def test_8000_calls_over_16_connections_are_all_answered(repository):
     """A connection has 256 streams; its other calls wait in the client. None is refused, reset or cancelled."""
     exchanges = [messages.identity(4 * size) for size in (16, 17, 18, 19)]
     workload = Fixed([each.request for each in exchanges], [each.response for each in exchanges])
-    with doors.running_server("native", repository) as process:
+    with doors.running_server("native", repository, "--max-queued-requests-per-model=8000") as process:
         for _ in range(3):
             with Driver(process.address, connections=16) as driver:
                 report = driver.run(workload, in_flight=500, requests=8000)
