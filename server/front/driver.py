@@ -33,6 +33,22 @@ def prepare(accepted: socket.socket, send_timeout: float) -> None:
         accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(send_timeout * 1000))
 
 
+def connection_of(endpoint: Endpoint, client: Peer, admission: Admission, refused: ConnectionLog) -> Connection:
+    """A new connection of an admitted client; what the server refuses on it goes to the log.
+
+    Raises:
+        MemoryError: there is no memory for it.
+    """
+    user = client.credentials.uid if client.credentials is not None else -1
+    connection = Connection(
+        endpoint, client.address, user, admission.use, admission.listener_policy.interceptor, client.identity
+    )
+    connection.client = client
+    connection.admission = admission
+    connection.on_refused = partial(refused.add, client.address)
+    return connection
+
+
 class SocketDriver:
     """Begins and ends a connection whose socket an I/O thread reads and writes.
 
@@ -70,17 +86,12 @@ class SocketDriver:
         self._admission = admission
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         prepare(accepted, endpoint.send_timeout)
-        policy = admission.listener_policy
-        user = client.credentials.uid if client.credentials is not None else -1
-        self._connection = connection = Connection(
-            endpoint, client.address, user, admission.use, policy.interceptor, client.identity
-        )
-        connection.client = client
-        connection.admission = admission
-        connection.on_refused = partial(refused.add, client.address)
+        self._connection = connection = connection_of(endpoint, client, admission, refused)
         connection.on_shut = self._shut
         connection.on_lost = self._lost
-        self._monitor = ConnectionMonitor(self, connection, policy.connections, timers, timers.time())
+        self._monitor = ConnectionMonitor(
+            self, connection, admission.listener_policy.connections, timers, timers.time()
+        )
         admission.driver = self
         drivers.add(self)
         # the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
@@ -109,11 +120,6 @@ class SocketDriver:
 
     def flush(self) -> None:
         """The thread writes what there is by itself."""
-
-    @property
-    def streams(self) -> int:
-        """Calls that have not ended."""
-        return self._connection.streams
 
     @property
     def told(self) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from inferd._native.timers import TimersHandle
@@ -15,7 +14,7 @@ from inferd._native.transport.endpoint import Endpoint
 from inferd.server.front.connection_limits import Admission, ConnectionLimits
 from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.connection_monitor import ConnectionMonitor
-from inferd.server.front.driver import prepare
+from inferd.server.front.driver import connection_of, prepare
 from inferd.server.front.outstanding import Outstanding
 from inferd.server.front.peer import Peer, identified
 from inferd.server.front.sessions import is_resumed
@@ -80,16 +79,11 @@ class EncryptedDriver(asyncio.BufferedProtocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(UNWRITTEN, 0)
-        client, policy = self._client, self._admission.listener_policy
-        user = client.credentials.uid if client.credentials is not None else -1
-        self._connection = Connection(
-            self._endpoint, client.address, user, self._admission.use, policy.interceptor, client.identity
-        )
-        self._connection.client = client
-        self._connection.admission = self._admission
+        self._connection = connection_of(self._endpoint, self._client, self._admission, self._refused)
         self._connection.flush = self._flush
-        self._connection.on_refused = partial(self._refused.add, client.address)
-        self._monitor = ConnectionMonitor(self, self._connection, policy.connections, self._timers, self._accepted_at)
+        self._monitor = ConnectionMonitor(
+            self, self._connection, self._admission.listener_policy.connections, self._timers, self._accepted_at
+        )
         self._protocols.add(self)
         self._flush()
 
@@ -183,11 +177,6 @@ class EncryptedDriver(asyncio.BufferedProtocol):
         transport.close()  # of TLS: it sends close_notify behind the rest, and discards until the client's end
         if self._monitor is not None:
             self._monitor.shut(outstanding)
-
-    @property
-    def streams(self) -> int:
-        """Calls that have not ended."""
-        return 0 if self._connection is None else self._connection.streams
 
     @property
     def told(self) -> bool:
