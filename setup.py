@@ -42,6 +42,7 @@ IN_PLACE = "--inplace" in sys.argv
 # Those of the checks are of the source tree, no parts of the package.
 FOLDERS = {"server": ["inferd/_native", "inferd/backends", "inferd_client"], "checks": ["bench", "tests"]}
 ZLIB_USERS = {"inferd._native.transport.compression"}
+OPENSSL_USERS = {"inferd._native.transport.tls"}
 NGHTTP2_USERS = {
     "inferd._native.service.answer_store",
     "inferd._native.request.bridge",
@@ -56,6 +57,7 @@ NGHTTP2_USERS = {
     "inferd._native.transport.errorinfo",
     "inferd._native.transport.eviction",
     "inferd._native.transport.expiry",
+    "inferd._native.transport.handshake",
     "inferd._native.transport.head",
     "inferd._native.service.exchange",
     "inferd._native.transport.http2",
@@ -78,16 +80,21 @@ PLAIN = {"inferd.backends.python.worker._outlive": "inferd/backends/python/worke
 LINK_FLAGS = {"inferd.backends.triton_api._host": ["-Wl,-soname,libtritonserver.so"]}
 
 
-def pkg_config(flag: str) -> list[str]:
-    """The compiler or linker flags of libnghttp2, or one sentence that says how to get it."""
+# What pkg-config must find, and the packages of Debian.
+NGHTTP2 = ("libnghttp2 >= 1.43", "libnghttp2 1.43 or newer", "libnghttp2-dev")
+OPENSSL = ("openssl >= 3.0", "OpenSSL 3.0 or newer", "libssl-dev")
+
+
+def pkg_config(flag: str, library: tuple[str, str, str]) -> list[str]:
+    """The compiler or linker flags of the library, or one sentence that says how to get it."""
+    wanted, name, package = library
     try:
         return subprocess.run(
-            ["pkg-config", flag, "libnghttp2 >= 1.43"], check=True, capture_output=True, text=True
+            ["pkg-config", flag, wanted], check=True, capture_output=True, text=True
         ).stdout.split()
     except (OSError, subprocess.CalledProcessError):
         raise SystemExit(
-            "inferd needs libnghttp2 1.43 or newer with its headers, found through pkg-config: "
-            "apt-get install libnghttp2-dev pkg-config"
+            f"inferd needs {name} with its headers, found through pkg-config: apt-get install {package} pkg-config"
         ) from None
 
 
@@ -98,15 +105,16 @@ def module_name(path: Path) -> str:
 def extension(path: Path) -> Extension:
     name = module_name(path)
     http2 = name in NGHTTP2_USERS or name.startswith(("inferd_client.", "bench.nonce."))
+    libraries = [NGHTTP2] * http2 + [OPENSSL] * (name in OPENSSL_USERS)
     return Extension(
         name,
         [str(path.relative_to(ROOT)), *C_SOURCES.get(name, ())],
         depends=[str(header.relative_to(ROOT)) for header in path.parent.glob("*.h")] if name in C_SOURCES else [],
         include_dirs=[str(ROOT / "inferd")],
         extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
-        + (pkg_config("--cflags") if http2 else []),
+        + [flag for library in libraries for flag in pkg_config("--cflags", library)],
         extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith(("-fsanitize", "--coverage"))]
-        + (pkg_config("--libs") if http2 else [])
+        + [flag for library in libraries for flag in pkg_config("--libs", library)]
         + LINK_FLAGS.get(name, []),
         libraries=["pthread", "m"] + (["z"] if name in ZLIB_USERS else []),
     )

@@ -4,6 +4,10 @@ from libc.stdint cimport uint8_t
 
 from inferd._native.memory.resource cimport Block
 from inferd._native.transport.stream cimport Conn
+from inferd._native.transport.tls cimport Tls
+
+cdef enum:
+    READ_AT_MOST = 512 << 10  # bytes of a connection before others have their turn
 
 cdef struct ReadTarget:
     # the destination of a read
@@ -21,3 +25,5 @@ cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, s
 # connections. `buffer` is the common buffer, of `capacity` bytes. False: the peer has closed its end, or the socket is
 # broken.
 cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil
+# Decrypt the bytes that TLS has been fed with, and process them. False: the peer has ended TLS, or violated it.
+cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) noexcept nogil

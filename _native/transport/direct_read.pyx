@@ -17,12 +17,12 @@ from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.http2 cimport conn_receive
 from inferd._native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
 from inferd._native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
+from inferd._native.transport.tls cimport Tls, tls_feed, tls_read
 
 cdef enum:
     HEAD = 9                 # bytes of a frame's head
     BEGINNING = 16 << 10     # bytes of a read in which a large message may begin; its bytes in it are copied
     DIRECT_FROM = 32 << 10   # bytes of a message and of a frame that are worth a read of their own
-    READ_AT_MOST = 512 << 10  # bytes before other connections have their turn
 
 cdef extern from "sys/uio.h" nogil:
     struct iovec:
@@ -70,6 +70,13 @@ cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, s
     block_give(target.block)
 
 
+cdef inline ReadTarget next_target(const Conn *conn, uint8_t *buffer, size_t capacity) noexcept nogil:
+    cdef ReadTarget target = conn_read_target(conn, buffer)
+    if target.block == NULL and conn.frame_size < DIRECT_FROM:
+        target.size = capacity  # nothing large is coming, as far as is known
+    return target
+
+
 cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
     cdef ReadTarget target
     cdef iovec parts[2]
@@ -77,9 +84,7 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
     cdef size_t total = 0
     cdef ssize_t size
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
-        target = conn_read_target(conn, buffer)
-        if target.block == NULL and conn.frame_size < DIRECT_FROM:
-            target.size = capacity  # nothing large is coming, as far as is known
+        target = next_target(conn, buffer, capacity)
         parts[0].iov_base = target.data
         parts[0].iov_len = target.size
         parts[1].iov_base = buffer
@@ -92,4 +97,17 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
         if <size_t>size < wanted:
             return True
         total += wanted
+    return True
+
+
+cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) noexcept nogil:
+    cdef ReadTarget target
+    cdef Py_ssize_t size
+    while conn.state < CONN_PARTING:
+        target = next_target(conn, buffer, capacity)
+        size = tls_read(tls, target.data, target.size)
+        if size <= 0:
+            return size == 0
+        conn_received(conn, &target, buffer, <size_t>size)
+    tls_feed(tls, NULL, 0)  # nothing more is read
     return True

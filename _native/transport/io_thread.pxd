@@ -7,6 +7,7 @@ from inferd._native.timers cimport Timer
 from inferd._native.transport.endpoint cimport Endpoint
 from inferd._native.transport.outgoing cimport Output
 from inferd._native.transport.stream cimport Conn, Host
+from inferd._native.transport.tls cimport Tls
 
 cdef struct Source:
     # a descriptor that the thread waits for; a member of the structure that it belongs to
@@ -19,10 +20,11 @@ cdef struct Socket:
     Source source            # the first member
     Io *io
     Conn *conn               # NULL: the thread has left the socket
+    Tls *tls                 # NULL: the socket is not encrypted
     bint full                # it takes no more output now
     bint waits               # the connection has been told that output waits
     bint shut                # no other output than `last` will be written
-    Output last              # the last output of a connection that is shut
+    Output last              # the last output of a connection that is shut; with TLS, encrypted
     Socket *next             # in Io.left
 
 cdef struct Io:
@@ -33,6 +35,7 @@ cdef struct Io:
     bint stopping
     Host *host
     uint8_t *buffer          # for reads
+    uint8_t *encrypted       # the same, for bytes that are to be decrypted
     Socket *left             # sockets that are freed at the end of the round
     Timer objects            # set while objects of Python wait to be let go of
     PythonEvent drained      # the event loop is to do that
@@ -41,6 +44,9 @@ cdef struct Io:
 
 # Within the front, or before the thread runs: have it wait for a descriptor. False: the system refuses.
 cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil
+# The same for one event: then `io_await`, with another event, has it wait for one more.
+cdef bint io_watch_once(Io *io, Source *source) noexcept nogil
+cdef bint io_await(Io *io, Source *source, bint writable) noexcept nogil
 # Within the front: begin a round soon, because output was made outside of one; `context` is the Io.
 cdef void io_wake(void *context) noexcept nogil
 # Within the front: have it wait for the descriptor no more.

@@ -29,7 +29,7 @@ from inferd._native.threads cimport exact_timers, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
-from inferd._native.transport.direct_read cimport conn_read
+from inferd._native.transport.direct_read cimport READ_AT_MOST, conn_decrypt, conn_read
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_waits
@@ -44,6 +44,7 @@ from inferd._native.transport.http2 cimport (
 from inferd._native.transport.ledger cimport account_exceeded
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
 from inferd._native.transport.stream cimport end_round, host_look, mark_dirty
+from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.workers cimport thread_pool_drain
 
@@ -62,9 +63,9 @@ cdef extern from *:
         struct epoll_event e = {.events = events, .data = {.ptr = source}};
         return epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e);
     }
-    static inline void inferd_poll_change(int poll_fd, int fd, void *source, uint32_t events) {
+    static inline int inferd_poll_change(int poll_fd, int fd, void *source, uint32_t events) {
         struct epoll_event e = {.events = events, .data = {.ptr = source}};
-        epoll_ctl(poll_fd, EPOLL_CTL_MOD, fd, &e);
+        return epoll_ctl(poll_fd, EPOLL_CTL_MOD, fd, &e);
     }
     static inline void inferd_poll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
     static inline int inferd_poll(int poll_fd, inferd_ready *ready, int timeout) {
@@ -87,13 +88,14 @@ cdef extern from *:
         EPOLLERR
         EPOLLHUP
         EPOLLET
+        EPOLLONESHOT
         AT_ONCE "INFERD_AT_ONCE"
     ctypedef struct Ready "inferd_ready":
         void *source
         uint32_t events
     int poll_make "inferd_poll_make"() nogil
     int poll_add "inferd_poll_add"(int poll_fd, int fd, void *source, uint32_t events) nogil
-    void poll_change "inferd_poll_change"(int poll_fd, int fd, void *source, uint32_t events) nogil
+    int poll_change "inferd_poll_change"(int poll_fd, int fd, void *source, uint32_t events) nogil
     void poll_remove "inferd_poll_remove"(int poll_fd, int fd) nogil
     int poll "inferd_poll"(int poll_fd, Ready *ready, int timeout) nogil
     int make_wakeup "inferd_wakeup"() nogil
@@ -104,6 +106,7 @@ cdef enum:
     PREPARED = 1 << 20       # bytes of output prepared at a time
     TURN = 4 << 20           # bytes that one connection may write before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
+    ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
@@ -113,6 +116,15 @@ cdef int64_t OBJECTS_WAIT_NS = 20000000
 
 cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil:
     return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLET if once else EPOLLIN)) == 0
+
+
+cdef bint io_watch_once(Io *io, Source *source) noexcept nogil:
+    return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLONESHOT)) == 0
+
+
+cdef bint io_await(Io *io, Source *source, bint writable) noexcept nogil:
+    cdef uint32_t events = <uint32_t>(EPOLLOUT | EPOLLONESHOT if writable else EPOLLIN | EPOLLONESHOT)
+    return poll_change(io.poll_fd, source.fd, source, events) == 0
 
 
 cdef void io_forget(Io *io, Source *source) noexcept nogil:
@@ -166,12 +178,36 @@ cdef void socket_read(Socket *socket) noexcept nogil:
     if conn.state >= CONN_PARTING:
         goes_on = discard(socket)
     else:
-        goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
+        if socket.tls == NULL:
+            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
+        else:
+            goes_on = read_encrypted(socket)
         conn_end_round(conn)
     if goes_on:
         mark_dirty(conn)
     else:
         socket_leave(socket)
+
+
+cdef bint read_encrypted(Socket *socket) noexcept nogil:
+    # as conn_read
+    cdef Conn *conn = socket.conn
+    cdef Io *io = socket.io
+    cdef size_t total = 0
+    cdef ssize_t size
+    while total < READ_AT_MOST and conn.state < CONN_PARTING:
+        size = read(socket.source.fd, io.encrypted, RECEIVE_BUFFER)
+        if size <= 0:
+            return size < 0 and (errno == EAGAIN or errno == EINTR)
+        tls_feed(socket.tls, io.encrypted, <size_t>size)
+        if not conn_decrypt(conn, socket.tls, io.buffer, RECEIVE_BUFFER):
+            return False
+        if socket.tls.encrypted.size > ANSWERS:
+            return False  # it demands answers of TLS, and does not read them
+        if size < RECEIVE_BUFFER:
+            return True
+        total += <size_t>size
+    return True
 
 
 cdef bint discard(Socket *socket) noexcept nogil:
@@ -199,21 +235,39 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
         return
     while not socket.full:
         conn_collect(conn, PREPARED)
-        if conn.output.size == 0:
+        if conn.output.size + encrypted(socket) == 0:
             break
         if turn < conn.output.size:
             mark_dirty(conn)
             return
         turn -= conn.output.size
-        if not output_write(&conn.output, socket.source.fd):
+        if not socket_write(socket):
             ask_for_room(socket, True)
     if socket.full or socket.waits:
         socket.waits = socket.full
-        conn_waits(conn, 0, in_kernel(socket.source.fd) if socket.full else 0)
+        conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
     if conn.stalled:
         socket_leave(socket)
     elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)):
         socket_shut(socket)
+
+
+cdef inline size_t encrypted(const Socket *socket) noexcept nogil:
+    return socket.tls.encrypted.size if socket.tls != NULL else 0
+
+
+cdef bint socket_write(Socket *socket) noexcept nogil:
+    # write the prepared output; False: the socket is full, or broken
+    cdef Conn *conn = socket.conn
+    if socket.tls == NULL:
+        return output_write(&conn.output, socket.source.fd)
+    while output_write(&socket.tls.encrypted, socket.source.fd):
+        if conn.output.size == 0:
+            return True
+        if not tls_write(socket.tls, &conn.output):
+            conn.stalled = True
+            return False
+    return False
 
 
 cdef void socket_shut(Socket *socket) noexcept nogil:
@@ -225,6 +279,9 @@ cdef void socket_shut(Socket *socket) noexcept nogil:
     conn_collect(conn, PREPARED)
     socket.last = conn.output
     memset(&conn.output, 0, sizeof(Output))
+    if socket.tls != NULL and not tls_finish(socket.tls, &socket.last):
+        socket_leave(socket)
+        return
     conn_shut(conn)
     conn.news.shut = True
     python_post(&conn.host.timers.python, &conn.news.event)
@@ -247,6 +304,8 @@ cdef void socket_leave(Socket *socket) noexcept nogil:
     if conn == NULL:
         return
     poll_remove(io.poll_fd, socket.source.fd)
+    tls_free(socket.tls)
+    socket.tls = NULL
     conn.news.lost = True
     python_post(&conn.host.timers.python, &conn.news.event)
     conn_close(conn)
@@ -354,7 +413,8 @@ cdef class IoThread:
         self.io.wakeup.fd = -1
         self.io.poll_fd = poll_make()
         self.io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
-        if self.io.buffer == NULL:
+        self.io.encrypted = <uint8_t *>malloc(RECEIVE_BUFFER)
+        if self.io.buffer == NULL or self.io.encrypted == NULL:
             raise MemoryError
         self.io.wakeup.fd = make_wakeup()
         self.io.wakeup.owner = &self.io
@@ -374,6 +434,7 @@ cdef class IoThread:
     def __dealloc__(self):
         free_left(&self.io)
         free(self.io.buffer)
+        free(self.io.encrypted)
         if self.io.wakeup.fd >= 0:
             close(self.io.wakeup.fd)
         if self.io.poll_fd >= 0:
@@ -436,8 +497,11 @@ cdef class IoThread:
         self.io.host.wake = NULL
         self.io.host.rounds = False
 
-    def take(self, Connection connection not None, fd: int) -> None:
+    def take(self, Connection connection not None, fd: int, TlsSession session=None) -> None:
         """Read and write this socket, which does not block, for the connection.
+
+        Args:
+            session: of TLS, after its handshake; without one the socket is not encrypted.
 
         Raises:
             OSError: the system refuses to watch it.
@@ -455,6 +519,11 @@ cdef class IoThread:
         watched = io_watch(&self.io, &socket.source, False)
         if not watched:
             connection.conn.socket = NULL
+        elif session is not None:
+            socket.tls = session.tls
+            session.tls = NULL
+            mark_dirty(&connection.conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
+            io_wake(&self.io)
         front_leave()
         if not watched:
             free(socket)
@@ -474,6 +543,6 @@ cdef class IoThread:
         cdef size_t size
         front_enter()
         socket = <Socket *>connection.conn.socket
-        size = connection.conn.output.size + (socket.last.size if socket != NULL else 0)
+        size = connection.conn.output.size + (socket.last.size + encrypted(socket) if socket != NULL else 0)
         front_leave()
         return size

@@ -64,4 +64,8 @@ cdef size_t output_keep(Output *output) noexcept nogil
 cdef bytes output_part(Output *output, size_t size)
 # All pieces as objects with the buffer protocol; the output is empty afterwards.
 cdef list output_take(Output *output)
+# End the piece that is being collected. False: no memory.
+cdef bint output_close(Output *output) noexcept nogil
+# The first `size` bytes have left.
+cdef void output_drop(Output *output, size_t size) noexcept nogil
 cdef void output_clear(Output *output) noexcept nogil

@@ -127,7 +127,7 @@ cdef bint add_piece(Output *output, Block *block, const uint8_t *data, size_t si
     return True
 
 
-cdef bint close_piece(Output *output) noexcept nogil:
+cdef bint output_close(Output *output) noexcept nogil:
     # end the piece that is being collected in the scratch block
     cdef size_t start = output.start
     if output.scratch == NULL or output.used == start:
@@ -138,7 +138,7 @@ cdef bint close_piece(Output *output) noexcept nogil:
 
 cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept nogil:
     if output.scratch == NULL or output.scratch.size - output.used < size:
-        if not close_piece(output):
+        if not output_close(output):
             return False
         block_give(output.scratch)
         output.scratch = block_take(max(size, <size_t>SCRATCH))
@@ -160,7 +160,7 @@ cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcep
         segment = &message.segments[message.current]
         part = min(size, segment.size - message.offset)
         if part >= REFERENCE_FROM:
-            if not (close_piece(output)
+            if not (output_close(output)
                     and add_piece(output, block_share(segment.block), segment.data + message.offset, part)):
                 return False
             output.size += part
@@ -174,7 +174,7 @@ cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcep
     return True
 
 
-cdef void drop_written(Output *output, size_t size) noexcept nogil:
+cdef void output_drop(Output *output, size_t size) noexcept nogil:
     # the first `size` bytes have left
     cdef uint32_t gone = 0
     cdef Segment *piece
@@ -198,7 +198,7 @@ cdef bint output_write(Output *output, int fd) noexcept nogil:
     cdef uint32_t count, i
     cdef size_t offered
     cdef ssize_t written
-    if not close_piece(output):
+    if not output_close(output):
         return False
     while output.count:
         count = min(output.count, <uint32_t>AT_ONCE)
@@ -209,7 +209,7 @@ cdef bint output_write(Output *output, int fd) noexcept nogil:
             offered += output.pieces[i].size
         written = writev(fd, parts, <int>count)
         if written > 0:
-            drop_written(output, <size_t>written)
+            output_drop(output, <size_t>written)
         if written < <ssize_t>offered:
             return False
     output_clear(output)
@@ -238,7 +238,7 @@ cdef size_t output_keep(Output *output) noexcept nogil:
     cdef size_t size
     cdef uint32_t at = 0
     cdef uint32_t count, i
-    close_piece(output)
+    output_close(output)
     while at < output.count:
         if is_small(&output.pieces[at]):
             kept += output.pieces[at].size
@@ -264,7 +264,7 @@ cdef bytes output_part(Output *output, size_t size):
     cdef uint8_t *at
     cdef size_t left, part
     cdef uint32_t i = 0
-    if not close_piece(output):
+    if not output_close(output):
         raise MemoryError("no memory for output")
     size = min(size, output.size)
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
@@ -276,14 +276,14 @@ cdef bytes output_part(Output *output, size_t size):
         at += part
         left -= part
         i += 1
-    drop_written(output, size)
+    output_drop(output, size)
     return out
 
 
 cdef list output_take(Output *output):
     cdef list out = []
     cdef uint32_t i
-    if not close_piece(output):
+    if not output_close(output):
         raise MemoryError("no memory for output")
     for i in range(output.count):
         if output.pieces[i].size < REFERENCE_FROM:

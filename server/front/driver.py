@@ -1,4 +1,4 @@
-"""The driver of a plaintext connection: its socket is the I/O thread's, its beginning and end are Python's."""
+"""The driver of a connection: its socket is the I/O thread's, its beginning and end are Python's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.tls import TlsSession
 from inferd.server.front.connection_limits import Admission, ConnectionLimits
 from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.connection_monitor import ConnectionMonitor
@@ -33,22 +34,6 @@ def prepare(accepted: socket.socket, send_timeout: float) -> None:
         accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(send_timeout * 1000))
 
 
-def connection_of(endpoint: Endpoint, client: Peer, admission: Admission, refused: ConnectionLog) -> Connection:
-    """A new connection of an admitted client; what the server refuses on it goes to the log.
-
-    Raises:
-        MemoryError: there is no memory for it.
-    """
-    user = client.credentials.uid if client.credentials is not None else -1
-    connection = Connection(
-        endpoint, client.address, user, admission.use, admission.listener_policy.interceptor, client.identity
-    )
-    connection.client = client
-    connection.admission = admission
-    connection.on_refused = partial(refused.add, client.address)
-    return connection
-
-
 class SocketDriver:
     """Begins and ends a connection whose socket an I/O thread reads and writes.
 
@@ -62,6 +47,8 @@ class SocketDriver:
         client: at the other end of it.
         admission: of the connection, whose driver this becomes.
         refused: the log.
+        accepted_at: time of its accept, on the timers' clock.
+        session: of TLS, after the handshake; without one the socket is not encrypted.
 
     Raises:
         OSError, MemoryError: the connection cannot be served; the owner closes the socket.
@@ -78,6 +65,8 @@ class SocketDriver:
         client: Peer,
         admission: Admission,
         refused: ConnectionLog,
+        accepted_at: float,
+        session: TlsSession | None = None,
     ) -> None:
         self._io = io
         self._drivers = drivers
@@ -86,22 +75,32 @@ class SocketDriver:
         self._admission = admission
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         prepare(accepted, endpoint.send_timeout)
-        self._connection = connection = connection_of(endpoint, client, admission, refused)
+        self._connection = connection = self._connect(endpoint, client, admission, refused)
         connection.on_shut = self._shut
         connection.on_lost = self._lost
-        self._monitor = ConnectionMonitor(
-            self, connection, admission.listener_policy.connections, timers, timers.time()
-        )
+        self._monitor = ConnectionMonitor(self, connection, admission.listener_policy.connections, timers, accepted_at)
         admission.driver = self
         drivers.add(self)
         # the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
         try:
-            io.take(connection, accepted.fileno())
+            io.take(connection, accepted.fileno(), session)
         except BaseException:
             self._monitor.stop()
             drivers.discard(self)
             connection.close()
             raise
+
+    @staticmethod
+    def _connect(endpoint: Endpoint, client: Peer, admission: Admission, refused: ConnectionLog) -> Connection:
+        """A new connection; what the server refuses on it goes to the log."""
+        user = client.credentials.uid if client.credentials is not None else -1
+        connection = Connection(
+            endpoint, client.address, user, admission.use, admission.listener_policy.interceptor, client.identity
+        )
+        connection.client = client
+        connection.admission = admission
+        connection.on_refused = partial(refused.add, client.address)
+        return connection
 
     def _shut(self) -> None:
         """Nothing but the last output is written any more."""

@@ -29,10 +29,8 @@ from inferd.server.front.tls import Credentials
 log = logging.getLogger("inferd.front")
 
 BACKLOG = 4096
-TAKE_TIMEOUT = 0.1  # seconds
 ACCEPT_PAUSE = 0.1  # seconds
 AT_ONCE = 64  # connections, then other callbacks have their turn
-NEVER = 1e8  # seconds
 LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -309,47 +307,28 @@ def owner(text: str) -> tuple[int, int]:
 
 
 class Listener:
-    """A bound socket that passes its connections to protocols. It accepts them itself, to count or refuse them before
-    the handshake of TLS.
+    """A bound socket whose connections the event loop accepts.
 
     Args:
         bound: the socket, taken over.
-        admit: makes the driver of an accepted socket, with the client's address; None closes the socket. If the driver
-            is a protocol, it gets a transport; its `connection_lost` is also called if the handshake fails.
-        credentials: TLS; each handshake shows the present certificate.
+        admit: takes over an accepted socket, which does not block, with the client's address.
         file: of a unix socket.
-        handshake_timeout: seconds that a client may take for the handshake of TLS.
         failed: called with errors of accepting.
     """
 
     def __init__(
         self,
         bound: socket.socket,
-        admit: Callable[[socket.socket, Any], object | None],
-        credentials: Credentials | None,
+        admit: Callable[[socket.socket, Any], None],
         file: UnixFile | None = None,
         *,
-        handshake_timeout: float = 10.0,
         failed: Callable[[str, OSError], None],
     ) -> None:
-        self._handshake_timeout = handshake_timeout
         self._socket = bound
         self._admit = admit
-        self._credentials = credentials
         self._file = file
         self._failed = failed
         self._pause: asyncio.TimerHandle | None = None
-        self._beginning: set[asyncio.Task[None]] = set()
-
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._credentials is None:
-            return {}
-        return {
-            "ssl": self._credentials.material.context,
-            "ssl_handshake_timeout": self._handshake_timeout,
-            "ssl_shutdown_timeout": NEVER,  # the connection's monitor ends slow handshakes
-        }
 
     def serve(self) -> None:
         """Accept connections from now on."""
@@ -376,39 +355,16 @@ class Listener:
                     self._pause = loop.call_later(ACCEPT_PAUSE, self._watch)
                 return
             accepted.setblocking(False)
-            driver = self._admit(accepted, name)
-            if driver is None:
-                accepted.close()
-                continue
-            if not isinstance(driver, asyncio.BaseProtocol):
-                continue
-            beginning = asyncio.get_running_loop().create_task(self._begin(accepted, driver))
-            self._beginning.add(beginning)
-            beginning.add_done_callback(self._beginning.discard)
+            self._admit(accepted, name)
 
-    async def _begin(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
-        """Make the connection of an accepted socket, after the handshake of TLS."""
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(lambda: protocol, accepted, **self._tls)
-        except BaseException as error:
-            protocol.connection_lost(None)
-            if not isinstance(error, OSError):  # the handshake has failed
-                raise
-
-    async def close(self) -> None:
-        """Accept the connections that the kernel already has, then refuse more.
-
-        Handshakes that take longer continue in the background.
-        """
+    def close(self) -> None:
+        """Accept the connections that the kernel already has, then refuse more."""
         if self._pause is not None:
             self._pause.cancel()
         asyncio.get_running_loop().remove_reader(self._socket)
         self._accept(None)
         self._socket.close()
         self.remove_file()
-        if self._beginning:
-            await asyncio.wait(self._beginning, timeout=TAKE_TIMEOUT)
 
     def remove_file(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""The native front door: connections whose sockets an I/O thread reads and writes, with TLS those under uvloop.
+"""The native front door: connections whose sockets an I/O thread reads and writes, with TLS or without.
 
 ModelInfer bypasses this module, from the connection to its lane and back without a Python object. Every other method is
 a Python handler, served as on a grpc.aio server.
@@ -11,9 +11,9 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -29,19 +29,20 @@ from inferd._native.transport.call import Call, CallOverError
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.tls import TlsSession
 from inferd._native.transport.workers import Workers
 from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from inferd.server.errors import Denied, Exhausted
 from inferd.server.front.access import Access
-from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
+from inferd.server.front.connection_limits import Admission, ClientLimits, ConnectionLimits, ListenerPolicy
 from inferd.server.front.connection_log import ConnectionLog
 from inferd.server.front.context import NativeContext
 from inferd.server.front.door import STOPPING
 from inferd.server.front.driver import SocketDriver
-from inferd.server.front.encrypted import EncryptedDriver
+from inferd.server.front.handshake import PendingHandshake
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
-from inferd.server.front.peer import Peer, peer_of
+from inferd.server.front.peer import Peer, identified, peer_of
 from inferd.server.front.refusal import rich_details
 from inferd.server.front.serving import serve
 from inferd.server.front.tls import Credentials
@@ -58,6 +59,7 @@ INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose
 PARTING = 0.5  # seconds for the last responses after the grace period
 TELLING = 1.0  # seconds for clients to acknowledge the server's stop
 POLL = 0.01
+TAKE_TIMEOUT = 0.1  # seconds for handshakes that have begun when the listeners close
 STARTS = 8  # handlers that may begin in one round of the loop: half a millisecond of Python
 NO_LIMITS = ClientLimits()
 
@@ -72,6 +74,10 @@ _CONNECTION_RULES = {
 
 
 log = logging.getLogger("inferd.front")
+
+
+class HandshakeError(OSError):
+    """A client may not continue after its handshake; the text is for the log, if there is any."""
 
 
 class ClientLimitError(Exhausted):
@@ -152,7 +158,8 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._io: IoThread | None = None
-        self._drivers: set[SocketDriver | EncryptedDriver] = set()
+        self._drivers: set[SocketDriver] = set()
+        self._handshakes: set[PendingHandshake] = set()
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
@@ -192,7 +199,6 @@ class NativeDoor:
 
     async def start(self, *addresses: str) -> int:
         try:
-            self._workers.start()
             self._begin_io()
             bound = [self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
@@ -205,18 +211,22 @@ class NativeDoor:
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
     def _begin_io(self) -> None:
-        """Let an I/O thread serve the endpoint, its timers and, if there is an engine, the engine's responses."""
+        """Let an I/O thread serve the endpoint, its timers, the thread pool and the responses of the engine, if any."""
         self._io = IoThread(self._endpoint)
         if self._infer is None:
             asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
         else:
             self._infer.deliver_on(self._io)
+        self._workers.start()
         self._io.start()  # if that fails, `_end_io` takes all of this back
 
     def _end_io(self) -> None:
+        """End the I/O thread and the thread pool."""
+        if self._io is not None:
+            self._io.stop()
+        self._workers.close()
         if self._io is None:
             return
-        self._io.stop()
         try:
             self._timers.run_events()
         finally:
@@ -228,18 +238,14 @@ class NativeDoor:
 
     def _listen(self, bind: Bind) -> Address:
         address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
-        encrypted = policy.credentials is not None and not isinstance(address, UnixAddress)
-        admit, failed = partial(self._admit, listener_policy, encrypted=encrypted), self._refused.fails
+        admit, failed = partial(self._admit, listener_policy, policy.credentials), self._refused.fails
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
-            self._listeners.append(Listener(opened, admit, None, file, failed=failed))
+            self._listeners.append(Listener(opened, admit, file, failed=failed))
             self._listeners[-1].serve()
             return address
         sockets = open_tcp(address, reuse_port=policy.reuse_port)
-        patience = listener_policy.connections.handshake_timeout
-        self._listeners += [
-            Listener(opened, admit, policy.credentials, handshake_timeout=patience, failed=failed) for opened in sockets
-        ]
+        self._listeners += [Listener(opened, admit, failed=failed) for opened in sockets]
         for listener in self._listeners[-len(sockets) :]:
             try:
                 listener.serve()
@@ -248,28 +254,65 @@ class NativeDoor:
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
 
     def _admit(
-        self, listener_policy: ListenerPolicy, accepted: socket.socket, name: Any, *, encrypted: bool
-    ) -> SocketDriver | EncryptedDriver | None:
-        """The driver of an accepted connection; None if there is no room for it."""
+        self, listener_policy: ListenerPolicy, credentials: Credentials | None, accepted: socket.socket, name: Any
+    ) -> None:
+        """Serve an accepted connection, with credentials after its handshake; close it if there is no room for it."""
         client = peer_of(accepted, name)
         scarce = self._refused.is_scarce(client.address, accepted.fileno())
         admission = self._limits.admit(listener_policy, client, scarce=scarce)
         if admission is None:
-            return None
-        if encrypted:
-            return EncryptedDriver(
-                self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission, self._refused
-            )
+            accepted.close()
+            return
+        now = self._timers.time()
         assert self._io is not None
-        try:
-            return SocketDriver(
-                self._io, self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission,
-                self._refused,
+        with self._released(accepted, client, admission):
+            if credentials is None:
+                self._drive(accepted, client, admission, now, None)
+                return
+            pending = PendingHandshake(
+                self._io, credentials.material.context, accepted, admission.use.number,
+                listener_policy.connections.handshake_timeout,
+                partial(self._encrypted, accepted, client, admission, now),
             )  # fmt: skip
+            admission.driver = pending
+            self._handshakes.add(pending)
+
+    def _encrypted(
+        self, accepted: socket.socket, client: Peer, admission: Admission, now: float, pending: PendingHandshake
+    ) -> None:
+        """The handshake of a connection is over. From now on the client's certificate identifies it."""
+        self._handshakes.discard(pending)
+        session = pending.session
+        with self._released(accepted, client, admission):
+            if not session.done:
+                why = f"TLS: the handshake failed: {session.failure}" if session.failure else ""
+                raise HandshakeError(why)
+            if not session.alpn:
+                raise HandshakeError("TLS: it did not offer HTTP/2 (ALPN 'h2')")
+            client = identified(client, session)
+            if not self._limits.identify(admission, client):
+                raise HandshakeError("")
+            self._drive(accepted, client, admission, now, session)
+
+    @contextmanager
+    def _released(self, accepted: socket.socket, client: Peer, admission: Admission) -> Iterator[None]:
+        """Close an admitted connection that cannot be served."""
+        try:
+            yield
         except (OSError, MemoryError) as error:
+            accepted.close()
             self._limits.release(admission)
-            self._refused.add(client.address, str(error))
-            return None
+            if str(error):
+                self._refused.add(client.address, str(error))
+
+    def _drive(
+        self, accepted: socket.socket, client: Peer, admission: Admission, now: float, session: TlsSession | None
+    ) -> None:
+        assert self._io is not None
+        SocketDriver(
+            self._io, self._endpoint, self._drivers, self._timers, self._limits, accepted, client, admission,
+            self._refused, now, session,
+        )  # fmt: skip
 
     def _listener_policy(self, rules: Rules) -> ListenerPolicy:
         """The policy of a listener with these rules."""
@@ -307,7 +350,10 @@ class NativeDoor:
             self._reloading.cancel()
         self.remove_files()
         listeners, self._listeners = self._listeners, []
-        await asyncio.gather(*(listener.close() for listener in listeners))
+        for listener in listeners:
+            listener.close()
+        if self._handshakes:
+            await asyncio.wait([pending.closed for pending in self._handshakes], timeout=TAKE_TIMEOUT)
 
     def remove_files(self) -> None:
         for listener in self._listeners:
@@ -322,7 +368,6 @@ class NativeDoor:
             await self._drain(end)
         finally:
             self._end_io()
-            self._workers.close()
 
     async def _drain(self, end: float) -> None:
         """Let calls finish until `end` on the loop's clock, end the rest, and all connections."""
@@ -340,6 +385,10 @@ class NativeDoor:
         await self._part(loop.time() + PARTING)
         for driver in tuple(self._drivers):
             driver.abort()
+        for pending in self._handshakes:
+            pending.abort()
+        if self._handshakes:
+            await asyncio.wait([pending.closed for pending in self._handshakes], timeout=PARTING)
         await asyncio.sleep(0)  # for those that the I/O thread has left
         tasks = [context.task for context in self._contexts if context.task is not None]
         if tasks:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from inferd._native.transport.tls import TlsSession
 from inferd.server.rpc.call import PeerCredentials
 
 AuthContext = Mapping[str, Sequence[bytes]]
@@ -25,8 +26,8 @@ ALTERNATIVE_NAMES = {"DNS": "x509_dns", "URI": "x509_uri", "email": "x509_email"
 _NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME, *ALTERNATIVE_NAMES.values(), *map("x509_".__add__, (
     "DirName", "Registered ID", "othername", "other")))  # fmt: skip
 """The identity of a certificate's owner: names with their types, since `DNS:x` and `URI:x` are two owners."""
-_UNREADABLE = frozenset({"<unsupported>", "<invalid>"})
-"""The value of Python's ssl for an alternative name that it cannot read."""
+UNREADABLE = "<unsupported>"
+"""An alternative name that cannot be read, as Python's ssl writes it."""
 
 _KEY = os.urandom(16)
 _UCRED = struct.Struct("=iII")
@@ -58,10 +59,11 @@ def peer_of(connection: socket.socket, name: Any) -> Peer:
     return Peer(f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}")
 
 
-def identified(peer: Peer, tls: ssl.SSLObject) -> Peer:
+def identified(peer: Peer, tls: TlsSession) -> Peer:
     """The same client, with the results of the handshake of TLS."""
-    auth = _auth(tls)
-    return replace(peer, auth=auth, identity=identity_of({**auth, **_owner(tls)}))
+    der, subject, names = tls.certificate(), tls.subject(), tls.alternative_names()
+    auth = _auth(der, subject, names)
+    return replace(peer, auth=auth, identity=identity_of({**auth, **_owner(der, subject, names)}))
 
 
 def process_of(context: Any) -> PeerCredentials | None:
@@ -69,46 +71,36 @@ def process_of(context: Any) -> PeerCredentials | None:
     return getattr(context, "peer_credentials", None)
 
 
-def _owner(tls: ssl.SSLObject) -> dict[str, list[bytes]]:
+_Names = list[tuple[str, str]]
+_AlternativeNames = list[tuple[str, str | None]]
+
+
+def _owner(der: bytes | None, subject: _Names, names: _AlternativeNames) -> dict[str, list[bytes]]:
     """The identity of the certificate's owner, more than grpc's context has: the whole subject, and the alternative
     names by their types. If one cannot be read, the certificate itself."""
-    certificate: Any = tls.getpeercert() or {}
-    subject = [f"{key}={value}".encode() for names in certificate.get("subject", ()) for key, value in names]
-    found = {SUBJECT: subject}
-    for kind, value in certificate.get("subjectAltName", ()):
-        text = _text(value)
+    found = {SUBJECT: [f"{key}={value}".encode() for key, value in subject]}
+    for kind, text in names:
         key = ALTERNATIVE_NAMES.get(kind, f"x509_{kind}")
-        found.setdefault(key if key in _NAMES else "x509_other", []).append(f"{kind}:{text}".encode())
-        if text in _UNREADABLE:
-            found.setdefault("x509_other", []).append(tls.getpeercert(binary_form=True) or b"")
+        found.setdefault(key if key in _NAMES else "x509_other", []).append(f"{kind}:{text or UNREADABLE}".encode())
+        if text is None:
+            found.setdefault("x509_other", []).append(der or b"")
     return found
 
 
-def _auth(tls: ssl.SSLObject) -> AuthContext:
+def _auth(der: bytes | None, subject: _Names, names: _AlternativeNames) -> AuthContext:
     found: dict[str, list[bytes]] = {
         "transport_security_type": [b"ssl"],
         "security_level": [b"TSI_PRIVACY_AND_INTEGRITY"],
     }
-    certificate: Any = tls.getpeercert()
-    der = tls.getpeercert(binary_form=True)
-    if not certificate or der is None:
+    if der is None:
         return found
-    for attributes in certificate.get("subject", ()):
-        for key, value in attributes:
-            if key == "commonName":
-                found.setdefault(COMMON_NAME, []).append(value.encode())
-    names = [_text(value).encode() for _, value in certificate.get("subjectAltName", ())]
+    for key, value in subject:
+        if key == "commonName":
+            found.setdefault(COMMON_NAME, []).append(value.encode())
     if names:
-        found[ALTERNATIVE_NAME] = names
+        found[ALTERNATIVE_NAME] = [(text or UNREADABLE).encode() for _, text in names]
     found[CERTIFICATE] = [ssl.DER_cert_to_PEM_cert(der).encode()]
     return found
-
-
-def _text(name: str | Sequence[Sequence[tuple[str, str]]]) -> str:
-    """An alternative name; a directory's has parts, like a subject."""
-    if isinstance(name, str):
-        return name
-    return ",".join(f"{key}={value}" for parts in name for key, value in parts)
 
 
 def identity_key(auth: AuthContext) -> str | None:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from inferd._native.transport.tls import TlsContext, TlsError
 from inferd.server.engine.housekeeping.regular_files import check_regular, read_regular
-from inferd.server.front.connection_log import ConnectionLog
-from inferd.server.front.sessions import keep_none
 
 log = logging.getLogger("inferd.front")
 
-ALPN = "h2"
+TICKETS = 3600.0  # seconds for which a context's keys of session tickets are used
 Signature = tuple[tuple[int, int, int], ...]
-
-
-_refused = ConnectionLog()  # of the native door, on its event loop
-
-
-class _Handshake(ssl.SSLObject):
-    """Logs failed handshakes, which no other code sees."""
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-            _refused.add("a client", f"TLS: the handshake failed: {why}")
-            raise
 
 
 class CredentialsError(Exception):
@@ -46,7 +28,8 @@ class Material:
     certificate: bytes  # PEM, the chain
     key: bytes
     root: bytes | None
-    context: ssl.SSLContext
+    context: TlsContext
+    made: float  # when, on the monotonic clock
 
 
 class Credentials:
@@ -83,13 +66,16 @@ class Credentials:
     def refresh(self) -> bool:
         """Read the files again if they have changed; return whether there is new material. Any thread may call it.
 
+        The context is also made anew after a while, so that its keys of session tickets do not last.
+
         Unusable files, as during a replacement, leave the old material in force, and one line in the log.
         """
         with self._lock:
             signature: Signature = ()
             try:
                 signature = self._sign()
-                if signature in (self._signature, self._refused):
+                aged = time.monotonic() - self._material.made > TICKETS
+                if signature == self._refused or (signature == self._signature and not aged):
                     return False
                 material = self._load()
                 if self._sign() != signature:
@@ -97,7 +83,10 @@ class Credentials:
             except CredentialsError as error:
                 self._complain(error, signature)
                 return False
+            changed = signature != self._signature
             self._material, self._signature, self._refused = material, signature, None
+        if not changed:
+            return False
         log.info("the TLS certificate has been read again")
         return True
 
@@ -127,39 +116,20 @@ class Credentials:
         certificate = _pem("grpc-server-cert", self._certificate, b" CERTIFICATE-----")
         key = _pem("grpc-server-key", self._key, b"PRIVATE KEY-----")
         root = None if self._root is None else _pem("grpc-root-cert", self._root, b" CERTIFICATE-----")
-        return Material(certificate, key, root, self._context())
-
-    def _context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sslobject_class = _Handshake
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols([ALPN])
-        if not keep_none(context):
-            log.info("OpenSSL cannot be told to keep no TLS sessions: connections that resume one are refused")
         try:
-            context.load_cert_chain(self._certificate, self._key, password=self._refuse_passphrase)
-        except ssl.SSLError as error:
+            context = TlsContext(certificate, key, root)
+        except TlsError as error:
             raise CredentialsError(self._reason(error)) from error
-        except OSError as error:  # a file was removed since it was read
-            either = f"{self._certificate} or {self._key}"
-            raise CredentialsError(f"--grpc-server-cert: cannot read {either}: {error.strerror}") from error
-        if self._root is not None:
-            try:
-                context.load_verify_locations(self._root)
-            except ssl.SSLError as error:
-                raise CredentialsError(f"--grpc-root-cert: {self._root} cannot be used: {error.reason}") from error
-            except OSError as error:
-                raise CredentialsError(f"--grpc-root-cert: cannot read {self._root}: {error.strerror}") from error
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+        return Material(certificate, key, root, context, time.monotonic())
 
-    def _refuse_passphrase(self) -> str:
-        raise CredentialsError(f"--grpc-server-key: the key in {self._key} has a passphrase; give it without one")
-
-    def _reason(self, error: ssl.SSLError) -> str:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            return f"the key in {self._key} does not belong to the certificate in {self._certificate}"
+    def _reason(self, error: TlsError) -> str:
+        if error.locked:
+            return f"--grpc-server-key: the key in {self._key} has a passphrase; give it without one"
         why = error.reason or "OpenSSL cannot read it to its end"  # as where it was cut
+        if error.part == "root":
+            return f"--grpc-root-cert: {self._root} cannot be used: {why}"
+        if why == "key values mismatch":
+            return f"the key in {self._key} does not belong to the certificate in {self._certificate}"
         return f"the certificate in {self._certificate} or the key in {self._key} cannot be used: {why}"
 
 
