@@ -21,7 +21,7 @@ FROM ${BASE} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends \
-        build-essential libnghttp2-dev libxxhash-dev pkg-config python3-dev python3-venv zlib1g-dev \
+        build-essential libnghttp2-dev libssl-dev libxxhash-dev pkg-config python3-dev python3-venv zlib1g-dev \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /source
@@ -37,7 +37,7 @@ ARG REVISION=unknown
 RUN INFERD_COMMIT="${REVISION}" /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
 
 # ---- what runs ------------------------------------------------------------------------------------------------------
-# libnghttp2 is the distribution's, so that its security updates reach the image. Object stores and collectors are reached
+# libnghttp2 and OpenSSL (Python's) are the distribution's, so that their security updates reach the image. Object stores and collectors are reached
 # over TLS, and their clients do not start without certificates.
 # hadolint ignore=DL3006
 FROM ${BASE} AS runtime

@@ -26,6 +26,7 @@ set -eu
 checkout=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 python=$checkout/.venv/bin/python
 copies=${INFERD_SANITIZE:-${TMPDIR:-/tmp}/inferd-sanitize}
+unset INFERD_SANITIZE  # servers warn of variables that are no option of theirs
 
 builds="debug asan tsan"
 case "${1:-}" in

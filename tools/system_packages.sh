@@ -15,9 +15,12 @@ look() {
     command -v cc >/dev/null ||
         missing[build-essential]="a C compiler (cc) is needed to build the extensions: apt-get install build-essential"
     command -v pkg-config >/dev/null ||
-        missing[pkg-config]="pkg-config is needed to find libnghttp2: apt-get install pkg-config"
+        missing[pkg-config]="pkg-config is needed to find libnghttp2 and OpenSSL: apt-get install pkg-config"
     if ! command -v pkg-config >/dev/null || ! pkg-config --exists 'libnghttp2 >= 1.43'; then
         missing[libnghttp2-dev]="libnghttp2 1.43 or newer with its headers is needed: apt-get install libnghttp2-dev"
+    fi
+    if ! command -v pkg-config >/dev/null || ! pkg-config --exists 'openssl >= 3.0'; then
+        missing[libssl-dev]="OpenSSL 3.0 or newer with its headers is needed: apt-get install libssl-dev"
     fi
     printf '#include <zlib.h>\n' | cc -E - >/dev/null 2>&1 ||
         missing[zlib1g-dev]="zlib with its headers is needed: apt-get install zlib1g-dev"

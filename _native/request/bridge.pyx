@@ -511,7 +511,11 @@ cdef class BridgeHandle:
     @property
     def in_house(self) -> int:
         """Requests that were admitted and have not ended: queued, in execution, or on their way back."""
-        return self.bridge.in_house
+        cdef uint32_t now
+        front_enter()
+        now = self.bridge.in_house
+        front_leave()
+        return now
 
     @property
     def event_fd(self) -> int:

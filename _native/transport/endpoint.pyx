@@ -2,7 +2,7 @@
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -129,7 +129,11 @@ cdef class Endpoint:
     @property
     def resets(self) -> int:
         """Calls that clients or the server have reset."""
-        return self.host.resets
+        cdef uint64_t now
+        front_enter()
+        now = self.host.resets
+        front_leave()
+        return now
 
     cdef int add_native(self, bytes path, const Service *service, void *context) except -1:
         cdef Method *method = &self.host.natives[self.host.native_count]

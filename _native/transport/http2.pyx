@@ -546,3 +546,21 @@ cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil:
             stream_refuse(stream, REFUSAL_STOPPING, format_text("%s", details))
             stream_drop_request(stream)
         stream = stream.next
+
+
+cdef void conn_end_calls(Conn *conn) noexcept nogil:
+    cdef Stream *stream = conn.open.first
+    while stream != NULL:
+        if not stream_ended(stream):
+            stream_abandon(stream, NGHTTP2_CANCEL)
+            stream_drop_request(stream)
+        stream = stream.next
+
+
+cdef bint conn_compresses(const Conn *conn) noexcept nogil:
+    cdef const Stream *stream = conn.open.first
+    while stream != NULL:
+        if stream.sender.plain:
+            return True
+        stream = stream.next
+    return False

@@ -23,6 +23,8 @@ cdef struct Socket:
     Tls *tls                 # NULL: the socket is not encrypted
     bint full                # it takes no more output now
     bint waits               # the connection has been told that output waits
+    bint ended               # the peer has closed its end: nothing more is read
+    bint broken              # neither does it take anything
     bint shut                # no other output than `last` will be written
     Output last              # the last output of a connection that is shut; with TLS, encrypted
     Socket *next             # in Io.left

@@ -36,6 +36,8 @@ from inferd._native.transport.expiry cimport conn_collected, conn_waits
 from inferd._native.transport.http2 cimport (
     conn_close,
     conn_collect,
+    conn_compresses,
+    conn_end_calls,
     conn_end_round,
     conn_finished,
     conn_linger,
@@ -159,6 +161,8 @@ cdef void jobs_are_done(Source *source, uint32_t events) noexcept nogil:
 
 cdef void socket_ready(Source *source, uint32_t events) noexcept nogil:
     cdef Socket *socket = <Socket *>source
+    if socket.conn != NULL and events & <uint32_t>(EPOLLERR | EPOLLHUP):
+        socket.broken = True
     if socket.conn != NULL and events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
         socket_read(socket)
     if socket.conn != NULL and events & <uint32_t>EPOLLOUT:
@@ -169,13 +173,20 @@ cdef void socket_ready(Source *source, uint32_t events) noexcept nogil:
 cdef void ask_for_room(Socket *socket, bint full) noexcept nogil:
     if socket.full != full:
         socket.full = full
-        poll_change(socket.io.poll_fd, socket.source.fd, socket, <uint32_t>(EPOLLIN | EPOLLOUT if full else EPOLLIN))
+        socket_watch(socket)
+
+
+cdef void socket_watch(Socket *socket) noexcept nogil:
+    poll_change(socket.io.poll_fd, socket.source.fd, socket,
+                (0 if socket.ended else <uint32_t>EPOLLIN) | (<uint32_t>EPOLLOUT if socket.full else 0))
 
 
 cdef void socket_read(Socket *socket) noexcept nogil:
     cdef Conn *conn = socket.conn
     cdef bint goes_on
-    if conn.state >= CONN_PARTING:
+    if socket.ended:
+        goes_on = False
+    elif conn.state >= CONN_PARTING:
         goes_on = discard(socket)
     else:
         if socket.tls == NULL:
@@ -185,7 +196,21 @@ cdef void socket_read(Socket *socket) noexcept nogil:
         conn_end_round(conn)
     if goes_on:
         mark_dirty(conn)
+    elif socket.broken:
+        socket_leave(socket)
     else:
+        socket_end(socket)
+
+
+cdef void socket_end(Socket *socket) noexcept nogil:
+    # The peer has closed its end, and may still read: what is answered is written, as far as its windows allow. The
+    # other calls are over.
+    socket.ended = True
+    socket_watch(socket)
+    if not socket.shut:
+        conn_end_calls(socket.conn)
+        mark_dirty(socket.conn)
+    elif not socket.last.size:
         socket_leave(socket)
 
 
@@ -246,7 +271,7 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
     if socket.full or socket.waits:
         socket.waits = socket.full
         conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
-    if conn.stalled:
+    if conn.stalled or (socket.ended and not socket.full and not conn_compresses(conn)):
         socket_leave(socket)
     elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)):
         socket_shut(socket)
@@ -291,6 +316,9 @@ cdef void socket_shut(Socket *socket) noexcept nogil:
 cdef void write_last(Socket *socket) noexcept nogil:
     if socket.last.size and not output_write(&socket.last, socket.source.fd):
         ask_for_room(socket, True)
+        return
+    if socket.ended:
+        socket_leave(socket)
         return
     ask_for_room(socket, False)
     shut_writing(socket.source.fd)

@@ -64,12 +64,12 @@ def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
 
 
 def test_it_brings_its_libraries(environment) -> None:
-    """libnghttp2 comes out of the wheel, not from the system."""
-    code = "import inferd._native.transport.http2; print(open('/proc/self/maps').read())"
+    """libnghttp2 and OpenSSL come out of the wheel, not from the system."""
+    code = "import inferd._native.transport.io_thread; print(open('/proc/self/maps').read())"
     command = [environment / "bin" / "python", "-c", code]
     maps = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout
-    libraries = {line.split()[-1] for line in maps.splitlines() if "libnghttp2" in line}
-    assert libraries and all("inferd.libs" in library for library in libraries)
+    libraries = {line.split()[-1] for line in maps.splitlines() if "libnghttp2" in line or "libssl" in line}
+    assert len(libraries) == 2 and all("inferd.libs" in library for library in libraries)
 
 
 def test_other_names_are_left_to_users() -> None:

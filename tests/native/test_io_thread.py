@@ -1,0 +1,183 @@
+"""The I/O thread beside Python: what comes between two of Python's questions is not lost, and no event is heard without
+end. The test is the event loop: it decides when Python hears of what the thread has done meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import grpc
+import pytest
+from grpc.aio import EOF
+
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.call import Call
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.io_thread import IoThread
+from inferd.server.front.context import NativeContext
+from tests.conformance.raw import Client, framed
+from tests.waiting import wait_until
+
+TALK = grpc.stream_stream_rpc_method_handler(lambda requests, context: None)
+
+
+class Door:
+    """An endpoint that an I/O thread serves; its calls are in `calls` when Python has heard of them."""
+
+    def __init__(self) -> None:
+        self.timers, self.calls = TimersHandle(), list[Call]()
+        self.endpoint = Endpoint(self.calls.append, timers=self.timers)
+        self.timers.hear()
+        self.io = IoThread(self.endpoint)
+        self.io.start()
+        self.ends: list[socket.socket] = []
+
+    def connect(self) -> tuple[Client, Connection]:
+        """A client of it; the connection is the server's end."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        connection = Connection(self.endpoint, "unix:")
+        self.io.take(connection, theirs.fileno())
+        self.ends += [ours, theirs]
+        ours.settimeout(60)
+        return Client(ours), connection
+
+    def close(self) -> None:
+        self.io.stop()
+        self.timers.run_events()
+        for end in self.ends:
+            end.close()
+
+
+@pytest.fixture
+def door():
+    with contextlib.closing(Door()) as made:
+        yield made
+
+
+def ping(client: Client) -> None:
+    """Send a PING, and wait until the I/O thread has handled it and everything before it."""
+    pings = client.pings + 1
+    client.h2.ping(bytes(8))
+    client.flush()
+    client.receive_until(lambda: client.pings == pings)
+
+
+class Between:
+    """A call on which `happens` comes between two questions of Python: behind the first one that gets `found`."""
+
+    def __init__(self, call: Call, question: str, found: object, happens) -> None:
+        self._call, self._question, self._found, self._happens = call, question, found, happens
+
+    @property
+    def on_event(self):
+        return self._call.on_event
+
+    @on_event.setter
+    def on_event(self, hear) -> None:
+        self._call.on_event = hear
+
+    def __getattr__(self, name: str):
+        if name != self._question:
+            return getattr(self._call, name)
+        given = getattr(self._call, name)
+        if not callable(given):
+            return self._answer(given)
+        return lambda: self._answer(given())
+
+    def _answer(self, given: object):
+        if given == self._found:
+            happens, self._happens = self._happens, lambda: None
+            happens()
+        return given
+
+
+def test_the_last_message_comes_between_two_questions_of_its_handler(door):
+    """The handler finds no message; then the last one and the end come, before it asks whether the client has ended."""
+    client, _ = door.connect()
+    stream = client.headers("/test.Door/Talk")
+    ping(client)
+    door.timers.run_events()
+
+    def rest() -> None:
+        client.data(stream, framed(b"last"), end=True)
+        ping(client)
+
+    async def read() -> tuple[object, object]:
+        context = NativeContext(Between(door.calls[0], "take_message", None, rest), TALK)
+        reading = asyncio.create_task(context.read())
+        await asyncio.sleep(0)
+        door.timers.run_events()
+        return await reading, await context.read()
+
+    assert asyncio.run(read()) == (b"last", EOF)
+
+
+def test_a_client_leaves_between_two_questions_of_who_ends_its_call(door):
+    """The call is open when the stopping server asks, and reset before it is answered: that is nobody's error."""
+    client, _ = door.connect()
+    stream = client.headers("/test.Door/Talk")
+    ping(client)
+    door.timers.run_events()
+
+    def leave() -> None:
+        client.reset(stream)
+        ping(client)
+
+    async def refuse() -> None:
+        NativeContext(Between(door.calls[0], "open", True, leave), TALK).refuse()
+
+    asyncio.run(refuse())
+    assert not door.calls[0].open
+
+
+def test_what_happens_while_python_hears_of_it_is_heard_the_next_time(door):
+    """The event that was the last is withdrawn while Python runs the first, whose client makes a new one each time that
+    it is heard: the event loop must come to its other work."""
+    busy, connection = door.connect()
+    other, _ = door.connect()
+    heard = []
+
+    def hear() -> None:
+        heard.append(None)
+        if len(heard) == 1:
+            other.reset(stream)
+            ping(other)
+        if len(heard) < 20:
+            ping(busy)
+
+    connection.on_ping = hear
+    ping(busy)
+    stream = other.headers("/test.Door/Talk")
+    other.h2.update_settings({})
+    other.flush()
+    wait_until(lambda: door.endpoint.streams == 1)
+    door.timers.run_events()
+    assert len(heard) <= 2
+    assert not door.calls
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_thread_that_does_not_start_leaves_the_endpoint_to_the_loop(monkeypatch, times):
+    """The system refuses the thread. The next attempt serves; without one, the endpoint works without a thread."""
+    timers = TimersHandle()
+    io = IoThread(Endpoint(lambda call: None, timers=timers))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(times):
+            with pytest.raises(RuntimeError):
+                io.start()
+    client, theirs = socket.socketpair()
+    with client, theirs:
+        io.start()
+        theirs.setblocking(False)
+        io.take(Connection(io.endpoint), theirs.fileno())
+        ping(Client(client))
+        io.stop()
