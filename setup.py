@@ -89,9 +89,7 @@ def pkg_config(flag: str, library: tuple[str, str, str]) -> list[str]:
     """The compiler or linker flags of the library, or one sentence that says how to get it."""
     wanted, name, package = library
     try:
-        return subprocess.run(
-            ["pkg-config", flag, wanted], check=True, capture_output=True, text=True
-        ).stdout.split()
+        return subprocess.run(["pkg-config", flag, wanted], check=True, capture_output=True, text=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
         raise SystemExit(
             f"inferd needs {name} with its headers, found through pkg-config: apt-get install {package} pkg-config"

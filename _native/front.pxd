@@ -1,6 +1,6 @@
 # The front: connections, calls, timers, sequences of responses, and all requests that no instance has. One thread at a
-# time may touch it. While an I/O thread runs (`inferd._native.transport.io_thread`), that is the thread that holds the
-# front's lock; without one it is the event loop's.
+# time may touch it. While I/O threads run (`inferd._native.transport.io_thread`), that is the one that holds the
+# front's lock; without them it is the event loop's.
 
 from libc.stdint cimport int32_t
 
@@ -14,6 +14,10 @@ cdef void front_enter() noexcept
 # The same without the GIL.
 cdef void front_enter_nogil() noexcept nogil
 cdef void front_leave() noexcept nogil
+# Around a system call of an I/O thread, or similar work on what only it uses: if there are several, others may have the
+# lock meanwhile.
+cdef bint front_pause() noexcept nogil
+cdef void front_resume(bint paused) noexcept nogil
 # Let others have the lock, if any waits for it.
 cdef void front_yield() noexcept nogil
 

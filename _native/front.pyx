@@ -1,7 +1,8 @@
 """The front's lock, and the events by which the front tells Python.
 
-The I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it.
-Others hold it for single operations. It is fair: a thread that waits gets it before the present holder gets it again.
+An I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it; if
+there are several, also for each system call. Others hold it for single operations. It is fair: a thread that waits gets
+it before the present holder gets it again.
 """
 
 from libc.stdint cimport uint64_t
@@ -17,6 +18,14 @@ cdef extern from *:
     static pthread_mutex_t inferd_front = PTHREAD_MUTEX_INITIALIZER;
     /* held while its holder waits for the lock: so nobody overtakes */
     static pthread_mutex_t inferd_front_turn = PTHREAD_MUTEX_INITIALIZER;
+    enum { INFERD_FRONT_SPINS = 100 };
+    static inline void inferd_front_relax(void) {
+    #if defined(__x86_64__)
+        __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+        __asm__ volatile("yield");
+    #endif
+    }
     static int32_t inferd_front_waiting;
     static __thread int inferd_front_depth;
     static inline int inferd_front_try(void) {
@@ -27,6 +36,10 @@ cdef extern from *:
         return got;
     }
     static inline void inferd_front_wait(void) {
+        for (int i = 0; i < INFERD_FRONT_SPINS; i++) {  /* it is held for about a microsecond */
+            if (!__atomic_load_n(&inferd_front_waiting, __ATOMIC_RELAXED) && inferd_front_try()) return;
+            inferd_front_relax();
+        }
         __atomic_fetch_add(&inferd_front_waiting, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&inferd_front_turn);
         pthread_mutex_lock(&inferd_front);
@@ -81,6 +94,20 @@ cdef void front_leave() noexcept nogil:
     depth -= 1
     if depth == 0:
         release()
+
+
+cdef bint front_pause() noexcept nogil:
+    global depth
+    if depth != 1 or load32(&threads) < 2:
+        return False
+    depth = 0
+    release()
+    return True
+
+
+cdef void front_resume(bint paused) noexcept nogil:
+    if paused:
+        front_enter_nogil()
 
 
 cdef void front_yield() noexcept nogil:

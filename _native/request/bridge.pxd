@@ -7,7 +7,7 @@ from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request, Response
 from inferd._native.threads cimport Mutex
 from inferd._native.timers cimport Timers, TimersHandle
-from inferd._native.transport.io_thread cimport IoThread, Source
+from inferd._native.transport.io_thread cimport IoThreads, Source
 
 cdef struct WatchedDescriptor:
     # a descriptor that the loop reads for another part of the server
@@ -71,7 +71,7 @@ cdef class BridgeHandle:
     # a Bridge for Python
     cdef Bridge bridge
     cdef readonly TimersHandle timers    # of the loop
-    cdef IoThread io         # delivers; None: the loop does
+    cdef IoThreads io         # delivers; None: the loop does
     cdef Source source       # of the I/O thread
     cdef public object on_news       # called on the loop when requests were refused, or a delivery was watched
     cdef public object on_hand_over  # called on the loop when an I/O thread begins (True) or ends (False) to deliver

@@ -45,7 +45,7 @@ from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, S
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
-from inferd._native.transport.io_thread cimport IoThread, Source, io_forget, io_watch
+from inferd._native.transport.io_thread cimport IoThreads, Source, io_forget, io_watch
 
 cdef extern from *:
     """
@@ -487,7 +487,7 @@ cdef class BridgeHandle:
         self.bridge.watched = on
         front_leave()
 
-    def deliver_on(self, IoThread io) -> None:
+    def deliver_on(self, IoThreads io) -> None:
         """Let an I/O thread that does not run deliver; None: the loop delivers again.
 
         `on_hand_over` is told, so that the loop waits for `TimersHandle.hear` instead of the bridge's and the timers'

@@ -50,7 +50,7 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
 from inferd._native.traceparent cimport TraceContext, traceparent_read
 from inferd._native.transport.endpoint cimport Endpoint
-from inferd._native.transport.io_thread cimport IoThread, io_wake
+from inferd._native.transport.io_thread cimport IoThreads, io_wake
 from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
 from inferd._native.transport.nghttp2 cimport nghttp2_nv
 from inferd._native.transport.outgoing cimport Outgoing
@@ -316,7 +316,7 @@ cdef class InferService:
             io_wake(&self.bridge.io.io)
         front_leave()
 
-    def deliver_on(self, IoThread io) -> None:
+    def deliver_on(self, IoThreads io) -> None:
         """Let an I/O thread that does not run deliver responses; None: the event loop delivers again."""
         self.bridge.deliver_on(io)
 

@@ -18,8 +18,8 @@ cdef struct ReadTarget:
 
 # The destination of the next read from the connection's socket: the block of a message, or `buffer`.
 cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nogil
-# Process `size` bytes that were read to the target; those beyond the target's size are in `buffer`. The connection must
-# not change between conn_read_target and this call.
+# Process `size` bytes that were read to the target; those beyond the target's size are in `buffer`. Nothing else
+# may be read between conn_read_target and this call.
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil
 # Read from a non-blocking socket, and process the bytes, until there are no more or it is the turn of other
 # connections. `buffer` is the common buffer, of `capacity` bytes. False: the peer has closed its end, or the socket is

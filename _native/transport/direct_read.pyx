@@ -12,6 +12,7 @@ all bytes that there are.
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t
 
+from inferd._native.front cimport front_pause, front_resume
 from inferd._native.memory.resource cimport block_give, block_share
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.http2 cimport conn_receive
@@ -77,12 +78,25 @@ cdef inline ReadTarget next_target(const Conn *conn, uint8_t *buffer, size_t cap
     return target
 
 
+cdef inline void begin_call(Conn *conn, const ReadTarget *target) noexcept nogil:
+    # others may end the call to which the target belongs, but not the connection
+    conn.in_call = True
+    if target.block != NULL:
+        block_share(target.block)
+
+
+cdef inline void end_call(Conn *conn, const ReadTarget *target) noexcept nogil:
+    conn.in_call = False
+    block_give(target.block)
+
+
 cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
     cdef ReadTarget target
     cdef iovec parts[2]
     cdef size_t wanted
     cdef size_t total = 0
     cdef ssize_t size
+    cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
         target = next_target(conn, buffer, capacity)
         parts[0].iov_base = target.data
@@ -90,10 +104,16 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
         parts[1].iov_base = buffer
         parts[1].iov_len = target.behind
         wanted = target.size + target.behind
+        begin_call(conn, &target)
+        paused = front_pause()
         size = readv(fd, parts, 2)
+        nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
+        front_resume(paused)
+        if size > 0:
+            conn_received(conn, &target, buffer, <size_t>size)
+        end_call(conn, &target)
         if size <= 0:
-            return size < 0 and (errno == EAGAIN or errno == EINTR)
-        conn_received(conn, &target, buffer, <size_t>size)
+            return nothing
         if <size_t>size < wanted:
             return True
         total += wanted
@@ -103,11 +123,17 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
 cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) noexcept nogil:
     cdef ReadTarget target
     cdef Py_ssize_t size
+    cdef bint paused
     while conn.state < CONN_PARTING:
         target = next_target(conn, buffer, capacity)
+        begin_call(conn, &target)
+        paused = front_pause()
         size = tls_read(tls, target.data, target.size)
+        front_resume(paused)
+        if size > 0:
+            conn_received(conn, &target, buffer, <size_t>size)
+        end_call(conn, &target)
         if size <= 0:
             return size == 0
-        conn_received(conn, &target, buffer, <size_t>size)
     tls_feed(tls, NULL, 0)  # nothing more is read
     return True

@@ -265,9 +265,9 @@ cdef class Endpoint:
         self.host.others_ran = False  # it has requested this call
         if self.host.waits:
             end_round(&self.host)
-        while self.host.first_dirty != NULL:
-            conn = self.host.first_dirty
-            self.host.first_dirty = conn.next_dirty
+        while self.host.dirty.first != NULL:
+            conn = self.host.dirty.first
+            self.host.dirty.first = conn.next_dirty
             conn.dirty = False
             connection = <CallOwner>conn.owner
             connection.dispatch()  # events of jobs; a receiver may close the connection

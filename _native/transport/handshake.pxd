@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from inferd._native.front cimport PythonEvent
-from inferd._native.transport.io_thread cimport Io, IoThread, Source
+from inferd._native.transport.io_thread cimport Io, IoThreads, Source
 from inferd._native.transport.tls cimport Handshaken, Tls, TlsSession
 from inferd._native.transport.workers cimport Job
 
@@ -20,5 +20,5 @@ cdef struct Shaking:
 
 cdef class Handshake(TlsSession):
     cdef Shaking shaking
-    cdef IoThread thread
+    cdef IoThreads thread
     cdef object on_over

@@ -1,11 +1,11 @@
 from collections.abc import Callable
 
-from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.tls import TlsContext, TlsSession
 
 class Handshake(TlsSession):
     def __init__(
-        self, thread: IoThread, context: TlsContext, fd: int, client: int, on_over: Callable[[], None]
+        self, thread: IoThreads, context: TlsContext, fd: int, client: int, on_over: Callable[[], None]
     ) -> None: ...
     @property
     def done(self) -> bool: ...

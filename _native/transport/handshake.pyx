@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
-from inferd._native.transport.io_thread cimport Io, IoThread, Source, io_await, io_forget, io_watch_once
+from inferd._native.transport.io_thread cimport Io, IoThreads, Source, io_await, io_forget, io_watch_once
 from inferd._native.transport.tls cimport (
     SHAKES_DONE,
     SHAKES_FAILED,
@@ -81,7 +81,7 @@ cdef class Handshake(TlsSession):
         MemoryError: there is no memory for TLS.
     """
 
-    def __init__(self, IoThread thread not None, TlsContext context not None, fd: int, client: int, on_over):
+    def __init__(self, IoThreads thread not None, TlsContext context not None, fd: int, client: int, on_over):
         cdef bint watched
         TlsSession.__init__(self, context, fd)
         self.thread = thread

@@ -67,6 +67,7 @@ from inferd._native.transport.stream cimport (
     stream_frame,
     stream_new,
     stream_shut,
+    unmark_dirty,
 )
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.unary cimport calls_resume
@@ -373,6 +374,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     cdef nghttp2_settings_entry settings[4]
     cdef nghttp2_mem memory = nghttp2_mem(&host.smalls, mem_malloc, mem_free, mem_calloc, mem_realloc)
     conn.host = host
+    conn.writer = &host.dirty
     conn.owner = owner
     conn.user = -1
     conn.account.within = &host.account
@@ -401,15 +403,9 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
 
 
 cdef void conn_close(Conn *conn) noexcept nogil:
-    cdef Conn **link
     if conn.session == NULL:
         return
-    link = &conn.host.first_dirty
-    while link[0] != NULL and link[0] != conn:
-        link = &link[0].next_dirty
-    if link[0] != NULL:
-        link[0] = conn.next_dirty
-        conn.dirty = False
+    unmark_dirty(conn)
     while conn.open.first != NULL:
         stream_closed(conn.open.first, NGHTTP2_CANCEL)
     list_remove(&conn.host.connections, conn)

@@ -1,4 +1,4 @@
-# The I/O thread: reads and writes sockets, and does all work of the front that follows, without the GIL.
+# I/O threads: read and write sockets, and do all work of the front that follows, without the GIL.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -6,7 +6,7 @@ from inferd._native.front cimport PythonEvent
 from inferd._native.timers cimport Timer
 from inferd._native.transport.endpoint cimport Endpoint
 from inferd._native.transport.outgoing cimport Output
-from inferd._native.transport.stream cimport Conn, Host
+from inferd._native.transport.stream cimport Conn, Dirty, Host
 from inferd._native.transport.tls cimport Tls
 
 cdef struct Source:
@@ -26,6 +26,8 @@ cdef struct Socket:
     bint ended               # the peer has closed its end: nothing more is read
     bint broken              # neither does it take anything
     bint shut                # no other output than `last` will be written
+    Output writing           # what a system call writes, outside of the front
+    bint dropped             # it is to be left when its thread is back in the front
     Output last              # the last output of a connection that is shut; with TLS, encrypted
     Socket *next             # in Io.left
 
@@ -38,6 +40,11 @@ cdef struct Io:
     Host *host
     uint8_t *buffer          # for reads
     uint8_t *encrypted       # the same, for bytes that are to be decrypted
+    Dirty *dirty             # connections of this thread that have output
+    Dirty own                # that list, unless it is the host's
+    bint waits               # for events, or soon
+    uint32_t sockets
+    Io *others               # the next thread of the host, in a ring
     Socket *left             # sockets that are freed at the end of the round
     Timer objects            # set while objects of Python wait to be let go of
     PythonEvent drained      # the event loop is to do that
@@ -55,9 +62,12 @@ cdef void io_wake(void *context) noexcept nogil
 cdef void io_forget(Io *io, Source *source) noexcept nogil
 
 
-cdef class IoThread:
-    cdef Io io
+cdef class IoThreads:
+    cdef Io io                   # the first thread's
+    cdef Io *more                # the others'
+    cdef uint32_t count          # of the others
     cdef readonly Endpoint endpoint
-    cdef object thread
+    cdef list threads
     cdef Source timers
     cdef Source jobs
+    cdef Io *choose(self) noexcept

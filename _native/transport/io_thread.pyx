@@ -1,10 +1,16 @@
-"""The I/O thread: one thread that waits for sockets, timers and responses, and does what follows, without the GIL.
+"""I/O threads wait for sockets, timers and responses, and do what follows, without the GIL.
 
-A round: the thread waits, enters the front, handles each descriptor that is ready, writes the output of all connections
+A round: the thread waits, enters the front, handles each descriptor that is ready, writes the output of its connections
 that have some, and leaves the front. Between two descriptors it gives way to a thread that wants the front. Work for
 Python is posted to the event loop (`inferd._native.front`), so nothing here waits for the interpreter.
 
-The owner of a socket opens and closes it; the thread has it from `take` on, until it tells `Connection.on_lost`.
+A connection belongs to one thread from `take` on, until that tells `Connection.on_lost`; only this thread reads and
+writes its socket. If there are several threads, each leaves the front to read, write, decrypt and encrypt (`in_call`):
+so they copy tensors at the same time, and take turns for the rest, about a microsecond a request. Meanwhile others may
+end the connection's calls, but not the connection: `dropped` says that it is to end. The first thread alone has the
+timers, the thread pool and the responses of instances; output for the connections of another thread wakes that one.
+
+The owner of a socket opens and closes it.
 """
 
 cimport cython
@@ -20,6 +26,8 @@ from inferd._native.front cimport (
     front_enter,
     front_enter_nogil,
     front_leave,
+    front_pause,
+    front_resume,
     front_yield,
     python_post,
     python_withdraw,
@@ -45,7 +53,7 @@ from inferd._native.transport.http2 cimport (
 )
 from inferd._native.transport.ledger cimport account_exceeded
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
-from inferd._native.transport.stream cimport end_round, host_look, mark_dirty
+from inferd._native.transport.stream cimport Host, end_round, host_look, mark_dirty, unmark_dirty
 from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.workers cimport thread_pool_drain
@@ -194,7 +202,9 @@ cdef void socket_read(Socket *socket) noexcept nogil:
         else:
             goes_on = read_encrypted(socket)
         conn_end_round(conn)
-    if goes_on:
+    if socket.dropped:
+        socket_leave(socket)
+    elif goes_on:
         mark_dirty(conn)
     elif socket.broken:
         socket_leave(socket)
@@ -220,10 +230,16 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
     cdef Io *io = socket.io
     cdef size_t total = 0
     cdef ssize_t size
+    cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
+        conn.in_call = True
+        paused = front_pause()
         size = read(socket.source.fd, io.encrypted, RECEIVE_BUFFER)
+        nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
+        front_resume(paused)
+        conn.in_call = False
         if size <= 0:
-            return size < 0 and (errno == EAGAIN or errno == EINTR)
+            return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
         if not conn_decrypt(conn, socket.tls, io.buffer, RECEIVE_BUFFER):
             return False
@@ -271,7 +287,7 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
     if socket.full or socket.waits:
         socket.waits = socket.full
         conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
-    if conn.stalled or (socket.ended and not socket.full and not conn_compresses(conn)):
+    if socket.dropped or conn.stalled or (socket.ended and not socket.full and not conn_compresses(conn)):
         socket_leave(socket)
     elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)):
         socket_shut(socket)
@@ -284,13 +300,34 @@ cdef inline size_t encrypted(const Socket *socket) noexcept nogil:
 cdef bint socket_write(Socket *socket) noexcept nogil:
     # write the prepared output; False: the socket is full, or broken
     cdef Conn *conn = socket.conn
+    cdef bint whole, paused
+    cdef bint good = True
+    socket.writing = conn.output
+    memset(&conn.output, 0, sizeof(Output))
+    conn.output.taken = socket.writing.taken
+    conn.in_call = True
+    paused = front_pause()
+    whole = write_out(socket, &good)
+    front_resume(paused)
+    conn.in_call = False
+    output_clear(&conn.output)  # nobody else prepares output: a head at most, whose connection has been evicted
+    conn.output = socket.writing
+    memset(&socket.writing, 0, sizeof(Output))
+    if conn.stalled or not good:
+        conn.stalled = True
+        output_clear(&conn.output)
+        return False
+    return whole
+
+
+cdef bint write_out(Socket *socket, bint *good) noexcept nogil:
     if socket.tls == NULL:
-        return output_write(&conn.output, socket.source.fd)
+        return output_write(&socket.writing, socket.source.fd)
     while output_write(&socket.tls.encrypted, socket.source.fd):
-        if conn.output.size == 0:
+        if socket.writing.size == 0:
             return True
-        if not tls_write(socket.tls, &conn.output):
-            conn.stalled = True
+        if not tls_write(socket.tls, &socket.writing):
+            good[0] = False
             return False
     return False
 
@@ -331,6 +368,10 @@ cdef void socket_leave(Socket *socket) noexcept nogil:
     cdef Io *io = socket.io
     if conn == NULL:
         return
+    if conn.in_call:
+        socket.dropped = True
+        return
+    io.sockets -= 1
     poll_remove(io.poll_fd, socket.source.fd)
     tls_free(socket.tls)
     socket.tls = NULL
@@ -381,27 +422,33 @@ cdef void flush_all(Io *io) noexcept nogil:
     # the output of all connections that have some, and what is due at the end of a round
     cdef Host *host = io.host
     cdef Conn *conn
-    cdef Conn *following
     end_round(host)
     if account_exceeded(&host.account):
         host_relieve(host)
     host.others_ran = False
-    conn = host.first_dirty
-    host.first_dirty = NULL
-    while conn != NULL:
-        following = conn.next_dirty
+    io.dirty.now = io.dirty.first
+    io.dirty.first = NULL
+    while io.dirty.now != NULL:
+        conn = io.dirty.now
+        io.dirty.now = conn.next_dirty
         conn.dirty = False
         if conn.socket != NULL:
             socket_flush(<Socket *>conn.socket)
-        elif conn.session != NULL:
-            conn.news.output = True
-            python_post(&host.timers.python, &conn.news.event)
         conn_collected(conn)
-        conn = following
     end_round(host)  # of calls that waited until their peer took output
-    io.again = host.first_dirty != NULL  # those that have more to write than their turn allows
+    wake_others(io)
+    io.again = io.dirty.first != NULL  # those that have more to write than their turn allows
     host_note(host)
     look_at_objects(io)
+
+
+cdef void wake_others(Io *io) noexcept nogil:
+    # threads whose connections have got output
+    cdef Io *other = io.others
+    while other != io:
+        if other.waits and other.dirty.first != NULL:
+            io_wake(other)
+        other = other.others
 
 
 cdef void io_run(Io *io) noexcept nogil:
@@ -412,6 +459,7 @@ cdef void io_run(Io *io) noexcept nogil:
     while True:
         count = poll(io.poll_fd, ready, 0 if io.again else -1)
         front_enter_nogil()
+        io.waits = False
         host_look(io.host)
         for i in range(count):
             source = <Source *>ready[i].source
@@ -421,37 +469,68 @@ cdef void io_run(Io *io) noexcept nogil:
         if io.after != NULL:
             io.after(io.after_context)
         free_left(io)
+        io.waits = True
         if io.stopping:
             front_leave()
             return
         front_leave()
 
 
-@cython.no_gc_clear  # __dealloc__ and the thread need the endpoint
-cdef class IoThread:
-    """Serves the sockets of an endpoint's connections, its timers and its thread pool.
+cdef int io_begin(Io *io, Host *host, Io *others) except -1:
+    io.host = host
+    io.others = others
+    io.waits = True
+    io.wakeup.fd = -1
+    io.poll_fd = poll_make()
+    io.wakeup.fd = make_wakeup()
+    io.wakeup.owner = io
+    io.wakeup.ready = was_woken
+    if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup, False):
+        raise OSError(errno, "cannot make the descriptors of an I/O thread")
+    io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
+    io.encrypted = <uint8_t *>malloc(RECEIVE_BUFFER)
+    if io.buffer == NULL or io.encrypted == NULL:
+        raise MemoryError
+    return 0
+
+
+cdef void io_close(Io *io) noexcept:
+    free_left(io)
+    free(io.buffer)
+    free(io.encrypted)
+    if io.wakeup.fd >= 0:
+        close(io.wakeup.fd)
+    if io.poll_fd >= 0:
+        close(io.poll_fd)
+
+
+@cython.no_gc_clear  # __dealloc__ and the threads need the endpoint
+cdef class IoThreads:
+    """Serve the sockets of an endpoint's connections, its timers and its thread pool.
 
     Args:
-        endpoint: served by this thread only, from `start` to `stop`.
+        endpoint: served by these threads only, from `start` to `stop`.
+        count: how many.
     """
 
-    def __cinit__(self, Endpoint endpoint not None):
+    def __cinit__(self, Endpoint endpoint not None, count: int = 1):
+        cdef uint32_t i
         self.endpoint = endpoint
-        self.io.host = &endpoint.host
-        self.io.wakeup.fd = -1
-        self.io.poll_fd = poll_make()
-        self.io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
-        self.io.encrypted = <uint8_t *>malloc(RECEIVE_BUFFER)
-        if self.io.buffer == NULL or self.io.encrypted == NULL:
+        self.threads = []
+        self.io.poll_fd = self.io.wakeup.fd = -1
+        self.more = <Io *>calloc(max(count, 1), sizeof(Io))
+        if self.more == NULL:
             raise MemoryError
-        self.io.wakeup.fd = make_wakeup()
-        self.io.wakeup.owner = &self.io
-        self.io.wakeup.ready = was_woken
+        io_begin(&self.io, &endpoint.host, &self.io)
+        self.io.dirty = &endpoint.host.dirty
+        for i in range(<uint32_t>(count - 1)):
+            self.count += 1
+            io_begin(&self.more[i], &endpoint.host, self.io.others)
+            self.more[i].dirty = &self.more[i].own
+            self.io.others = &self.more[i]
         self.io.objects.fire = tell_of_objects
         self.io.objects.owner = &self.io
         self.io.drained.run = let_go_of_objects
-        if self.io.poll_fd < 0 or self.io.wakeup.fd < 0 or not io_watch(&self.io, &self.io.wakeup, False):
-            raise OSError(errno, "cannot make the descriptors of the I/O thread")
         self.timers.fd = endpoint.host.timers.fd
         self.timers.owner = &self.io
         self.timers.ready = time_has_come
@@ -460,61 +539,71 @@ cdef class IoThread:
         self.jobs.ready = jobs_are_done
 
     def __dealloc__(self):
-        free_left(&self.io)
-        free(self.io.buffer)
-        free(self.io.encrypted)
-        if self.io.wakeup.fd >= 0:
-            close(self.io.wakeup.fd)
-        if self.io.poll_fd >= 0:
-            close(self.io.poll_fd)
+        cdef uint32_t i
+        io_close(&self.io)
+        for i in range(self.count):
+            io_close(&self.more[i])
+        free(self.more)
 
     def start(self) -> None:
-        """Start the thread. From now on only the event loop may use the endpoint beside it."""
+        """Start the threads. From now on only the event loop may use the endpoint beside them."""
         if not io_watch(&self.io, &self.timers, False) or (
                 self.jobs.fd >= 0 and not io_watch(&self.io, &self.jobs, False)):
             raise OSError(errno, "cannot watch the timers")
         self.io.host.rounds = True
         self.io.host.wake = io_wake
         self.io.host.wake_context = &self.io
-        thread = threading.Thread(target=self._run, name="inferd-io", daemon=True)
         owned_promise(True)
-        front_begin()
         try:
-            thread.start()
+            for number in range(self.count + 1):
+                thread = threading.Thread(target=self._run, args=(number,), name=f"inferd-io-{number}", daemon=True)
+                front_begin()
+                self.threads.append(thread)
+                thread.start()
         except BaseException:
-            self._leave()
+            front_end()
+            self.threads.pop()
+            self._end()
             raise
-        self.thread = thread
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
+        cdef Io *io = &self.io if number == 0 else &self.more[number - 1]
         thread_name(b"inferd-io")
         with nogil:
-            io_run(&self.io)
+            io_run(io)
 
     def stop(self) -> None:
-        """End the thread, and leave all sockets. The event loop has the endpoint to itself again."""
+        """End the threads, and leave all sockets. The event loop has the endpoint to itself again."""
         cdef Conn *conn
         cdef Conn *following
-        if self.thread is None:
+        if not self.threads:
             return
-        front_enter()
-        self.io.stopping = True
-        io_wake(&self.io)
-        front_leave()
-        self.thread.join()
-        self.thread = None
-        self._leave()
+        self._end()
         conn = self.io.host.connections.first
         while conn != NULL:
             following = conn.next
             if conn.socket != NULL:
                 socket_leave(<Socket *>conn.socket)
             conn = following
-        free_left(&self.io)
 
-    def _leave(self) -> None:
-        """No thread runs any more."""
-        front_end()
+    def _end(self) -> None:
+        """End the threads that run."""
+        cdef Io *io = &self.io
+        front_enter()
+        while self.threads:
+            io.stopping = True
+            io_wake(io)
+            io = io.others
+            if io == &self.io:
+                break
+        front_leave()
+        for thread in self.threads:
+            thread.join()
+            front_end()
+        self.threads.clear()
+        while io.stopping:
+            io.stopping = False
+            io = io.others
         timers_clear(self.io.host.timers, &self.io.objects)
         python_withdraw(&self.io.host.timers.python, &self.io.drained)
         owned_promise(False)
@@ -525,8 +614,18 @@ cdef class IoThread:
         self.io.host.wake = NULL
         self.io.host.rounds = False
 
+    cdef Io *choose(self) noexcept:
+        # the thread with fewest sockets
+        cdef Io *chosen = &self.io
+        cdef Io *io = self.io.others
+        while io != &self.io:
+            if io.sockets < chosen.sockets:
+                chosen = io
+            io = io.others
+        return chosen
+
     def take(self, Connection connection not None, fd: int, TlsSession session=None) -> None:
-        """Read and write this socket, which does not block, for the connection.
+        """Read and write this socket, which does not block, for the connection. The owner keeps both until `on_lost`.
 
         Args:
             session: of TLS, after its handshake; without one the socket is not encrypted.
@@ -535,34 +634,42 @@ cdef class IoThread:
             OSError: the system refuses to watch it.
         """
         cdef Socket *socket = <Socket *>calloc(1, sizeof(Socket))
+        cdef Conn *conn = &connection.conn
         cdef bint watched
         if socket == NULL:
             raise MemoryError("no memory for a connection")
         socket.source.fd = fd
         socket.source.ready = socket_ready
-        socket.io = &self.io
-        socket.conn = &connection.conn
+        socket.conn = conn
         front_enter()
-        connection.conn.socket = socket
-        watched = io_watch(&self.io, &socket.source, False)
+        socket.io = self.choose()
+        unmark_dirty(conn)
+        conn.writer = socket.io.dirty
+        conn.socket = socket
+        watched = io_watch(socket.io, &socket.source, False)
         if not watched:
-            connection.conn.socket = NULL
-        elif session is not None:
-            socket.tls = session.tls
-            session.tls = NULL
-            mark_dirty(&connection.conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
-            io_wake(&self.io)
+            conn.socket = NULL
+            conn.writer = &conn.host.dirty
+        else:
+            socket.io.sockets += 1
+            if session is not None:
+                socket.tls = session.tls
+                session.tls = NULL
+                mark_dirty(conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
+                io_wake(socket.io)
         front_leave()
         if not watched:
             free(socket)
             raise OSError(errno, "cannot watch the socket")
 
     def drop(self, Connection connection not None) -> None:
-        """Leave the connection's socket at once: its calls end, and `on_lost` is called. No effect if it was left."""
+        """Leave the connection's socket: its calls end, and `on_lost` is called. No effect if it was left."""
+        cdef Io *io
         front_enter()
         if connection.conn.socket != NULL:
+            io = (<Socket *>connection.conn.socket).io
             socket_leave(<Socket *>connection.conn.socket)
-            io_wake(&self.io)  # it frees what has been left
+            io_wake(io)  # it frees what has been left
         front_leave()
 
     def unwritten(self, Connection connection not None) -> int:
@@ -571,6 +678,8 @@ cdef class IoThread:
         cdef size_t size
         front_enter()
         socket = <Socket *>connection.conn.socket
-        size = connection.conn.output.size + (socket.last.size + encrypted(socket) if socket != NULL else 0)
+        size = connection.conn.output.size
+        if socket != NULL:
+            size += socket.writing.size + socket.last.size + encrypted(socket)
         front_leave()
         return size

@@ -263,6 +263,8 @@ cdef struct Conn:
     uint64_t identity        # of the client, by certificate or user; 0: unknown
     double debt              # of a connection without a client; eviction computes it
     Conn *next_dirty
+    Dirty *writer            # of the thread that writes its output
+    bint in_call             # its thread is in a system call for it, outside of the front: see io_thread.pyx
     bint dirty               # in the host's list
     ConnState state          # how far the end of the connection has come
     bint stalled             # the peer took no output for too long: the socket is closed, and the output discarded
@@ -300,6 +302,11 @@ cdef struct Forwarding:
     bint (*attach)(void *context, Stream *stream) noexcept nogil  # sets stream.forwarded; False: it has ended the call
     void *context
 
+cdef struct Dirty:
+    # connections with output that was not collected yet
+    Conn *first
+    Conn *now                # those that are being flushed
+
 cdef struct Host:
     # shared by all connections of one event loop
     Method natives[MAX_NATIVES]
@@ -331,7 +338,7 @@ cdef struct Host:
     int64_t now_ns           # the host's time at the last `host_look`
     int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
     void *clock_context
-    Conn *first_dirty        # connections with output that was not collected yet
+    Dirty dirty              # where connections are that no other thread writes
     # Called after each read that may have brought native calls; `another`: the read before was of another connection.
     # Returns True to put off the wake-ups for these calls until `end_round`, together with those of more connections.
     # NULL: native calls wake nobody.
@@ -442,8 +449,24 @@ cdef inline void mark_dirty(Conn *conn) noexcept nogil:
     # the connection has output
     if not conn.dirty:
         conn.dirty = True
-        conn.next_dirty = conn.host.first_dirty
-        conn.host.first_dirty = conn
+        conn.next_dirty = conn.writer.first
+        conn.writer.first = conn
+
+
+cdef inline bint leave_dirty(Conn *conn, Conn **link) noexcept nogil:
+    while link[0] != NULL and link[0] != conn:
+        link = &link[0].next_dirty
+    if link[0] == NULL:
+        return False
+    link[0] = conn.next_dirty
+    return True
+
+
+cdef inline void unmark_dirty(Conn *conn) noexcept nogil:
+    if conn.dirty:
+        conn.dirty = False
+        if not leave_dirty(conn, &conn.writer.first):
+            leave_dirty(conn, &conn.writer.now)
 
 
 cdef inline void end_round(Host *host) noexcept nogil:

@@ -30,6 +30,9 @@ log = logging.getLogger("inferd")
 HELD_SHARE = 4
 """The part of the memory that requests and answers of clients may take by default; --max-held-bytes sets another."""
 
+CORES_PER_IO_THREAD = 4
+"""Of the cores that the process may use; instances need the others. --io-threads sets another number."""
+
 
 def listen_policy(settings: Settings) -> ListenPolicy:
     """How the server listens.
@@ -159,6 +162,7 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
         send_timeout=settings.grpc_send_timeout / 1000,
         connections=_connections(settings),
         max_connections=settings.grpc_max_connections,
+        io_threads=settings.io_threads or max(1, len(os.sched_getaffinity(0)) // CORES_PER_IO_THREAD),
         clients=ClientLimits(
             connections=settings.grpc_max_connections_per_client,
             calls=settings.grpc_max_calls_per_client,

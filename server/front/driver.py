@@ -10,7 +10,7 @@ from typing import Any
 from inferd._native.timers import TimersHandle
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.tls import TlsSession
 from inferd.server.front.connection_limits import Admission, ConnectionLimits
 from inferd.server.front.connection_log import ConnectionLog
@@ -56,7 +56,7 @@ class SocketDriver:
 
     def __init__(
         self,
-        io: IoThread,
+        io: IoThreads,
         endpoint: Endpoint,
         drivers: set[Any],
         timers: TimersHandle,

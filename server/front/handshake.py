@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from inferd._native.transport.handshake import Handshake
-from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.tls import TlsContext
 
 
@@ -32,7 +32,7 @@ class PendingHandshake:
 
     def __init__(
         self,
-        io: IoThread,
+        io: IoThreads,
         context: TlsContext,
         accepted: socket.socket,
         client: int,

@@ -28,7 +28,7 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call, CallOverError
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.tls import TlsSession
 from inferd._native.transport.workers import Workers
 from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
@@ -112,6 +112,7 @@ class NativeDoor:
         connections: limits of silence, age and pings.
         max_connections: open at a time; further ones are closed at once. 0 for any number.
         clients: the limits of each client.
+        io_threads: how many threads read and write the sockets.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class NativeDoor:
         connections: ConnectionPolicy = DEFAULT_POLICY,
         max_connections: int = 0,
         clients: ClientLimits = NO_LIMITS,
+        io_threads: int = 1,
     ) -> None:
         self._infer = infer
         self._access = access
@@ -157,7 +159,8 @@ class NativeDoor:
         self._listeners: list[Listener] = []
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
-        self._io: IoThread | None = None
+        self._io: IoThreads | None = None
+        self._io_threads = io_threads
         self._drivers: set[SocketDriver] = set()
         self._handshakes: set[PendingHandshake] = set()
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
@@ -212,7 +215,7 @@ class NativeDoor:
 
     def _begin_io(self) -> None:
         """Let an I/O thread serve the endpoint, its timers, the thread pool and the responses of the engine, if any."""
-        self._io = IoThread(self._endpoint)
+        self._io = IoThreads(self._endpoint, self._io_threads)
         if self._infer is None:
             asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
         else:

@@ -281,6 +281,10 @@ class Options:
     grpc_max_concurrent_streams: int = 1024
     """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
 
+    io_threads: int = 0
+    """Threads that read and write the sockets of clients; 0 for one for each four cores, and at least one. Not with
+    --transport grpcio."""
+
     # -- Limits of the native transport --
 
     max_held_bytes: int = 0

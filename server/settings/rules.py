@@ -51,6 +51,7 @@ INT32_FROM_0 = (
     "grpc_max_connection_age",
     "grpc_max_connection_age_grace",
     "grpc_max_connections",
+    "io_threads",
     "grpc_receive_timeout",
     "grpc_send_timeout",
     "grpc_max_connections_per_client",
@@ -64,6 +65,7 @@ INT32_FROM_1 = (
     "grpc_max_concurrent_streams",
 )
 NATIVE_ONLY = (
+    "io_threads",
     "grpc_max_connections",
     "max_held_bytes",
     "grpc_receive_timeout",

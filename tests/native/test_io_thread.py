@@ -16,7 +16,7 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.io_thread import IoThread
+from inferd._native.transport.io_thread import IoThreads
 from inferd.server.front.context import NativeContext
 from tests.conformance.raw import Client, framed
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ class Door:
         self.timers, self.calls = TimersHandle(), list[Call]()
         self.endpoint = Endpoint(self.calls.append, timers=self.timers)
         self.timers.hear()
-        self.io = IoThread(self.endpoint)
+        self.io = IoThreads(self.endpoint)
         self.io.start()
         self.ends: list[socket.socket] = []
 
@@ -164,7 +164,7 @@ def test_what_happens_while_python_hears_of_it_is_heard_the_next_time(door):
 def test_a_thread_that_does_not_start_leaves_the_endpoint_to_the_loop(monkeypatch, times):
     """The system refuses the thread. The next attempt serves; without one, the endpoint works without a thread."""
     timers = TimersHandle()
-    io = IoThread(Endpoint(lambda call: None, timers=timers))
+    io = IoThreads(Endpoint(lambda call: None, timers=timers))
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -178,6 +178,7 @@ def test_a_thread_that_does_not_start_leaves_the_endpoint_to_the_loop(monkeypatc
     with client, theirs:
         io.start()
         theirs.setblocking(False)
-        io.take(Connection(io.endpoint), theirs.fileno())
+        connection = Connection(io.endpoint)
+        io.take(connection, theirs.fileno())
         ping(Client(client))
         io.stop()
