@@ -198,11 +198,13 @@ soak-release: setup
 	$(PY) -m tests.storms.abuse
 	$(PY) -m tests.storms.chaos
 	$(PY) -m tests.storms.demand
+	$(PY) -m tests.storms.leaving
 	$(PY) -m tests.storms.mixed --seconds $(SECONDS)
 
 soak-asan soak-tsan: setup
 	tools/sanitize.sh $(@:soak-%=%) tests/conformance -n $(JOBS) --dist loadfile
 	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.chaos --instrumented --seconds 300
+	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.leaving --instrumented --seconds 60 --times 3
 	tools/sanitize.sh $(@:soak-%=%) -m tests.storms.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup

@@ -1,11 +1,13 @@
 # The life of a request: the only place that changes its state and the fields that belong to the state.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int32_t, uint32_t
 
+from inferd._native.atomic cimport load32, store32
 from inferd._native.request.request cimport (
     REQUEST_ENDED,
     REQUEST_KEPT,
     REQUEST_NEW,
+    REQUEST_QUEUED,
     REQUEST_TAKEN,
     REQUEST_WAITING,
     Request,
@@ -32,7 +34,12 @@ cdef void check_move(const Request *request, RequestState before, RequestState a
 cdef inline void request_move(Request *request, RequestState before, RequestState after) noexcept nogil:
     if MOVES_CHECKED:
         check_move(request, before, after)
-    request.state = after
+    store32(<int32_t *>&request.state, <int32_t>after)
+
+
+# On the loop: whether it waits in its lane; an instance may take it at any time.
+cdef inline bint request_is_queued(const Request *request) noexcept nogil:
+    return load32(<const int32_t *>&request.state) == <int32_t>REQUEST_QUEUED
 
 
 # On the loop: a new request waits for an object of this kind.

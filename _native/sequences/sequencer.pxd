@@ -31,3 +31,4 @@ cdef struct Sequencer:
 cdef class SequenceLane(LaneHandle):
     cdef inline Sequencer *sequencer(self) noexcept:
         return <Sequencer *>self.lane
+    cdef uint32_t look(self, const uint32_t *count) noexcept

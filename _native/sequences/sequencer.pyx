@@ -444,20 +444,27 @@ cdef class SequenceLane(LaneHandle):
         self.limiter = limiter
         self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
 
+    cdef uint32_t look(self, const uint32_t *count) noexcept:
+        cdef uint32_t now
+        lock(&self.sequencer().dispatcher.guard)
+        now = count[0]
+        unlock(&self.sequencer().dispatcher.guard)
+        return now
+
     @property
     def live(self) -> int:
         """Sequences that have begun and have not ended."""
-        return self.sequencer().slots.live
+        return self.look(&self.sequencer().slots.live)
 
     @property
     def backlog(self) -> int:
         """Sequences that wait for a slot."""
-        return self.sequencer().slots.backlog.count
+        return self.look(&self.sequencer().slots.backlog.count)
 
     @property
     def open(self) -> int:
         """Sequences that take further requests: no request with END has come yet."""
-        return self.sequencer().slots.table.count
+        return self.look(&self.sequencer().slots.table.count)
 
     def drain(self) -> None:
         """Begin no more sequences from now on; open ones continue.

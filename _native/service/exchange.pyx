@@ -33,7 +33,8 @@ from inferd._native.refusal cimport (
 from inferd._native.request.bridge cimport bridge_abandon, bridge_post
 from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.lane cimport Lane
-from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response, request_free, request_new
+from inferd._native.request.life cimport request_is_queued
+from inferd._native.request.request cimport Request, Response, request_free, request_new
 from inferd._native.service.answer cimport answer_error_outgoing, answer_outgoing
 from inferd._native.service.call_request cimport submit_for_call
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
@@ -514,12 +515,12 @@ cdef bint keeps_others_waiting(const Exchange *self) noexcept nogil:
     cdef Lane *lane
     cdef uint32_t own
     while running != NULL:
-        if running.request != NULL and running.request.state != REQUEST_QUEUED and running.request.lane != NULL:
+        if running.request != NULL and not request_is_queued(running.request) and running.request.lane != NULL:
             lane = <Lane *>running.request.lane
             own = 0
             other = self.decoupled.first
             while other != NULL:
-                own += (other.request != NULL and other.request.state == REQUEST_QUEUED
+                own += (other.request != NULL and request_is_queued(other.request)
                         and <Lane *>other.request.lane == lane)
                 other = other.next
             if lane.scheduler != NULL and lane.scheduler.pending(lane) > own:

@@ -12,7 +12,8 @@ from inferd._native.memory.resource cimport block_view
 from inferd._native.refusal cimport refusal_name
 from inferd._native.request.bridge cimport bridge_abandon
 from inferd._native.request.lane cimport Lane
-from inferd._native.request.request cimport REQUEST_QUEUED, Request, Response
+from inferd._native.request.life cimport request_is_queued
+from inferd._native.request.request cimport Request, Response
 from inferd._native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
 from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 
@@ -84,7 +85,7 @@ cdef class Ticket:
     def queued(self) -> bool:
         """Whether it waits for an instance."""
         cdef Request *request = self.request
-        return request != NULL and request.state == REQUEST_QUEUED
+        return request != NULL and request_is_queued(request)
 
     @property
     def lane(self) -> int:

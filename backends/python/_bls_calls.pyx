@@ -17,10 +17,10 @@ from inferd._native.front cimport PythonEvent, front_leave, python_post
 from inferd._native.memory.resource cimport Block, block_give
 from inferd._native.request.bridge cimport PostedCallback, bridge_abandon
 from inferd._native.request.lane cimport Lane
+from inferd._native.request.life cimport request_is_queued
 from inferd._native.request.record cimport record_inner
 from inferd._native.request.request cimport (
     REQUEST_NEW,
-    REQUEST_QUEUED,
     Request,
     Response,
     request_free,
@@ -323,7 +323,7 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     submit_message(submission, request, call.block, call.data, call.size, call.timeout_ns, CALLER_SERVER)
     submission.asked_by = NULL
     call = call_find(channel, life, id)
-    if call != NULL and call.request != NULL and call.request.state == REQUEST_QUEUED and waits_for_itself(call):
+    if call != NULL and call.request != NULL and request_is_queued(call.request) and waits_for_itself(call):
         tell_circle(call)
     channel_give(channel)
 

@@ -35,6 +35,7 @@ TOKENS = """
 # who          what
 all-rights     all
 only-simple    models=simple,vers*   groups=inference,health,metadata,statistics,model-repository
+traces-simple  models=simple         groups=trace
 only-health    groups=health
 """
 
@@ -202,6 +203,17 @@ def test_a_model_that_the_token_does_not_allow(guarded, name):
     assert error.details() == "the token does not allow model 'pair'"
     allowed = kind(**{MODEL_FIELD[name]: "versions"})
     assert was_let_in(*status(guarded.address, path, bearer("only-simple"), message=allowed))
+
+
+def test_traces_of_all_models_are_for_who_may_use_all_of_them(guarded):
+    """A trace can contain tensors, so a token for some models must not switch on traces of the others."""
+    path = f"/{SERVICE}/TraceSetting"
+    message = pb.TraceSettingRequest(settings={"trace_rate": pb.TraceSettingRequest.SettingValue(value=["7"])})
+    code, error = status(guarded.address, path, bearer("traces-simple"), message=message)
+    assert code is grpc.StatusCode.PERMISSION_DENIED, error
+    message.model_name = "simple"
+    code, error = status(guarded.address, path, bearer("traces-simple"), message=message)
+    assert code is grpc.StatusCode.OK, error
 
 
 def test_inference_of_a_model_that_the_token_does_not_allow(guarded):

@@ -130,6 +130,22 @@ def test_a_client_that_always_sends_more_does_not_keep_the_server(repository):
         assert process.wait() == 0
 
 
+def test_signals_that_repeat_or_have_nothing_to_do_end_no_call(repository):
+    """SIGHUP is for a log file, of which there is none. Two SIGTERMs at once, as GNU timeout sends them, are one."""
+    with (
+        doors.running_server("native", repository) as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        stub = Stub(channel)
+        process.interrupt(signal.SIGHUP)
+        call = stub.ModelInfer.future(request("slow", floats(1)))
+        stub.ServerLive(pb.ServerLiveRequest())  # behind it on the connection
+        process.interrupt(signal.SIGTERM)
+        process.interrupt(signal.SIGTERM)
+        assert call.result(timeout=60).id == ""
+        assert process.wait() == 0
+
+
 def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
     with (
         doors.running_server(

@@ -29,6 +29,7 @@ from bench.repository import Identity, write
 from inferd.server import cli
 from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.perf.measuring import process_of
+from inferd.server.tools.tables import table
 from inferd.server.tools.tune import pair
 from inferd.server.tools.tune.configurations import BATCHES, DELAYS_US, all_axes, applied, axes_of, setting_of
 from inferd.server.tools.tune.pair import Pair
@@ -1010,3 +1011,9 @@ def test_completion_and_help():
     code = "import sys, inferd.server.cli; print(sorted({'numpy', 'grpc', 'inferd_client'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_texts_of_a_server_do_nothing_to_the_terminal():
+    """A table shows names and reasons that a server sent: neither its escape sequences nor its bidirectional marks."""
+    shown = table(["model", "reason"], [["a\x1b]0;title\x07", "\x9b31m\u202efailed"]])
+    assert shown.replace("\n", "").isprintable()
