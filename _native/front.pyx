@@ -1,8 +1,8 @@
 """The front's lock, and the events by which the front tells Python.
 
-An I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it; if
-there are several, also for each system call. Others hold it for single operations. It is fair: a thread that waits gets
-it before the present holder gets it again.
+An I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it;
+if there are several, also for each system call. Others hold it for single operations. It is fair: a thread that waits
+gets it before the present holder gets it again.
 """
 
 from libc.stdint cimport uint64_t

@@ -1,7 +1,7 @@
 # TLS: OpenSSL between the bytes of one socket and those of its connection.
 #
-# OpenSSL does not see the socket, except during the handshake: it gets the received bytes from memory, a large read at a
-# time, and its records are collected and written together.
+# OpenSSL does not see the socket, except during the handshake: it gets the received bytes from memory, a large read at
+# a time, and its records are collected and written together.
 
 from libc.stdint cimport uint8_t
 
@@ -31,8 +31,8 @@ cdef enum Handshaken:
 cdef enum:
     RECORDS = 256 << 10      # bytes that are encrypted before they are written
 
-# Continue the handshake on the socket, which does not block. `why` gets the reason of a failure, from malloc, or NULL if
-# the peer is gone. After SHAKES_DONE, the socket is read and written by others only.
+# Continue the handshake on the socket, which does not block. `why` gets the reason of a failure, from malloc, or NULL
+# if the peer is gone. After SHAKES_DONE, the socket is read and written by others only.
 cdef Handshaken tls_accept(Tls *tls, char **why) noexcept nogil
 # Received bytes are for the next `tls_read`s, until one returns 0.
 cdef void tls_feed(Tls *tls, const uint8_t *data, size_t size) noexcept nogil

@@ -174,7 +174,8 @@ cdef extern from *:
     BIO_METHOD *BIO_meth_new(int type, const char *name)
     int BIO_meth_set_read(BIO_METHOD *method, int (*function)(BIO *bio, char *out, int size) noexcept nogil)
     int BIO_meth_set_write(BIO_METHOD *method, int (*function)(BIO *bio, const char *data, int size) noexcept nogil)
-    int BIO_meth_set_ctrl(BIO_METHOD *method, long (*function)(BIO *bio, int what, long number, void *more) noexcept nogil)
+    int BIO_meth_set_ctrl(
+        BIO_METHOD *method, long (*function)(BIO *bio, int what, long number, void *more) noexcept nogil)
 
 cdef enum:
     RECORD = 16 << 10        # bytes of a full record
