@@ -51,6 +51,7 @@ cdef enum Failure:
 cdef struct ResponseStatistics:
     # of a decoupled model: the responses with one index
     Duration compute_infer   # from the previous response, or from the beginning of the execution
+    Duration compute_output  # the model's own report alone tells this from compute_infer
     Duration success
     Duration fail
     Duration empty
@@ -91,6 +92,7 @@ cdef struct Counters:
     ResponseStatistics *responses    # by index
     uint32_t response_count
     uint32_t response_capacity
+    bint reported            # `responses` are those that the model itself reports
 
 cdef struct Statistics:
     Mutex guard
@@ -141,6 +143,9 @@ cdef bint statistics_add_bounds(Statistics *statistics, const int64_t *ns, uint3
 # response, and the part of it in which the model computed.
 cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32_t index, int64_t passed_ns,
                                int64_t compute_ns) noexcept nogil
+# Count a response whose times the model reports. From the first report on only reports count, in ResponseStatistics.
+cdef void statistics_reported(Statistics *statistics, ResponseKind kind, uint32_t index, uint64_t infer_ns,
+                              uint64_t output_ns) noexcept nogil
 # Count requests that failed, with their summed time from arrival; `inferd._native.request.accounting` has a function
 # for a single one.
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil

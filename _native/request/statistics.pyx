@@ -212,11 +212,30 @@ cdef ResponseStatistics *responses_at(Counters *counters, uint32_t index) noexce
     return &counters.responses[index]
 
 
+cdef void count_response(Counters *counters, ResponseKind kind, uint32_t index, uint64_t infer_ns,
+                         uint64_t output_ns) noexcept nogil:
+    # which phases count for which kind is Triton's rule
+    cdef ResponseStatistics *response = responses_at(counters, index)
+    if response == NULL:
+        return
+    if kind != RESPONSE_CANCEL:
+        add(&response.compute_infer, 1, infer_ns)
+    if kind == RESPONSE_SUCCESS or (kind == RESPONSE_FAIL and output_ns):
+        add(&response.compute_output, 1, output_ns)
+    if kind == RESPONSE_SUCCESS:
+        add(&response.success, 1, infer_ns + output_ns)
+    elif kind == RESPONSE_FAIL:
+        add(&response.fail, 1, infer_ns + output_ns)
+    elif kind == RESPONSE_EMPTY:
+        add(&response.empty, 1, infer_ns + output_ns)
+    else:
+        add(&response.cancel, 1, infer_ns + output_ns)
+
+
 cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32_t index, int64_t passed_ns,
                                int64_t compute_ns) noexcept nogil:
     cdef Counters *counters = &statistics.counters
     cdef uint32_t at = time_index(&statistics.bounds, passed_ns)
-    cdef ResponseStatistics *response
     lock(&statistics.guard)
     if kind == RESPONSE_SUCCESS and index == 0:
         counters.first_times.counts[at] += 1
@@ -224,17 +243,21 @@ cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32
     elif kind == RESPONSE_SUCCESS:
         counters.next_times.counts[at] += 1
         add(&counters.next_responses, 1, <uint64_t>passed_ns)
-    response = responses_at(counters, index)
-    if response != NULL:
-        if kind == RESPONSE_SUCCESS:
-            add(&response.compute_infer, 1, <uint64_t>compute_ns)
-            add(&response.success, 1, <uint64_t>compute_ns)
-        elif kind == RESPONSE_FAIL:
-            add(&response.fail, 1, <uint64_t>compute_ns)
-        elif kind == RESPONSE_EMPTY:
-            add(&response.empty, 1, <uint64_t>compute_ns)
-        else:
-            add(&response.cancel, 1, <uint64_t>compute_ns)
+    if not counters.reported:
+        count_response(counters, kind, index, <uint64_t>compute_ns, 0)
+    unlock(&statistics.guard)
+
+
+cdef void statistics_reported(Statistics *statistics, ResponseKind kind, uint32_t index, uint64_t infer_ns,
+                              uint64_t output_ns) noexcept nogil:
+    cdef Counters *counters = &statistics.counters
+    lock(&statistics.guard)
+    if not counters.reported:
+        counters.reported = True
+        if counters.response_count:
+            memset(counters.responses, 0, counters.response_count * sizeof(ResponseStatistics))
+        counters.response_count = 0
+    count_response(counters, kind, index, infer_ns, output_ns)
     unlock(&statistics.guard)
 
 
@@ -317,7 +340,7 @@ cdef list responses(const Counters *counters):
     return [
         {
             "compute_infer": pair(&counters.responses[i].compute_infer),
-            "compute_output": (counters.responses[i].success.count, 0),
+            "compute_output": pair(&counters.responses[i].compute_output),
             "success": pair(&counters.responses[i].success),
             "fail": pair(&counters.responses[i].fail),
             "empty_response": pair(&counters.responses[i].empty),

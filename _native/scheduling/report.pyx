@@ -96,11 +96,8 @@ cdef uint8_t *put_batch(uint8_t *out, const BatchStatistics *batch) noexcept nog
 cdef uint8_t *put_response(uint8_t *out, uint32_t index, const ResponseStatistics *response) noexcept nogil:
     cdef uint8_t *length = put_tag(out, 9)
     cdef uint8_t *value
-    cdef Duration made
     cdef char digits[10]
     cdef int at = 10
-    made.count = response.success.count
-    made.ns = 0
     while True:
         at -= 1
         digits[at] = <char>(c"0" + index % 10)
@@ -109,7 +106,7 @@ cdef uint8_t *put_response(uint8_t *out, uint32_t index, const ResponseStatistic
             break
     value = put_tag(put_text(length + 1, 1, digits + at, 10 - at), 2)
     out = put_duration(value + 1, 1, &response.compute_infer)
-    out = put_duration(out, 2, &made)
+    out = put_duration(out, 2, &response.compute_output)
     out = put_duration(out, 3, &response.success)
     out = put_duration(out, 4, &response.fail)
     out = put_duration(out, 5, &response.empty)

@@ -9,6 +9,7 @@ from inferd._native.memory.arena cimport Arena
 from inferd._native.memory.resource cimport Block
 from inferd._native.memory.shm cimport RegionWatch
 from inferd._native.request.bridge cimport WatchedDescriptor
+from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request
 from inferd._native.threads cimport Condition, Mutex
 from inferd._native.timers cimport Timer
@@ -47,6 +48,7 @@ cdef struct Channel:
     char *model              # its name, for the models that it calls; NULL: it can call none
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
+    Lane *lane               # of the requests that it executes, under the guard; NULL: none has come
     void *submission         # Submission, for BLS calls; NULL: none are possible
     void *bls_calls[BLS_BUCKETS]  # BlsCalls in flight, by id; used on the loop
     void *bls_families[BLS_BUCKETS]  # the same by the request on whose behalf they are made

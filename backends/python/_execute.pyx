@@ -23,6 +23,7 @@ from inferd._native.request.bridge cimport (
     bridge_detach,
     bridge_look_again,
 )
+from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport InputData, Request, request_follow, request_refuse, request_unfollow
 from inferd._native.service.submission cimport Submission
 from inferd._native.text cimport format_text, text_or_no_memory
@@ -94,6 +95,7 @@ cdef char *no_slot(const Channel *channel) noexcept nogil:
 cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
     # Take a slot for each request. False: the batch has failed. Under the guard.
     cdef uint32_t i
+    channel.lane = <Lane *>batch.requests[0].lane
     if not has_numbers(channel, batch.count):
         batch_fail(batch, NULL)
         return False

@@ -8,7 +8,9 @@ from libc.string cimport memcpy
 from inferd._native.atomic cimport load32
 from inferd._native.memory.resource cimport Block, block_give, block_wrap
 from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request, Response, response_fail, response_free, response_new
+from inferd._native.request.statistics cimport RESPONSE_CANCEL, ResponseKind, statistics_reported
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_OK
 from inferd._native.tensors.completion cimport response_complete
 from inferd._native.text cimport format_text
@@ -60,8 +62,10 @@ from inferd.backends.python._wire cimport (
     PLACE_ARENA,
     RELEASE,
     RESPONSE,
+    STATISTICS,
     Head,
     ResponseRecord,
+    StatisticsRecord,
     TensorRecord,
 )
 
@@ -290,6 +294,24 @@ cdef void take_response(Channel *channel, const Head *head, const uint8_t *data)
 
 # ---------------------------------------------------------------------------------------------------------------------
 
+cdef void take_statistics(Channel *channel, const Head *head, const uint8_t *data) noexcept nogil:
+    cdef StatisticsRecord record
+    cdef Slot *slot
+    cdef Lane *lane
+    if head.size != sizeof(StatisticsRecord) or head.flags & IN_ARENA or head.code > <int>RESPONSE_CANCEL:
+        channel_break(channel, "sent statistics that cannot be read")
+        return
+    memcpy(&record, data, sizeof(StatisticsRecord))
+    lock(&channel.guard)
+    lane = channel.lane
+    slot = slot_find(&channel.slots, head.id)
+    if slot != NULL and slot.request.is_warmup:
+        lane = NULL
+    unlock(&channel.guard)
+    if lane != NULL:
+        statistics_reported(&lane.statistics, <ResponseKind>head.code, record.index, record.infer_ns, record.output_ns)
+
+
 cdef Block *side_record(Channel *channel, const Head *head) noexcept nogil:
     cdef Block *block = lent_record(channel, LOAN_PACKET, head)
     if block != NULL:
@@ -309,6 +331,8 @@ cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) n
         take_credit_wish(channel, head.id)
     elif head.kind == RELEASE:
         take_release(channel, head)
+    elif head.kind == STATISTICS:
+        take_statistics(channel, head, record)
     else:
         return False
     return True

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 7
+    WIRE_VERSION = 8
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1
@@ -35,6 +35,7 @@ cdef enum Kind:
     METRIC = 55
     CALL = 56
     HEALTH = 57
+    STATISTICS = 58
 
 cdef enum:
     # flags of a head
@@ -137,6 +138,12 @@ cdef struct ResponseRecord:
     uint32_t text_size
     uint32_t parameters_size
     uint32_t size            # of it all
+
+cdef struct StatisticsRecord:
+    uint32_t index
+    uint32_t reserved
+    uint64_t infer_ns
+    uint64_t output_ns
 
 cdef struct ParameterRecord:
     uint16_t name_size

@@ -36,6 +36,14 @@ cdef TRITONSERVER_Error *host_send(
     return NULL
 
 
+cdef void host_report(void *owner, int kind, uint32_t index, uint64_t infer_ns, uint64_t output_ns) noexcept with gil:
+    exchange = <Exchange>owner
+    try:
+        current().channel.report(exchange.request._key, kind, index, infer_ns, output_ns)
+    except Exception:  # the server has ended
+        pass
+
+
 cdef void host_forget(void *owner) noexcept with gil:
     exchange = <Exchange>owner
     try:
@@ -50,4 +58,5 @@ inferd_host.logs = host_logs
 inferd_host.is_cancelled = host_is_cancelled
 inferd_host.released = host_released
 inferd_host.send = host_send
+inferd_host.report = host_report
 inferd_host.forget = host_forget

@@ -141,7 +141,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportMemoryUsage(TRITONBACKEND_M
     return NULL;
 }
 
-/* The server itself counts executions and measures their times, so the reports of a backend are dropped. */
+/* The server itself counts executions and measures their times, so these reports of a backend are dropped. */
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportStatistics(TRITONBACKEND_ModelInstance *instance,
                                                                 TRITONBACKEND_Request *request, bool success,
@@ -161,26 +161,55 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportBatchStatistics(TRITONBACKE
     return NULL;
 }
 
-static char nothing; /* handles of statistics point to it */
-
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsNew(
     TRITONBACKEND_ModelInstanceResponseStatistics **statistics) {
-    *statistics = (TRITONBACKEND_ModelInstanceResponseStatistics *)&nothing;
+    *statistics = calloc(1, sizeof **statistics);
+    if (*statistics == NULL) return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for statistics");
     return NULL;
 }
 
-#define DROPPED(function, ...)                                                                        \
-    TRITONSERVER_Error *function(TRITONBACKEND_ModelInstanceResponseStatistics *statistics __VA_ARGS__) { \
-        (void)statistics;                                                                             \
-        return NULL;                                                                                  \
-    }
-#define ARGUMENT(type) , __attribute__((unused)) type value
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsDelete(
+    TRITONBACKEND_ModelInstanceResponseStatistics *statistics) {
+    free(statistics);
+    return NULL;
+}
 
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsDelete)
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance, ARGUMENT(TRITONBACKEND_ModelInstance *))
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory, ARGUMENT(TRITONBACKEND_ResponseFactory *))
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart, ARGUMENT(uint64_t))
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart, ARGUMENT(uint64_t))
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseEnd, ARGUMENT(uint64_t))
-DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetError, ARGUMENT(TRITONSERVER_Error *))
-DROPPED(TRITONBACKEND_ModelInstanceReportResponseStatistics)
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance(
+    TRITONBACKEND_ModelInstanceResponseStatistics *statistics, TRITONBACKEND_ModelInstance *instance) {
+    (void)statistics, (void)instance; /* each instance has a process of its own */
+    return NULL;
+}
+
+#define SETTER(function, type, member)                                                                          \
+    TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsSet##function(                             \
+        TRITONBACKEND_ModelInstanceResponseStatistics *statistics, type value) {                                \
+        statistics->member = value;                                                                             \
+        return NULL;                                                                                            \
+    }
+
+SETTER(ResponseFactory, TRITONBACKEND_ResponseFactory *, factory)
+SETTER(ResponseStart, uint64_t, start)
+SETTER(ComputeOutputStart, uint64_t, output)
+SETTER(ResponseEnd, uint64_t, end)
+SETTER(Error, TRITONSERVER_Error *, error)
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportResponseStatistics(
+    TRITONBACKEND_ModelInstanceResponseStatistics *statistics) {
+    enum { SUCCESS, FAIL, EMPTY, CANCEL } kind;
+    if (statistics->factory == NULL)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "statistics of a response need a response factory");
+    TRITONBACKEND_Request *request = statistics->factory->request;
+    uint32_t index = atomic_fetch_add_explicit(&request->reported, 1, memory_order_relaxed);
+    if (statistics->error == NULL)
+        kind = statistics->output ? SUCCESS : EMPTY;
+    else
+        kind = TRITONSERVER_ErrorCode(statistics->error) == TRITONSERVER_ERROR_CANCELLED ? CANCEL : FAIL;
+    uint64_t computed = kind != CANCEL && statistics->output ? statistics->output : statistics->end;
+    if (statistics->start > computed)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "Response start cannot happen after %s",
+                             computed == statistics->end ? "response end" : "compute output start");
+    if (computed > statistics->end)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "Compute output start cannot happen after response end");
+    inferd_host.report(request->owner, kind, index, computed - statistics->start, statistics->end - computed);
+    return NULL;
+}

@@ -96,10 +96,19 @@ struct TRITONBACKEND_Request {
     struct Shared **shared; /* for each of these, NULL where input and output have memory of their own */
     struct Tensor *states;
     bool sent; /* the last response has been sent, so no state can go with it any more */
+    atomic_uint reported; /* responses whose times the backend has reported */
 };
 
 struct TRITONBACKEND_ResponseFactory {
     TRITONBACKEND_Request *request;
+};
+
+struct TRITONBACKEND_ModelInstanceResponseStatistics {
+    TRITONBACKEND_ResponseFactory *factory;
+    uint64_t start;
+    uint64_t output; /* 0: the response has no outputs */
+    uint64_t end;
+    TRITONSERVER_Error *error;
 };
 
 struct TRITONBACKEND_Response {
@@ -214,6 +223,7 @@ struct Host {
     /* `response` is NULL if only the flags are sent. The caller keeps it, but the host takes the memory of outputs. */
     TRITONSERVER_Error *(*send)(void *owner, TRITONBACKEND_Response *response, uint32_t flags,
                                 TRITONSERVER_Error *error);
+    void (*report)(void *owner, int kind, uint32_t index, uint64_t infer_ns, uint64_t output_ns); /* see STATISTICS */
     void (*forget)(void *owner); /* the last reference to a request has been dropped */
     TRITONSERVER_Error *(*new_family)(TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind,
                                       const char *name, const char *description);

@@ -168,6 +168,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         c_bool (*is_cancelled)(void *) noexcept
         void (*released)(void *, uint32_t) noexcept
         TRITONSERVER_Error *(*send)(void *, TRITONBACKEND_Response *, uint32_t, TRITONSERVER_Error *) noexcept
+        void (*report)(void *, int, uint32_t, uint64_t, uint64_t) noexcept
         void (*forget)(void *) noexcept
         TRITONSERVER_Error *(*new_family)(
             TRITONSERVER_MetricFamily **, TRITONSERVER_MetricKind, const char *, const char *) noexcept

@@ -94,7 +94,7 @@ cdef class Driver:
             rate: requests per second over all connections; 0 is the closed loop.
             scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
             gaps: seconds between requests, in turn, in place of `rate`; at least one is above 0.
-            listed: the report lists the answered calls.
+            listed: the report lists the answered calls, with their answers.
             headers: further ones of each request, pairs of bytes.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
                 after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
@@ -172,7 +172,7 @@ cdef class Driver:
             raise ConnectionError(f"{self.address} has closed every connection")
         for i in range(self.loop.connection_count):
             connection = &self.loop.connections[i]
-            connection.keeps_answers = self.loop.verify != NULL
+            connection.keeps_answers = self.loop.verify != NULL or self.loop.journal.kept
             connection.in_turn = self.loop.unfinished != NULL
             if not connection_take_slots(connection, in_flight):
                 raise MemoryError

@@ -31,12 +31,14 @@ class Answered(NamedTuple):
         number: of the request within the run.
         due_ns, ended_ns: when it was, or should have been, sent, and its end; of the monotonic clock.
         sequence: the id of its sequence; 0: none.
+        answer: the serialized answer; empty if the call failed.
     """
 
     number: int
     due_ns: int
     ended_ns: int
     sequence: int
+    answer: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 # The counters of a run. `inferd_client.driver.report.Report` has the same for Python.
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
 from inferd_client.driver.histogram cimport Histogram
@@ -26,6 +26,8 @@ cdef struct Entry:
     uint64_t due_ns
     uint64_t ended_ns
     uint64_t sequence        # 0: none
+    uint8_t *answer          # its bytes, framed
+    size_t answer_size
 
 cdef struct Journal:
     # the answered calls of a run, in the order of their ends
@@ -51,8 +53,8 @@ cdef struct Tally:
 
 cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
 cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil
-# Record an answered call. False if there is no memory.
-cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil
+# Record an answered call, whose answer it takes. False if there is no memory.
+cdef bint journal_add(Journal *journal, Call *call) noexcept nogil
 # The entries for Python, without which the journal is empty again.
 cdef list journal_take(Journal *journal)
 # A `inferd_client.driver.report.Report` of a run of this many seconds.

@@ -10,6 +10,9 @@ from inferd_client.driver.workload cimport CORRECT, WRONG_STATUS, Verdict
 
 from inferd_client.driver.report import Latency, Report
 
+cdef enum:
+    PREFIX = 5               # bytes before a gRPC message
+
 VERDICTS = ("correct", "status", "early deadline", "malformed", "model", "id", "outputs", "shape", "bytes")
 
 
@@ -41,7 +44,7 @@ cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil:
     keep_sample(tally, call, WRONG_STATUS)
 
 
-cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil:
+cdef bint journal_add(Journal *journal, Call *call) noexcept nogil:
     cdef size_t capacity
     cdef void *grown
     if not journal.kept:
@@ -53,7 +56,10 @@ cdef bint journal_add(Journal *journal, const Call *call) noexcept nogil:
             return False
         journal.entries, journal.capacity = <Entry *> grown, capacity
     journal.entries[journal.count] = Entry(
-        index=call.index, due_ns=call.due_ns, ended_ns=call.due_ns + call.elapsed_ns, sequence=call.sequence)
+        index=call.index, due_ns=call.due_ns, ended_ns=call.due_ns + call.elapsed_ns, sequence=call.sequence,
+        answer=call.answer, answer_size=call.answer_size)
+    call.answer = NULL
+    call.answer_size = call.answer_capacity = 0
     journal.count += 1
     return True
 
@@ -64,7 +70,9 @@ cdef list journal_take(Journal *journal):
     found = []
     for i in range(journal.count):
         entry = &journal.entries[i]
-        found.append((entry.index, entry.due_ns, entry.ended_ns, entry.sequence))
+        answer = entry.answer[PREFIX:entry.answer_size] if entry.answer_size > PREFIX else b""
+        found.append((entry.index, entry.due_ns, entry.ended_ns, entry.sequence, answer))
+        free(entry.answer)
     free(journal.entries)
     journal.entries = NULL
     journal.count = journal.capacity = 0

@@ -415,6 +415,11 @@ class Engine:
         known = [entry async for part in slices(self.names) for name in part for entry in self._models.index_of(name)]
         names = {entry.name for entry in known}
         folders = await on_thread(self._repositories.scan, names)
+        repeated = {folder.name for folder in folders if folder.problem == AMBIGUOUS} & names
+        if repeated:  # what serves goes on, and is not loaded again
+            known = [
+                each if each.name not in repeated or each.reason else each._replace(reason=AMBIGUOUS) for each in known
+            ]
         others = [
             IndexEntry(folder.name, "", "UNAVAILABLE" if folder.problem == AMBIGUOUS else "", folder.problem)
             for folder in folders

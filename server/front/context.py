@@ -66,6 +66,8 @@ class NativeContext:
         if kind in (EVENT_CLOSED, EVENT_DEADLINE):
             self._close()
         self._wake.set()
+        if kind == EVENT_CLOSED:
+            self._call.on_event = None
 
     def _close(self) -> None:
         if self._over:

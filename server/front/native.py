@@ -511,5 +511,6 @@ class NativeDoor:
 
     def _call_done(self, context: NativeContext, use: ClientUse | None, _: asyncio.Task[None]) -> None:
         self._contexts.discard(context)
+        context.task = None  # a cancelled task keeps its frames, and these their request
         if use is not None:
             use.end_stream()

@@ -118,7 +118,10 @@ def _parsing(behaviour: Callable[[Any, Context], Awaitable[Any]], kind: type[Any
             request = _parsed(message, kind)
         except InvalidArgument as error:
             return await refuse(context, error)
-        return await behaviour(request, context)
+        del message  # a Watch may last for days, and keeps what it needs of its request
+        answering = behaviour(request, context)
+        del request
+        return await answering
 
     return parsing
 
@@ -187,7 +190,9 @@ def _counted(
         calls.began(path)
         status = grpc.StatusCode.CANCELLED
         try:
-            answer = await behaviour(message, context)
+            answering = behaviour(message, context)
+            del message  # only the method holds it
+            answer = await answering
             status = grpc.StatusCode.OK
         except grpc.aio.AbortError:
             status = cast("grpc.StatusCode | None", context.code()) or grpc.StatusCode.UNKNOWN

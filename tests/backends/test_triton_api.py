@@ -22,10 +22,11 @@ from inferd.backends.loader import BackendLoader
 from tests.backends.models import source
 from tests.backends.triton_models import add_model, ask, build, compile_backend, said, tensor
 from tests.conformance import doors
+from tests.waiting import wait_until
 
 FAILS, FAILS_WITH_ALL, CRASHES, FORGETS, LATER, SHORT, ASKS_FOR_MORE, COUNTS, KEEPS = range(-1, -10, -1)
 TWICE, REPEATS, UNKNOWN_STATE, RESCHEDULES, RESCHEDULES_LATE, ANSWERS_AND_RESCHEDULES = range(-10, -16, -1)
-GETS_UNREADY, GETS_READY, HANGS = range(-16, -19, -1)
+GETS_UNREADY, GETS_READY, HANGS, REPORTS = range(-16, -20, -1)
 
 BATCHED = """
 max_batch_size: 8
@@ -104,6 +105,7 @@ def server(probe, tmp_path_factory):
         ("batched", BATCHED),
         ("texts", TEXTS),
         ("stream", STREAM),
+        ("reports", STREAM),
         ("parts", PARTS),
         ("sum", SUM),
         ("bare", ""),
@@ -202,8 +204,8 @@ def test_outputs_that_the_configuration_does_not_have_are_left_out(client):
     assert [each.as_numpy("y").tolist() for each in responses(client, "stream", 1003)] == [[[0]], [[1]], [[2]]]
 
 
-def streamed(client, count):
-    return [int(result.as_numpy("y")[0, 0]) for result in responses(client, "stream", count)]
+def streamed(client, count, model="stream"):
+    return [int(result.as_numpy("y")[0, 0]) for result in responses(client, model, count)]
 
 
 def responses(client, model, count, outputs=None):
@@ -297,6 +299,37 @@ def test_the_backend_completes_a_configuration(client):
 
 def test_a_library_that_lies_with_the_model(client):
     assert ask(client, 6, model="beside").as_numpy("y").tolist() == [[6]]
+
+
+def test_statistics_of_responses_are_those_that_the_backend_reports(server, client):
+    """The kinds of responses and the phases that Triton counts for each; reports after the end; wrong ones are refused.
+
+    What the server has counted before the first report does not add to them.
+    """
+    assert streamed(client, 2, "reports") == [0, 1]
+    assert streamed(client, REPORTS, "reports") == [1]
+    wait_until(lambda: len(response_statistics(client)) == 8)
+    assert response_statistics(client) == {
+        "0": {"compute_infer": (1, 400), "compute_output": (1, 200), "success": (1, 600)},
+        "1": {"compute_infer": (1, 300), "compute_output": (1, 200), "fail": (1, 500)},
+        "2": {"compute_infer": (1, 700), "fail": (1, 700)},
+        "3": {"compute_infer": (1, 800), "empty_response": (1, 800)},
+        "4": {"cancel": (1, 900)},
+        "5": {},
+        "6": {},
+        "7": {"compute_infer": (1, 1), "compute_output": (1, 2), "success": (1, 3)},
+    }
+    server.says("Response start cannot happen after compute output start")
+    server.says("Compute output start cannot happen after response end")
+
+
+def response_statistics(client):
+    """By the response's index, the phases and kinds that have been counted: their number and nanoseconds."""
+    [of_model] = client.get_inference_statistics("reports").model_stats
+    return {
+        index: {field.name: (value.count, value.ns) for field, value in counted.ListFields() if value.count}
+        for index, counted in of_model.response_stats.items()
+    }
 
 
 def test_a_metric_of_the_backends(client):

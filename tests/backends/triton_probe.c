@@ -28,7 +28,8 @@ enum {
     ANSWERS_AND_RESCHEDULES = -15,
     GETS_UNREADY = -16,
     GETS_READY = -17,
-    HANGS = -18
+    HANGS = -18,
+    REPORTS = -19
 };
 
 #define TRY(call)                           \
@@ -452,6 +453,42 @@ static void *stream(void *given) {
     return NULL;
 }
 
+/* One report. `error` has code `failed`; -1: there is none. */
+static TRITONSERVER_Error *report(TRITONBACKEND_ResponseFactory *factory, uint64_t begin, uint64_t output, uint64_t end,
+                                  int failed) {
+    TRITONBACKEND_ModelInstanceResponseStatistics *statistics;
+    TRITONSERVER_Error *given = failed < 0 ? NULL : error(failed, "for a report");
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsNew(&statistics));
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory(statistics, factory));
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart(statistics, begin));
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart(statistics, output));
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseEnd(statistics, end));
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsSetError(statistics, given));
+    TRITONSERVER_Error *refused = TRITONBACKEND_ModelInstanceReportResponseStatistics(statistics);
+    TRITONSERVER_ErrorDelete(given);
+    TRY(TRITONBACKEND_ModelInstanceResponseStatisticsDelete(statistics));
+    return refused;
+}
+
+/* One response, and reports of responses of every kind; the last report follows the end of the responses. */
+static void *report_all(void *given) {
+    TRITONBACKEND_ResponseFactory *factory = given;
+    TRITONBACKEND_Response *response;
+    if (TRITONBACKEND_ResponseNewFromFactory(&response, factory) || one_number(response, 1)) abort();
+    if (TRITONBACKEND_ResponseSend(response, 0, NULL)) abort();
+    if (report(factory, 1000, 1400, 1600, -1)) abort();
+    if (report(factory, 1000, 1300, 1500, TRITONSERVER_ERROR_UNKNOWN)) abort();
+    if (report(factory, 1000, 0, 1700, TRITONSERVER_ERROR_INTERNAL)) abort();
+    if (report(factory, 1000, 0, 1800, -1)) abort();
+    if (report(factory, 1000, 1400, 1900, TRITONSERVER_ERROR_CANCELLED)) abort();
+    complain(report(factory, 1000, 900, 1600, -1));
+    complain(report(factory, 1000, 1600, 1500, -1));
+    if (TRITONBACKEND_ResponseFactorySendFlags(factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL)) abort();
+    if (report(factory, 1000, 1001, 1003, -1)) abort();
+    TRITONBACKEND_ResponseFactoryDelete(factory);
+    return NULL;
+}
+
 static void start(void *(*function)(void *), void *argument) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, function, argument) || pthread_detach(thread)) abort();
@@ -464,6 +501,13 @@ static void start_stream(TRITONBACKEND_Request *request) {
     if (TRITONBACKEND_ResponseFactoryNew(&made->factory, request)) abort();
     release(request);
     start(stream, made);
+}
+
+static void start_reports(TRITONBACKEND_Request *request) {
+    TRITONBACKEND_ResponseFactory *factory;
+    if (TRITONBACKEND_ResponseFactoryNew(&factory, request)) abort();
+    release(request);
+    start(report_all, factory);
 }
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance *instance,
@@ -485,6 +529,8 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
             if (go_round(requests[at], rounds, decoupled != NULL)) abort();
         } else if (decoupled && first >= 0) {
             start_stream(requests[at]);
+        } else if (first == REPORTS) {
+            start_reports(requests[at]);
         } else if (first == LATER) {
             start(answer_later, requests[at]);
         } else if (first == KEEPS) {

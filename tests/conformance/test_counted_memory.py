@@ -208,8 +208,8 @@ def unix_client(path) -> raw.Client:
 
 
 def test_a_watch_keeps_only_its_name(watched):
-    """Not the rest of its request; a name too long for any service is refused."""
-    unknown = b"\x7a" + varint(206_000) + bytes(206_000)  # a field that the message does not have
+    """Not the rest of its request, whose memory would not be counted; a name too long for any service is refused."""
+    unknown = b"\x7a" + varint(MIB) + bytes(MIB)  # a field that the message does not have
     message = health_pb2.HealthCheckRequest(service="nobody").SerializeToString() + unknown
     clients = [raw.Client(watched.address) for _ in range(100)]
     for client in clients:

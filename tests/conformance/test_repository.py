@@ -310,7 +310,7 @@ def test_a_polled_repository(tmp_path):
 
 
 def test_a_load_of_a_name_that_a_second_repository_has_too_fails_although_the_first_is_unchanged(tmp_path):
-    """The operator learns of the second copy, and the version that serves goes on."""
+    """The operator learns of the second copy, also from the index, and the version that serves goes on."""
     one, other = tmp_path / "one", tmp_path / "other"
     other.mkdir()
     write(one, "m")
@@ -324,5 +324,7 @@ def test_a_load_of_a_name_that_a_second_repository_has_too_fails_although_the_fi
         with pytest.raises(InferenceServerException, match="model appears in two or more repositories"):
             client.load_model("m")
         assert client.is_model_ready("m")
+        assert index(client) == {"m": ("1", "READY", "model appears in two or more repositories")}
         shutil.rmtree(other / "m")
+        assert index(client) == {"m": ("1", "READY", "")}
         client.load_model("m")

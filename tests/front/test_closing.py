@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import random
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -291,6 +293,40 @@ def test_a_call_that_the_transport_ends_while_its_handler_writes_is_no_error(cap
 
     assert uvloop.run(main()) == "CallOverError"
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_cancelled_call_lets_go_of_its_request_at_once():
+    """Requests may be large, and their charge ends with the call: they must not wait for Python's collector."""
+
+    class Request:
+        def __init__(self, message: bytes) -> None:
+            requests.append(weakref.ref(self))
+
+    async def wait(request, context):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        door = native.NativeDoor()
+        handler = grpc.unary_unary_rpc_method_handler(wait, Request)
+        door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Closing", {"Wait": handler}),))
+        await door.start("127.0.0.1:0")
+        with Client(await asyncio.to_thread(connect, door.addresses[0], None, 1 << 16)) as client:
+            stream = client.headers("/test.Closing/Wait")
+            client.data(stream, framed(b""), end=True)
+            await begun.wait()
+            assert requests[0]() is not None
+            client.reset(stream)
+            await until(lambda: requests[0]() is None)
+        await door.stop(60.0)
+
+    requests: list[weakref.ref[Request]] = []
+    begun = asyncio.Event()
+    gc.disable()
+    try:
+        uvloop.run(main())
+    finally:
+        gc.enable()
 
 
 # ---- bytes that wait for the socket ----------------------------------------------------------------------------------

@@ -476,6 +476,11 @@ def test_exactly_so_many_requests(inferd, server, tmp_path, load):
         assert [each["OUT"] for each in experiment["requests"][0]["response_outputs"]] == (
             experiment["requests"][0]["request_inputs"]["IN"]
         )
+    else:
+        assert all(
+            each["response_outputs"] == [{"OUTPUT0": each["request_inputs"]["INPUT0"]}]
+            for each in experiment["requests"]
+        )
 
 
 @pytest.mark.parametrize("more", [[], ["--streaming"]])

@@ -305,6 +305,11 @@ class Connection(Channel):
     def metric(self, change: Mapping[str, Any]) -> None:
         self._send(p.METRIC, json.dumps(change).encode())
 
+    def report(self, key: int, kind: int, index: int, infer_ns: int, output_ns: int) -> None:
+        """Report the times of a response to the request with this key, as in `protocol`, STATISTICS."""
+        record = p.STATISTICS_RECORD.pack(index, 0, infer_ns, output_ns)
+        self._link.send(self._link.side, p.STATISTICS, record, code=kind, number=key)
+
     def log(self, level: int, text: str, *, always: bool = False) -> None:
         if always or ((level != p.LOG_VERBOSE or self._verbose) and self._logs.admits()):
             self._send_log(level, text)

@@ -91,6 +91,8 @@ IS_READY       side    worker   id
 HEALTH         side    server   that id, flag TRUE; record: why not, as text
 LOG            side    server   `code` = LOG_*; text
 METRIC         side    server   JSON: one change of a metric, without an answer
+STATISTICS     side    server   id of a request, `code` = REPORTED_*; a STATISTICS_RECORD: the times of one response,
+                                which may be the last one, so that the request has ended
 CALL           side    server   id chosen by the worker; CALL_HEAD, JSON {"call": name, ...}, the files
 ANSWER         side    worker   that id; JSON {"result": ...} or {"error": text, "code": code}
 =============  ======  =======  ================================================================================
@@ -121,7 +123,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 7
+VERSION = 8
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
@@ -157,6 +159,7 @@ LOG = 54
 METRIC = 55
 CALL = 56
 HEALTH = 57
+STATISTICS = 58
 
 # -- flags of a head
 
@@ -218,6 +221,14 @@ STATUS_OK = 0
 STATUS_ERROR = 1
 STATUS_OPEN = 2  # None in the list: answered by a sender, before or later
 STATUS_RESCHEDULE = 3  # it comes again; `tensors` are those of its states that have changed
+
+STATISTICS_RECORD = struct.Struct("<IIQQ")
+"""index of the response, reserved, nanoseconds until its outputs were there, and until they were given away"""
+
+REPORTED_SUCCESS = 0
+REPORTED_FAIL = 1
+REPORTED_EMPTY = 2
+REPORTED_CANCEL = 3
 
 PARAMETER = struct.Struct("<HBBI")
 """bytes of the name, type, reserved, bytes of the text; then the value in 8 bytes (INT64, UINT64, DOUBLE, BOOL as

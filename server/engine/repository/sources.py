@@ -291,17 +291,17 @@ class Repositories:
         """The models of all sources, by name. A name found in two of them is listed once, with that problem.
 
         Args:
-            but: names of models to leave out.
+            but: names of models to leave out, unless two sources have them.
 
         Raises:
             ConfigError: a source cannot be read.
         """
         found: dict[str, ModelFolder] = {}
         for source in self._sources:
-            for folder in source.scan(but):
+            for folder in source.scan(but if len(self._sources) == 1 else frozenset()):
                 known = found.get(folder.name)
                 found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
-        return [found[name] for name in sorted(found)]
+        return [found[name] for name in sorted(found) if name not in but or found[name].problem == AMBIGUOUS]
 
     def look(self, watch: Watch) -> dict[str, object]:
         """The present state of each model of all sources, another one whenever the model has changed.

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from inferd.server.tools.perf.plan import LoadPlan
-from inferd.server.tools.perf.requests import Model
+from inferd.server.tools.perf.requests import Model, tensors_of
 from inferd.server.tools.reach import Reach
 from inferd_client._calling import ENCODINGS, STATUSES
 from inferd_client.driver import Driver, Fixed, Sequences, Workload
 from inferd_client.driver.report import Report
+from inferd_client.grpc import InferResult
 from inferd_client.utils import InferenceServerException
 
 BUSY = 0.9
@@ -298,6 +299,7 @@ class Unary:
         bodies = [packed(each, plan.compression) for each in messages]
         self._work: Workload = Fixed(bodies, expected, compressed=bool(plan.compression))
         self._count = len(messages)
+        self._shared = plan.shared
         if model.sequences:
             first, last = plan.sequence_ids
             self._work = Sequences(
@@ -333,7 +335,14 @@ class Unary:
 
     def _window(self, report: Report, before: Account, started: int) -> Window:
         asked = tuple(
-            Asked(call.number % self._count, call.due_ns, (call.ended_ns,), call.ended_ns, call.sequence)
+            Asked(
+                call.number % self._count,
+                call.due_ns,
+                (call.ended_ns,),
+                call.ended_ns,
+                call.sequence,
+                (tensors_of(InferResult(call.answer)),) if call.answer and not self._shared else (),
+            )
             for call in report.calls
         )
         ended = time.monotonic_ns()

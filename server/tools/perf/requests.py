@@ -268,6 +268,11 @@ def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
     ]
 
 
+def tensors_of(result: grpcclient.InferResult) -> Tensors:
+    """The tensors of an answer by name."""
+    return {name: result.as_numpy(name) for name in result.names}
+
+
 def difference(result: grpcclient.InferResult, expected: Tensors) -> str:
     """How an answer differs from the expected one; empty if it does not."""
     for name, wanted in expected.items():

@@ -15,7 +15,7 @@ from typing import Any
 import inferd_client.grpc as grpcclient
 from inferd.server.tools.perf.measuring import Accounts, Asked, Interrupted, Window
 from inferd.server.tools.perf.plan import LoadPlan
-from inferd.server.tools.perf.requests import Data, Model, Request, difference
+from inferd.server.tools.perf.requests import Data, Model, Request, difference, tensors_of
 from inferd.server.tools.reach import Reach
 from inferd_client.driver.report import Latency, Report
 from inferd_client.utils import InferenceServerException
@@ -318,7 +318,7 @@ class Stream:
         self._answers.append(now)
         self._heard(len(self._answers), False)
         if self._plan.listed and not self._plan.shared:
-            self._outputs.append({name: result.as_numpy(name) for name in result.names})
+            self._outputs.append(tensors_of(result))
         if self._expected and len(self._answers) == 1:
             self._wrong = difference(result, self._expected[self._turn % len(self._requests)])
 

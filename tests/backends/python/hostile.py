@@ -28,7 +28,7 @@ INT64, BYTES = 9, 13
 OWN = b"\x0a\x01m" + b"\x2a\x0e\x0a\x01x\x12\x05INT64\x1a\x02\x01\x01" + b"\x3a\x08" + bytes(8)
 ANY = 1 << 30  # an offset of the arena that nothing lies at
 KINDS = (p.DONE, p.ALLOCATE, p.RESPONSE, p.BLS_REQUEST, p.BLS_CANCEL, p.BLS_CREDIT, p.RELEASE, p.FREE, p.LOG, p.METRIC,
-         p.CALL, p.HEALTH, p.CREDIT)  # fmt: skip
+         p.CALL, p.HEALTH, p.CREDIT, p.STATISTICS)  # fmt: skip
 
 
 @dataclass

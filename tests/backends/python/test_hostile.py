@@ -92,6 +92,10 @@ ON_SIDE = {
     "a question that is none": ("worker.send(worker.side, p.CALL, p.CALL_HEAD.pack(6) + b'[1, 2', number=1)",
                                 "sent a packet that cannot be read"),
     "a metric that is none": ("worker.send(worker.side, p.METRIC, b'7')", "sent a packet that cannot be read"),
+    "statistics that are none": ("worker.send(worker.side, p.STATISTICS, b'1234', code=1)",
+                                 "sent statistics that cannot be read"),
+    "statistics of an unknown kind": ("worker.send(worker.side, p.STATISTICS, bytes(24), code=4)",
+                                      "sent statistics that cannot be read"),
     "questions without end": (
         "while True: worker.send(worker.side, p.CALL, ask(call='is_model_ready', name='calm'), number=1)",
         "has too many questions open"),

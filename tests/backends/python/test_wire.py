@@ -20,6 +20,7 @@ STRUCTS = {
     "BlsRecord": protocol.BLS_HEAD,
     "CudaMemory": protocol.CUDA_MEMORY,
     "RegionMemory": protocol.REGION_MEMORY,
+    "StatisticsRecord": protocol.STATISTICS_RECORD,
 }
 NAMES = {
     "WIRE_VERSION": "VERSION",
@@ -46,7 +47,7 @@ def test_constants():
         assert eval(value, vars(protocol).copy()) == expected, name
 
 
-ELSEWHERE = ("PARAMETER_", "LOG_", "CODE_UNKNOWN")
+ELSEWHERE = ("PARAMETER_", "REPORTED_", "LOG_", "CODE_UNKNOWN")
 """What the constants begin with that C has from elsewhere, or does not look at."""
 
 
