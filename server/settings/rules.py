@@ -218,7 +218,7 @@ def _check_grpcio(options: Options) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in NATIVE_ONLY:
         if getattr(options, name) != defaults[name]:
-            raise SettingsError(f"{_option(name)}: gRPC's C core has no such limit; use --transport native")
+            raise SettingsError(f"{_option(name)}: gRPC's C core has no such option; use --transport native")
     if options.grpc_max_decompressed_size != defaults["grpc_max_decompressed_size"]:
         raise SettingsError(
             "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "

@@ -314,4 +314,4 @@ def test_grpcio_refuses_them(repository):
     command = [sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository), "--transport=grpcio"]
     done = subprocess.run([*command, "--grpc-max-calls-per-client=3"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "grpc-max-calls-per-client: gRPC's C core has no such limit" in done.stderr
+    assert "grpc-max-calls-per-client: gRPC's C core has no such option" in done.stderr
