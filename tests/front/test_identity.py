@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 
 import pytest
 
+from inferd._native.timers import TimersHandle
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.handshake import Handshake
+from inferd._native.transport.io_thread import IoThreads
+from inferd._native.transport.tls import TlsContext
 from inferd.server.front.peer import Peer, identified
 from tests.front.certificates import Authority, Pair
 
@@ -19,25 +26,29 @@ def authority(tmp_path_factory):
 
 
 def identity(authority: Authority, server: Pair, client: Pair) -> int:
-    """What the server takes the client for, after a handshake in memory."""
-    contexts = [ssl.create_default_context(purpose) for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH)]
-    for context, pair in zip(contexts, (server, client), strict=True):
-        context.load_cert_chain(pair.certificate, pair.key)
-        context.load_verify_locations(authority.root)
-    contexts[0].verify_mode = ssl.CERT_REQUIRED
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        contexts[0].wrap_bio(up, down, server_side=True),
-        contexts[1].wrap_bio(down, up, server_hostname="localhost"),
-    ]
-    waiting = ends[::-1]
-    while waiting:
-        end = waiting.pop(0)
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            waiting.append(end)
-    return identified(Peer("", None), ends[0]).identity
+    """What the server takes the client for, after the handshake."""
+    context = TlsContext(server.certificate.read_bytes(), server.key.read_bytes(), authority.root.read_bytes())
+    timers, over = TimersHandle(), list[bool]()
+    io = IoThreads(Endpoint(lambda call: None, timers=timers))
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    events = timers.hear()
+    io.start()
+    try:
+        handshake = Handshake(io, context, theirs.fileno(), 1, lambda: over.append(True))
+        own = ssl.create_default_context(cafile=authority.root)
+        own.load_cert_chain(client.certificate, client.key)
+        own.set_alpn_protocols(["h2"])
+        ours.settimeout(60)
+        with own.wrap_socket(ours, server_hostname="localhost"):
+            while not over:
+                assert select.select([events], [], [], 60)[0]
+                timers.run_events()
+            assert handshake.done, handshake.failure
+            return identified(Peer("", None), handshake).identity
+    finally:
+        io.stop()
+        theirs.close()
 
 
 def test_owners_with_one_subject_are_told_apart_by_all_kinds_of_names(authority):
