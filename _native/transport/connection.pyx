@@ -76,7 +76,7 @@ cdef int tell_connection(PythonEvent *event) except -1:
     cdef uint32_t i
     news = connection.conn.news
     connection.conn.news.refusals = connection.conn.news.pings = 0
-    connection.conn.news.output = connection.conn.news.shut = connection.conn.news.lost = False
+    connection.conn.news.shut = connection.conn.news.lost = False
     front_leave()
     texts = []
     for i in range(news.refusals):
@@ -89,8 +89,6 @@ cdef int tell_connection(PythonEvent *event) except -1:
     for _ in range(news.pings):
         if connection.on_ping is not None:
             connection.on_ping()
-    if news.output and connection.flush is not None:
-        connection.flush()
     if news.shut and connection.on_shut is not None:
         connection.on_shut()
     if news.lost and connection.on_lost is not None:

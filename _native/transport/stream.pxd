@@ -224,7 +224,6 @@ cdef struct ConnNews:
     uint32_t pings           # PINGs of the peer
     char *refused[KEPT_TEXTS]  # from malloc: why a call or the peer was refused
     uint32_t refusals        # how many of these there are
-    bint output              # the owner is to flush the connection
     bint shut                # the I/O thread sends nothing but the last output any more
     bint lost                # the I/O thread has left the socket: the peer is gone, or the connection has ended
 
