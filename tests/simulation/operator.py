@@ -604,9 +604,11 @@ class Operator:
         if self._polls:
             await asyncio.sleep(2 * self.control.poll_seconds + LAST)
         self._check_served()
+        await self._simulation.settle()
         self._simulation.tell("operator", "has the server end")
         engine.drain()
         await engine.finish_sequences(LAST)
+        await self._simulation.stop_door(LAST)
         await engine.close()
 
     def _check_served(self) -> None:
