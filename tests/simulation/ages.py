@@ -10,7 +10,9 @@ from inferd.server.front.door import STOPPING
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Client
+    from tests.simulation.clients import Call, Client
+    from tests.simulation.crowd import Refused
+    from tests.simulation.talks import Talk
 
 AGES = (0.001, 0.01, 0.1)  # seconds
 GRACES = (0.005, 0.05, 1.05, 3.0)
@@ -29,7 +31,10 @@ def judge_refused(client: Client, what: object, *, executed: bool) -> None:
         raise Violation(f"{what}: it is refused for the end of its connection, and was executed")
 
 
-def is_too_late(call: object, text: str) -> bool:
-    """Whether the connection of a call has been ending for so long that its calls are ended with this text."""
-    end = getattr(getattr(call, "client", None), "end", None)
-    return end is not None and text == end.over != ""
+def is_too_late(call: Call | Refused | Talk, text: str) -> bool:
+    """Whether the connection of a call has been ending for so long that its calls are ended with this text, or it is a
+    stream, or of a sequence, and these end before."""
+    if call.client.end.over == text:
+        return True
+    is_stream = not hasattr(call, "kind") or getattr(call, "talk", None) is not None
+    return text == STOPPING and is_stream and call.client.simulation.operator.is_stopping

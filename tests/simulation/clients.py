@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inferd.server.front.door import STOPPING
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
@@ -335,6 +336,8 @@ class Client:
             self._talk_over(talk, answered=False)
         self.unsent.clear()
         self.sequences.clear()
+        if simulation.operator.is_stopping and simulation.sockets.listening is None:
+            self.left = 0  # nobody accepts it
         if self.left > 0:
             self._connect()
             if self.rests:
@@ -683,6 +686,8 @@ class Client:
     def _may_end(self) -> bool:
         """Whether the server may end the connection: it said so, and has answered what it had taken."""
         simulation = self.simulation
+        if self.end.over == STOPPING:
+            return True  # the grace is over: who takes longer to read the last answers does not get them
         if simulation.held_limit and self.end.full_ns:
             return True  # the server holds too much, and this client has not read what it was sent
         if self.calls or self.talks or (self.end.seen == BROKEN and not simulation.stood_ns):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
+STOPS = "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins on"
+NO_LOADS = "the server is stopping: models are not loaded"
 FAILURES = (
     CANCELLED,
     INVALID,
@@ -279,6 +281,11 @@ class Oracle:
             return status != UNKNOWN
         if status == UNAVAILABLE and text in ENDS:
             return is_too_late(call, text)
+        if status == UNAVAILABLE and text.startswith(STOPS):
+            keeps = any(KINDS[name].sequential for name in STEPS[kind.name])
+            return keeps and simulation.operator.is_stopping and simulation.stops_early
+        if status == UNAVAILABLE and NO_LOADS in text:
+            return simulation.demand.on and simulation.operator.is_stopping and simulation.stops_early
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
             return True
         if self._may_seem_slow(status, text):

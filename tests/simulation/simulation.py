@@ -189,6 +189,7 @@ class Simulation:
         self.graphics = Graphics(world)
         engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
+        self.stops_early = self.has("stops early", 0.15, when=scale.operator and not scale.crowd)
         self.ages = self.has("ages", 0.25, when=scale.operator)  # connections are ended when they are old
         self.desk = Desk(self)
         self.demand = Demand(self)
@@ -219,7 +220,7 @@ class Simulation:
         )
         self.endpoint = self.door._endpoint
         # refusals can be judged by what there was when they were made, if the I/O thread does one thing at a time
-        self.is_exact = not self.preempts and self.has("exact", 0.5, when=True)
+        self.is_exact = self.has("exact", 0.5, when=not self.preempts)
         world.one_at_a_time(self.is_exact)
         self.rights.install()
         self.forwarding.install()
@@ -406,6 +407,9 @@ class Simulation:
         self.later(self.random.randint(0, 3 * MS), self._visit)
         self.world.set_faults(self.faults_ppm)
         self.world.fail_at(self.scale.fails_at, self.scale.fails)
+        if self.stops_early:
+            stops = Random(f"{self.outcome.seed} stops")
+            self.later(stops.choice((MS, 10 * MS, 100 * MS)), lambda: self.operator.stop(early=True))
         checks = 0
         while self.step():
             checks += 1
