@@ -462,6 +462,8 @@ cdef void io_run(Io *io) noexcept nogil:
         io.waits = False
         host_look(io.host)
         for i in range(count):
+            if i:
+                host_look(io.host)  # deadlines count from the read of their call, not from the beginning of the round
             source = <Source *>ready[i].source
             source.ready(source, ready[i].events)
             front_yield()

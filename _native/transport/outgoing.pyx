@@ -128,12 +128,14 @@ cdef bint add_piece(Output *output, Block *block, const uint8_t *data, size_t si
 
 
 cdef bint output_close(Output *output) noexcept nogil:
-    # end the piece that is being collected in the scratch block
+    # end the piece that is being collected in the scratch block; without memory for it, it goes on
     cdef size_t start = output.start
     if output.scratch == NULL or output.used == start:
         return True
+    if not add_piece(output, block_share(output.scratch), output.scratch.data + start, output.used - start):
+        return False
     output.start = output.used
-    return add_piece(output, block_share(output.scratch), output.scratch.data + start, output.used - start)
+    return True
 
 
 cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept nogil:

@@ -74,10 +74,10 @@ class Bounds:
             self._faults = simulation.world.failed_takes
             self._fault_ns = now
         for version in simulation.serving():
-            if version.kind.bounded:
+            if version.bounded:
                 self._note_fullness(version, now)
         simulation.demand.look()
-        if self._steps % OFTEN == 0:
+        if self._steps % OFTEN == 0 and not simulation.world.front_is_held():
             self._audit(now, at_rest=False)
 
     def left(self, *, soon: bool = False) -> None:
@@ -143,7 +143,7 @@ class Bounds:
         simulation = self.simulation
         now = simulation.world.now()
         left_ns = call.opened_ns + call.deadline_ns - now  # at least: its time began when its headers came
-        is_plain = call.talk is None and not (call.client.packs and simulation.workers is not None)
+        is_plain = call.talk is None and not call.client.packs and call.client.end.flows(call.opened_ns)
         if call.deadline_ns >= 0 and left_ns > 0 and is_plain and call.client.temper.prompt and goes_at_once(call.kind):
             self._hurried[call.number] = call, now + call.deadline_ns - left_ns // SPARE
 
@@ -209,7 +209,8 @@ class Bounds:
             limit = self.simulation.service_limit
             # what workers ask comes in beyond the limit
             is_right = int(found[1]) == limit or (self.simulation.oracle.workers_ask and int(found[1]) > limit)
-            return is_right and self.simulation.oracle.full_ns >= call.opened_ns
+            was_full = self.simulation.oracle.full_ns >= call.opened_ns
+            return is_right and (was_full or not self.simulation.is_exact)
         if found := WAITING.match(text):
             level = int(found[3] or 1)
             return found[1] in names and self._was_full(call, KINDS[found[1]], level, int(found[2]))
@@ -231,7 +232,8 @@ class Bounds:
             call.kind.coalesces or call.kind.splits
         ):  # the one that it shares an execution with may have been refused before, and parts go
             return True
-        return self.simulation.preempts or self._left_ns >= call.opened_ns or self.simulation.crowd is not None
+        simulation = self.simulation
+        return not simulation.is_exact or self._left_ns >= call.opened_ns or simulation.crowd is not None
 
     def _was_full(self, call: Call | Refused, kind: Kind, level: int | str, told: int) -> bool:
         if level == SLOTS:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inferd._native.transport.connection import Connection
+from inferd.server.front.door import STOPPING
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests.simulation.ages import Ageing
+from tests.simulation.ages import judge_refused
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.regions import SLOT, Region
+from tests.simulation.sockets import BROKEN, OPEN, End
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
 from tests.simulation.wording import reword, serialized, spoil
@@ -30,6 +31,8 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 US = 1000
 MS = 1000 * US
 HOUR = 3_600_000 * MS
+NEVER = 1 << 62
+LATE_END = 10_000 * MS  # in which a connection has ended whose end was announced, and on which nothing is open
 QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
 TEXT = 10  # times as long are numbers as strings, about, and to write them takes long
@@ -157,6 +160,7 @@ class Call:
     message: pb.ModelInferRequest | None = None
     headers: tuple[tuple[str, str], ...] = ()  # of the call, or of the stream that it is on
     size: int = 0  # of the message
+    address: str = ""  # of its client, as the server knows it
     over: bool = False
 
     @property
@@ -225,11 +229,11 @@ class Client:
         self.pause_ns = temper.pause_ns * simulation.pace
         self.sequences: list[Sequence] = []
         self.name = f"client {number}"
-        self.address = f"sim:{number}"
         self.places = 0
         self.begun = 0  # sequences
         self.actions = 0  # calls and streams
         self.reading = False
+        self.rests = False  # it does nothing new until it has another connection
         self._connect()
 
     @property
@@ -241,13 +245,9 @@ class Client:
         self.life += 1
         self.wire = Wire(self.temper.window, 1 << 24)
         self.pipe = Pipe()
-        use = simulation.uses[self.number % len(simulation.uses)]
-        self.connection = Connection(simulation.endpoint, self.address, use=use)
-        self.connection.flush = self._flushed
-        self.connection.on_refused = self.tell
-        simulation.desk.meet(self.connection, use, self.address)
+        random = Random(f"{simulation.outcome.seed} client {self.number} socket {self.life}")
+        self.end = simulation.sockets.connect(self, self.number, random, self.temper.chunk)
         self.tell(f"connects, {self.temper.name}")
-        self.ageing = Ageing(self) if simulation.ages else None
 
     def tell(self, what: str) -> None:
         self.simulation.tell(self.name, what)
@@ -256,15 +256,24 @@ class Client:
         self.write()
         self._act_later()
 
-    def close(self) -> None:
-        self.connection.flush = None
-        self.connection.close()
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on its way between it and the server."""
+        end = self.end
+        return end.peer is None or not (self.pipe.data or end.untaken or self.reading or end.done != end.sent)
+
+    def judge(self) -> None:
+        """All is said and heard.
+
+        Raises:
+            Violation: the server has not answered all.
+        """
+        if self.end.peer is not None and self.end.seen == OPEN and self.wire.went_away is None:
+            self.wire.judge()
 
     def leave(self) -> None:
         """For good."""
-        if self.wire.went_away is None and not self.simulation.is_faulty:
-            self.wire.judge()
-        self.close()
+        self.end.part(reset=False)
         if self.region is not None:
             self.region.close()
 
@@ -283,8 +292,6 @@ class Client:
             self.hang_up()
         left = self.left
         is_leaving = self.wire.went_away is not None
-        if is_leaving and self.ageing is not None and not (self.calls or self.talks):
-            self.ageing.judge()
         for _ in range(min(left, self.random.randint(1, self.temper.burst))):
             if self.left > 0 and len(self.calls) + len(self.talks) < 90 and not is_leaving:
                 self._begin_something()
@@ -300,22 +307,42 @@ class Client:
         if self.left < left and self.random.random() < 0.05:  # one that only waits would ping too often
             self.wire.ping()
         self.write()
-        if self.left > 0:
+        if is_leaving:
+            self.rests = True
+            self._look_at_end(self.end, was_idle=False)
+        elif self.left > 0:
             self._act_later()
+
+    def _look_at_end(self, end: End, *, was_idle: bool) -> None:
+        """The server has said that it ends this connection: it does, when nothing is open on it."""
+        is_idle = not (self.calls or self.talks)
+        if end is not self.end or end.peer is None:
+            return
+        if is_idle and was_idle:
+            raise Violation(f"{self.name}: its old connection does not end")
+        self.simulation.later(LATE_END, lambda: self._look_at_end(end, was_idle=is_idle))
 
     def hang_up(self) -> None:
         self.tell(f"hangs up with {len(self.calls)} calls open")
-        self.simulation.bounds.left(soon=True)
-        self.close()
+        simulation = self.simulation
+        simulation.bounds.left(soon=True)
+        given_up = [*self.calls.values(), *self.given_up]
+        self.end.when_done(NEVER, lambda: simulation.oracle.given_up(*given_up), anyway=True)
+        self.end.part(reset=self.random.random() < 0.5)
         for call in list(self.calls.values()):
-            self.simulation.oracle.given_up(call)
             self._over(call, answered=False)
         self.given_up.clear()
         for talk in list(self.talks.values()):
             self._talk_over(talk, answered=False)
         self.unsent.clear()
         self.sequences.clear()
-        self._connect()
+        if simulation.operator.is_stopping and simulation.sockets.listening is None:
+            self.left = 0  # nobody accepts it
+        if self.left > 0:
+            self._connect()
+            if self.rests:
+                self.rests = False
+                self._act_later()
 
     def _cancel_if_open(self, call: Call) -> None:
         if not call.over:
@@ -469,6 +496,7 @@ class Client:
         simulation.forwarding.forge(self.random, message)
         call.message = message
         call.headers = headers
+        call.address = self.end.address
         simulation.opened(call)
         return call, message
 
@@ -554,7 +582,9 @@ class Client:
 
     def write(self) -> None:
         """Send what windows allow, and have it carried to the server."""
-        progress = True
+        if self.end.peer is None:
+            return
+        progress, sent = True, []
         while progress and self.unsent:
             progress = False
             call = self.unsent[0]
@@ -572,6 +602,7 @@ class Client:
                 self.places += 1
                 call.place = self.places
                 self.unsent.remove(call)
+                sent.append(call)
             elif not progress and call.sequence is None and len(self.unsent) > 1 and self.wire.send_window > 0:
                 self.unsent.append(self.unsent.pop(0))  # its own window is used up
                 progress = any(each.stream.window > 0 for each in self.unsent)
@@ -579,6 +610,24 @@ class Client:
             self.pipe.data += self.wire.out
             self.wire.out.clear()
             self._carry_later()
+        if sent or self.given_up:
+            given_up = self.given_up[:]
+            self.given_up.clear()
+            at = self.end.sent + len(self.pipe.data)
+            self.end.when_done(at, lambda: self._has_come(sent, given_up))
+
+    def _has_come(self, sent: list[Call | Talk], given_up: list[Call]) -> None:
+        """The server has read it, and acted upon it."""
+        now = self.simulation.world.now()
+        for each in sent:
+            if isinstance(each, Talk):
+                each.sent_ns = min(each.sent_ns, now)
+            elif each.stream.sent_end and not each.over:
+                each.sent_ns = now
+                self.simulation.oracle.arrived(each)
+        if given_up:
+            self.simulation.bounds.left()
+            self.simulation.oracle.given_up(*given_up)
 
     def _carry_later(self) -> None:
         if not self.pipe.busy:
@@ -591,41 +640,21 @@ class Client:
         pipe.busy = False
         if pipe is not self.pipe or not pipe.data:
             return
-        chunk, world = self.temper.chunk, self.simulation.world
-        world.may_fail(1)
+        chunk = self.temper.chunk
         # small chunks arrive a few at a time, with nothing between them
-        for _ in range(self.random.randint(1, CHUNKS) if 0 < chunk < SMALL else 1):
-            limit = self.random.randint(1, chunk) if chunk else len(pipe.data)
-            buffer = self.connection.receive_buffer()
-            with memoryview(buffer) as whole, whole.cast("B") as view:
-                size = min(limit, len(pipe.data), len(view))
-                view[:size] = pipe.data[:size]
-            del pipe.data[:size]
-            self.connection.received(size)
-            if not pipe.data or pipe is not self.pipe:
-                break
-        world.may_fail(0)
-        if pipe.data:
-            self._carry_later()
-            if self.random.random() < 0.1:
-                self.read_later()
-        else:
-            self.read_later()
-            now = self.simulation.world.now()
-            for call in self.calls.values():
-                if call.stream.sent_end and call.sent_ns > now:
-                    call.sent_ns = now
-                    self.simulation.oracle.arrived(call)
-            if self.given_up:
-                self.simulation.bounds.left()
-            for call in self.given_up:
-                self.simulation.oracle.given_up(call)
-            self.given_up.clear()
-            for talk in self.talks.values():
-                talk.sent_ns = min(talk.sent_ns, now)
+        limit = self.random.randint(1, chunk * (CHUNKS if chunk < SMALL else 1)) if chunk else len(pipe.data)
+        data = bytes(pipe.data[:limit])
+        size = self.end.send(data)
+        del pipe.data[:size]
+        if size == len(data) and pipe.data:
+            self._carry_later()  # else there is no room
 
-    def _flushed(self) -> None:
-        self.read_later()
+    def heard(self) -> None:
+        """See `sockets.Peer`."""
+        if self.pipe.data:
+            self._carry_later()
+        if self.end.untaken or self.end.seen != OPEN:
+            self.read_later()
 
     def read_later(self) -> None:
         if not self.reading:
@@ -635,35 +664,46 @@ class Client:
     def _read(self) -> None:
         """Take some of what the server has for it."""
         self.reading = False
-        connection = self.connection
-        data = b"".join(bytes(piece) for piece in connection.take_output(self.random.randint(1, self.temper.gulp)))
+        if self.end.peer is None:
+            return
+        data = self.end.take(self.random.randint(1, self.temper.gulp))
         if data:
             self._receive(data)
-            self.read_later()
-        elif connection.finished and (self.simulation.is_faulty or self._is_old()):
-            self.hang_up()
-            self.write()
-        elif connection.finished:
-            raise Violation(
-                f"{self.name}: the server ends the connection: GOAWAY {self.wire.went_away} '{self.wire.farewell}'"
-            )
+            self.heard()
+        elif self.end.seen != OPEN:
+            self._lost()
 
-    def _is_old(self) -> bool:
+    def _lost(self) -> None:
+        """The server has ended the connection."""
+        simulation = self.simulation
+        if not (simulation.is_faulty or self._may_end()):
+            how = "breaks" if self.end.seen == BROKEN else "ends"
+            told = f"GOAWAY {self.wire.went_away} '{self.wire.farewell}'"
+            raise Violation(f"{self.name}: the server {how} the connection: {told}")
+        self.hang_up()
+        self.write()
+
+    def _may_end(self) -> bool:
         """Whether the server may end the connection: it said so, and has answered what it had taken."""
-        return self.ageing is not None and self.wire.farewell == "max_age" and not (self.calls or self.talks)
+        simulation = self.simulation
+        if self.end.over == STOPPING:
+            return True  # the grace is over: who takes longer to read the last answers does not get them
+        if simulation.held_limit and self.end.full_ns:
+            return True  # the server holds too much, and this client has not read what it was sent
+        if self.calls or self.talks or (self.end.seen == BROKEN and not simulation.stood_ns):
+            return False
+        return self.wire.farewell == "max_age" or (self.wire.went_away == 0 and simulation.operator.is_stopping)
 
     def _lose_refused(self) -> None:
         """Calls behind the last one that the server has taken have not begun."""
-        last, ageing = self.wire.last_stream, self.ageing
-        if ageing is None:
-            return
+        last = self.wire.last_stream
         for call in [call for number, call in self.calls.items() if number > last]:
             executed = self.simulation.executions.count.get((call.kind.name, call.number), 0)
-            ageing.refused(call, executed=bool(executed) and not call.kind.reuses)
+            judge_refused(self, call, executed=bool(executed) and not call.kind.reuses)
             call.stream.cancelled = True
             self._over(call, answered=False)
         for talk in [talk for number, talk in self.talks.items() if number > last]:
-            ageing.refused(talk, executed=False)
+            judge_refused(self, talk, executed=False)
             self._talk_over(talk, answered=False)
 
     def _receive(self, data: bytes) -> None:

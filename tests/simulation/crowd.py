@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from inferd._native.transport.connection import Connection
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, STEPS
+from tests.simulation.sockets import OPEN
 from tests.simulation.wire import Violation, decoded
 from tests.simulation.world import library
 
@@ -333,11 +333,9 @@ class Line:
             self.crowd.handle, self.number, self.random.getrandbits(64), ctypes.byref(self.mood)
         )
         self.open = 0
-        use = simulation.uses[self.number % len(simulation.uses)]
-        self.connection = Connection(simulation.endpoint, f"crowd:{self.number}", use=use)
-        self.connection.flush = self._read_later
-        self.connection.on_refused = self._tell
-        simulation.desk.meet(self.connection, use, self.name)
+        random = Random(f"{simulation.outcome.seed} crowd {self.number} socket {self.life}")
+        self.end = simulation.sockets.connect(self, self.number, random)
+        self.carried = 0  # bytes of which the line knows that they have come
         self._tell("connects")
 
     def _tell(self, what: str) -> None:
@@ -348,8 +346,7 @@ class Line:
 
     def leave(self) -> None:
         """For good."""
-        self.connection.flush = None
-        self.connection.close()
+        self.end.part(reset=False)
         self.lib.line_free(self.handle)
 
     def waiting(self) -> str:
@@ -403,8 +400,7 @@ class Line:
 
     def _hang_up(self) -> None:
         self._tell(f"hangs up with {self.open} calls open")
-        self.connection.flush = None
-        self.connection.close()
+        self.end.part(reset=self.random.random() < 0.5)
         self._has_ended(self.lib.line_free(self.handle))
         self._connect()
 
@@ -419,26 +415,27 @@ class Line:
         if life != self.life:
             return
         self.carrying = False
-        lib, connection, world = self.lib, self.connection, self.simulation.world
         size = ctypes.c_size_t()
-        at = lib.line_out(self.handle, size)
-        data = ctypes.string_at(at, size.value) if size.value else b""
-        begin = 0
-        world.may_fail(1)
-        for _ in range(CHUNKS):
-            if begin == len(data):
-                break
-            limit = self.random.randint(1, self.chunk) if self.chunk else len(data)
-            with memoryview(connection.receive_buffer()) as whole, whole.cast("B") as view:
-                count = min(limit, len(data) - begin, len(view))
-                view[:count] = data[begin : begin + count]
-            begin += count
-            connection.received(count)
-        world.may_fail(0)
-        lib.line_carried(self.handle, begin, world.now())
-        if begin < len(data):
+        at = self.lib.line_out(self.handle, size)
+        under_way = self.end.sent - self.carried
+        data = ctypes.string_at(at + under_way, size.value - under_way) if size.value > under_way else b""
+        if self.chunk:
+            data = data[: self.random.randint(1, self.chunk * CHUNKS)]
+        if data and self.end.send(data) == len(data) and size.value > under_way + len(data):
+            self._carry_later()  # else there is no room
+
+    def heard(self) -> None:
+        """See `sockets.Peer`."""
+        done = self.end.done
+        if done > self.carried:
+            self.lib.line_carried(self.handle, done - self.carried, self.simulation.world.now())
+            self.carried = done
+        size = ctypes.c_size_t()
+        self.lib.line_out(self.handle, size)
+        if size.value > self.end.sent - self.carried:
             self._carry_later()
-        self._read_later()
+        if self.end.untaken or self.end.seen != OPEN:
+            self._read_later()
 
     def _read_later(self) -> None:
         if not self.reading:
@@ -451,20 +448,23 @@ class Line:
         if life != self.life:
             return
         self.reading = False
-        connection = self.connection
-        while data := b"".join([bytes(piece) for piece in connection.take_output(self.gulp)]):
+        while data := self.end.take(self.gulp):
             self._receive(data)
             if self.gulp < 1 << 16:
                 self._read_later()
                 return
-        if connection.finished:
+        if self.end.seen != OPEN:
+            if self.simulation.operator.is_stopping and not self.open:
+                self.end.part(reset=False)
+                return
             if not self.simulation.is_faulty:
                 raise Violation(f"{self.name}: the server ends the connection")
             self._hang_up()
 
     def _receive(self, data: bytes) -> None:
         simulation, lib = self.simulation, self.lib
-        now, jumped_ns, pressed_ns = simulation.world.now(), simulation.jumped_ns, simulation.pressed_ns
+        now, jumped_ns = simulation.world.now(), simulation.jumped_ns
+        pressed_ns = max(simulation.pressed_ns, self.end.full_ns)
         over = lib.line_receive(self.handle, data, len(data), now, jumped_ns, pressed_ns)
         if over < 0:
             raise Violation(self.crowd.problem)

@@ -6,26 +6,33 @@ The simulation decides when the loop has its turn, and when it reads its descrip
 from __future__ import annotations
 
 import asyncio
+import threading
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import inferd.server.front.driver
+import inferd.server.front.keepalive
+import inferd.server.front.native
+import inferd.server.front.outstanding
+from inferd._native.transport.connection import Connection
 from inferd.server.engine.housekeeping.threads import on_thread
-from inferd.server.front.connection_limits import Admission, ListenerPolicy
-from inferd.server.front.peer import Peer
+from inferd.server.front.connection_log import ConnectionLog
+from inferd.server.front.native import NativeDoor
+from tests.simulation.sockets import Listening, Sockets, ask_socket
 from tests.simulation.wire import Violation
 from tests.simulation.world import LOOP_FDS, UNWATCHED, World
 
 if TYPE_CHECKING:
-    from inferd._native.transport.call import Call
-    from inferd._native.transport.client import ClientUse
-    from inferd._native.transport.connection import Connection
+    from inferd._native.service.infer import InferService
+    from inferd.server.front.keepalive import ConnectionPolicy
     from tests.simulation.simulation import Simulation
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-UNIMPLEMENTED = 12
 
 
 class Loop(asyncio.AbstractEventLoop):
@@ -52,6 +59,11 @@ class Loop(asyncio.AbstractEventLoop):
         return False
 
     def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
+        if threading.current_thread() is not threading.main_thread():
+            self.world.complain(f"the loop is given {callback} by thread {threading.current_thread().name}")
+        return self._ready(callback, arguments, context)
+
+    def _ready(self, callback: Any, arguments: tuple[Any, ...], context: Any) -> asyncio.Handle:
         handle = asyncio.Handle(callback, arguments, self, context)
         self.ready.append(handle)
         return handle
@@ -68,7 +80,7 @@ class Loop(asyncio.AbstractEventLoop):
         """It is skipped when it is due."""
 
     def call_soon_threadsafe(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
-        handle = self.call_soon(callback, *arguments, context=context)
+        handle = self._ready(callback, arguments, context)
         self.world.has_tasks()
         return handle
 
@@ -79,14 +91,14 @@ class Loop(asyncio.AbstractEventLoop):
     def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:
         code = next(bit for bit in LOOP_FDS if bit not in self.readers)
         self._codes[fd], self.readers[code] = code, partial(callback, *arguments)
-        self.world.watch(fd, code)
+        self.world.watch(fd if isinstance(fd, int) else fd.fileno(), code)
 
     def remove_reader(self, fd: Any) -> bool:
         code = self._codes.pop(fd, None)
         if code is None:
             return False
         del self.readers[code]
-        self.world.watch(fd, UNWATCHED)
+        self.world.watch(fd if isinstance(fd, int) else fd.fileno(), UNWATCHED)
         return True
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -113,21 +125,30 @@ class Loop(asyncio.AbstractEventLoop):
 
 
 class Desk:
-    """Takes the calls that are not native: there is no handler for any."""
+    """The loop, and the door that is shipped, at a socket of the world. There is no handler for any call that is not
+    native.
+
+    Attributes:
+        door: None: it is not open yet.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
         self.loop = Loop(simulation.world, simulation.later)
         events._set_running_loop(self.loop)
-        self._listener_policy = ListenerPolicy()
 
-    def meet(self, connection: Connection, use: ClientUse, address: str) -> None:
-        """A connection has been made."""
-        connection.client = Peer(address)
-        connection.admission = Admission(self._listener_policy, use)
-
-    def take(self, call: Call) -> None:
-        """See `Endpoint`."""
-        call.end(UNIMPLEMENTED)
+    def make_door(self, infer: InferService, pool: int, policy: ConnectionPolicy, **limits: Any) -> NativeDoor:
+        """The door, with so many threads that compress and inflate."""
+        simulation = self._simulation
+        hook_door(simulation, pool)
+        return NativeDoor(
+            infer,
+            receive_timeout=limits["receive_timeout"],
+            send_timeout=30.0,
+            connections=policy,
+            max_held_bytes=limits["max_held"],
+            compression_level=limits["compression"],
+        )
 
     def turn(self) -> None:
         """The tasks that can go on do, until they wait."""
@@ -138,3 +159,49 @@ class Desk:
     def leave(self) -> None:
         """Nothing will come any more."""
         events._set_running_loop(None)
+
+
+class WatchedConnection(Connection):
+    """Has its peer know what the server does to it."""
+
+    sockets: Sockets
+
+    def go_away(self, reason: str = "") -> None:
+        if (end := self.sockets.end_at(self.peer)) is not None:
+            end.knew = self.told
+        super().go_away(reason)
+
+    def fail_calls(self, details: str) -> None:
+        if (end := self.sockets.end_at(self.peer)) is not None:
+            end.over = details
+        super().fail_calls(details)
+
+
+def hook_door(simulation: Simulation, pool: int) -> None:
+    """Have the modules of the door ask the world for sockets and threads."""
+    front = inferd.server.front
+    front.native.os = SimpleNamespace(cpu_count=lambda: 2 * pool)  # type: ignore[assignment]
+    front.native.open_tcp = lambda *_, **__: [Listening(simulation.sockets)]  # type: ignore[assignment]
+    front.native.ConnectionLog = partial(TellingLog, simulation)  # type: ignore[assignment, misc]
+    front.outstanding.fcntl = SimpleNamespace(ioctl=partial(ask_socket, simulation.world))  # type: ignore[assignment]
+    front.keepalive.random = Random(f"{simulation.outcome.seed} ages")  # type: ignore[assignment]
+    WatchedConnection.sockets = simulation.sockets
+    front.driver.Connection = WatchedConnection  # type: ignore[misc]
+
+
+def forget_door() -> None:
+    """All is over: the modules of the door keep nothing of it."""
+    front = inferd.server.front
+    del front.native.open_tcp, front.native.ConnectionLog, WatchedConnection.sockets  # type: ignore[attr-defined]
+    events._set_running_loop(None)
+
+
+class TellingLog(ConnectionLog):
+    """The story has it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    def _say(self, line: str, peer: str, reason: str) -> None:
+        self._simulation.tell("door", f"{peer}: {reason}")

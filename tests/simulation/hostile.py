@@ -6,14 +6,15 @@ import functools
 from random import Random
 from typing import TYPE_CHECKING
 
-from inferd._native.transport.connection import Connection
 from tests.conformance import h2cases
+from tests.simulation.sockets import OPEN
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 US = 1000
+LAST = 5000 * US  # that it stays when the server has read all
 LARGE = 4000  # bytes that are sent at once, at most, of long sequences
 
 
@@ -37,11 +38,9 @@ class Hostile:
         self.case = self.random.choice(cases())
         self.name = f"hostile {number}"
         self.data = self.case.greeting + self.case.sent + h2cases.frame(h2cases.PING, 0, 0, h2cases.MARK)
-        self.sent = bytearray()
-        use = simulation.uses[number % len(simulation.uses)]
-        self.connection = Connection(simulation.endpoint, f"hostile:{number}", use=use)
-        simulation.desk.meet(self.connection, use, self.name)
-        self.connection.flush = self._ignore  # it reads when it leaves: an answer would change what its frames mean
+        self.got = bytearray()
+        self.at_once = self.random.random() < 0.5
+        self.end = simulation.sockets.connect(self, number, self.random, roomy=True)
         simulation.tell(self.name, f"connects: {self.case.name}")
         self._later()
 
@@ -49,35 +48,36 @@ class Hostile:
         self.simulation.later(self.random.randint(0, 50 * US), self._send)
 
     def _send(self) -> None:
-        connection, world = self.connection, self.simulation.world
-        if connection.finished or not self.data:
-            self._leave()
+        if self.end.peer is None:
             return
-        size = self.random.randint(1, LARGE if len(self.data) > LARGE else 40)
-        with memoryview(connection.receive_buffer()) as whole, whole.cast("B") as view:
-            size = min(size, len(self.data), len(view))
-            view[:size] = self.data[:size]
+        size = len(self.data) if self.at_once else self.random.randint(1, LARGE if len(self.data) > LARGE else 40)
+        size = self.end.send(self.data[:size])
         self.data = self.data[size:]
-        world.may_fail(1)
-        connection.received(size)
-        world.may_fail(0)
-        self._later()
+        if self.data and size:
+            self._later()  # else there is no room
+        elif not self.data:
+            # the answer may be written in several rounds
+            self.end.when_done(self.end.sent, lambda: self.simulation.later(LAST, self._leave), anyway=True)
 
-    def _ignore(self) -> None:
-        pass
-
-    def _read(self) -> None:
-        while pieces := self.connection.take_output():
-            self.sent += b"".join(bytes(piece) for piece in pieces)
+    def heard(self) -> None:
+        """It reads when it leaves: an answer would change what its frames mean."""
+        if self.end.seen != OPEN:
+            self._leave()
+        elif self.data:
+            self._later()
 
     def _leave(self) -> None:
         """All is sent, or the server has had enough."""
-        self._read()
-        seen = h2cases.Seen(h2cases.frames(bytes(self.sent)), self.connection.finished)
-        self.connection.flush = None
-        self.connection.close()
+        if self.end.peer is None:
+            return
+        self.got += self.end.take(1 << 30)
+        seen = h2cases.Seen(h2cases.frames(bytes(self.got)), self.end.seen != OPEN)
+        self.end.part(reset=False)
         self.simulation.tell(self.name, f"leaves: {seen}")
         if self.simulation.is_faulty or self.simulation.held_limit:
+            return
+        # what comes behind the answer to its call is of a closed stream, and ignored
+        if self.end.reads > 1 and seen.answered and any(frame.stream_id for frame in seen.frames):
             return
         try:
             seen.judge(self.case)

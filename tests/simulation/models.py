@@ -156,6 +156,7 @@ class Version:
 
     def __init__(self, kind: Kind, backend: SimulatedBackend, loaded: LoadedVersion) -> None:
         self.kind = kind
+        self.bounded = kind.bounded
         self.prefix = backend.prefix
         self.count = len(loaded.spec.instances)
         self.backend = backend

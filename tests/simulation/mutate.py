@@ -100,6 +100,277 @@ FAULTS = (
         "    if result != 0:\n        stream_cut(",
         "    if False:\n        stream_cut(",
     ),
+    # the I/O thread, the event loop beside it, and sockets
+    fault(
+        "the I/O thread cannot be woken a second time",
+        "transport/io_thread",
+        "    read(source.fd, &count, sizeof(count))\n    io.woken = False\n",
+        "    read(source.fd, &count, sizeof(count))\n",
+    ),
+    fault(
+        "the I/O thread is not woken",
+        "transport/io_thread",
+        "        write(io.wakeup.fd, &one, sizeof(one))\n",
+        "        pass\n",
+    ),
+    fault(
+        "output has no room any more, although the peer reads",
+        "transport/io_thread",
+        "        ask_for_room(socket, False)\n        mark_dirty(socket.conn)\n",
+        "        ask_for_room(socket, False)\n",
+    ),
+    fault(
+        "nobody waits until a socket has room",
+        "transport/io_thread",
+        "        socket.full = full\n        socket_watch(socket)\n",
+        "        socket.full = full\n",
+    ),
+    fault(
+        "who has had its turn to write never has another",
+        "transport/io_thread",
+        "            mark_dirty(conn)\n            return\n        turn -=",
+        "            return\n        turn -=",
+    ),
+    fault(
+        "a round waits although a connection has more to write",
+        "transport/io_thread",
+        "    io.again = io.dirty.first != NULL",
+        "    io.again = False",
+    ),
+    fault(
+        "a connection still has a socket that is left",
+        "transport/io_thread",
+        "    conn.socket = NULL\n    socket.conn = NULL\n",
+        "    socket.conn = NULL\n",
+    ),
+    fault(
+        "a socket is freed while the round still has its events",
+        "transport/io_thread",
+        "    socket.next = io.left\n    io.left = socket\n",
+        "    free(socket)\n",
+    ),
+    fault(
+        "a socket that is left is still watched",
+        "transport/io_thread",
+        "    poll_remove(io.poll_fd, socket.source.fd)\n    tls_free",
+        "    tls_free",
+    ),
+    fault(
+        "the loop does not hear that a connection is lost",
+        "transport/io_thread",
+        "    conn.news.lost = True\n    python_post(&conn.host.timers.python, &conn.news.event)\n",
+        "    conn.news.lost = True\n",
+    ),
+    fault(
+        "the end of a peer that does not read is not seen",
+        "transport/io_thread",
+        "        conn_end_calls(socket.conn)\n",
+        "        pass\n",
+    ),
+    fault(
+        "a socket is shut before its last bytes are written",
+        "transport/io_thread",
+        "    if socket.last.size and not output_write(&socket.last, socket.source.fd):\n"
+        "        ask_for_room(socket, True)\n        return\n",
+        "    output_write(&socket.last, socket.source.fd)\n",
+    ),
+    fault(
+        "a connection is dirty for ever",
+        "transport/io_thread",
+        "        conn.dirty = False\n        if conn.socket",
+        "        if conn.socket",
+    ),
+    fault(
+        "connections that become dirty while others are written are lost",
+        "transport/io_thread",
+        "    end_round(host)  # of calls",
+        "    io.dirty.first = NULL\n    end_round(host)  # of calls",
+    ),
+    fault(
+        "a socket is never shut for writing",
+        "transport/io_thread",
+        "    shut_writing(socket.source.fd)\n    conn_linger",
+        "    conn_linger",
+    ),
+    fault(
+        "a connection that lingers is not read",
+        "transport/io_thread",
+        "        goes_on = discard(socket)\n",
+        "        goes_on = True\n",
+    ),
+    fault(
+        "deadlines count from the beginning of a round",
+        "transport/io_thread",
+        "            if i:\n                host_look(io.host)",
+        "            if False:\n                host_look(io.host)",
+    ),
+    fault(
+        "a read that a signal breaks off is the end",
+        "transport/direct_read",
+        "size < 0 and (errno == EAGAIN or errno == EINTR)",
+        "size < 0 and errno == EAGAIN",
+    ),
+    fault(
+        "what a socket took in part is written again",
+        "transport/outgoing",
+        "        if written > 0:\n            output_drop",
+        "        if written == <ssize_t>offered:\n            output_drop",
+    ),
+    fault(
+        "a piece for which there is no memory is lost",
+        "transport/outgoing",
+        "output.used - start):\n        return False\n    output.start = output.used\n    return True\n",
+        "output.used - start):\n        output.start = output.used\n        return False\n"
+        "    output.start = output.used\n    return True\n",
+    ),
+    fault(
+        "the round of deliveries ends, and nobody is told",
+        "transport/io_thread",
+        "        if io.after != NULL:\n            io.after(io.after_context)\n",
+        "",
+    ),
+    fault(
+        "responses wake the I/O thread once",
+        "request/bridge",
+        "    store32(&bridge.signalled, 0)  # before the lists are read, so that later responses signal again\n",
+        "",
+    ),
+    fault(
+        "a response that comes between two looks is waited for",
+        "request/bridge",
+        "    store32(&bridge.signalled, 0)  # before the lists are read, so that later responses signal again\n"
+        "    lock(&bridge.guard)\n"
+        "    response = bridge.head\n"
+        "    callback = bridge.first_callback\n"
+        "    bridge.head = NULL\n"
+        "    bridge.tail = NULL\n"
+        "    bridge.first_callback = NULL\n"
+        "    bridge.last_callback = NULL\n"
+        "    unlock(&bridge.guard)\n",
+        "    lock(&bridge.guard)\n"
+        "    response = bridge.head\n"
+        "    callback = bridge.first_callback\n"
+        "    bridge.head = NULL\n"
+        "    bridge.tail = NULL\n"
+        "    bridge.first_callback = NULL\n"
+        "    bridge.last_callback = NULL\n"
+        "    unlock(&bridge.guard)\n"
+        "    store32(&bridge.signalled, 0)\n",
+    ),
+    fault(
+        "the loop is not woken by what is posted",
+        "front",
+        "    if fetch_add32(&events.waiting, 1) == 0 and events.fd >= 0:\n",
+        "    if fetch_add32(&events.waiting, 1) == 1 and events.fd >= 0:\n",
+    ),
+    fault(
+        "events that are posted while others run are forgotten",
+        "front",
+        "        if load32(&events.waiting) and events.fd >= 0:\n            write",
+        "        if False:\n            write",
+    ),
+    fault(
+        "an event is posted twice",
+        "front",
+        "    if event.posted:\n        return\n",
+        "",
+    ),
+    fault(
+        "an event is withdrawn, and still waited for",
+        "front",
+        "        list_remove(events, event)\n        fetch_add32(&events.waiting, -1)\n",
+        "        list_remove(events, event)\n",
+    ),
+    fault(
+        "an event is withdrawn, and still in its list",
+        "front",
+        "        event.posted = False\n        list_remove(events, event)\n",
+        "        event.posted = False\n",
+    ),
+    fault(
+        "the front is left by whoever holds it twice",
+        "front",
+        "    depth -= 1\n    if depth == 0:\n        release()\n",
+        "    depth -= 1\n    release()\n",
+    ),
+    fault(
+        "whoever gives way goes on without the front",
+        "front",
+        "        release()\n        wait_for_lock()\n",
+        "        release()\n",
+    ),
+    fault(
+        "a connection that is gone is told of its news",
+        "transport/connection",
+        "            python_withdraw(&self.endpoint.timers.timers.python, &self.conn.news.event)\n",
+        "            pass\n",
+    ),
+    fault(
+        "output that Python makes waits for other output",
+        "transport/connection",
+        "        if output and self.endpoint.host.wake != NULL:\n",
+        "        if False:\n",
+    ),
+    fault(
+        "an earlier timer does not move the time at which the thread looks",
+        "timers",
+        "    if timers.armed_ns == 0 or earliest < timers.armed_ns:\n",
+        "    if timers.armed_ns == 0:\n",
+    ),
+    fault(
+        "timers fire once",
+        "timers",
+        "    timers.armed_ns = 0\n    arm(timers)\n",
+        "    timers.armed_ns = 0\n",
+    ),
+    fault(
+        "an alarm rings on the I/O thread",
+        "timers",
+        "    python_post(alarm.python, &alarm.rung)\n",
+        "    with gil:\n        (<Alarm>alarm.rung.owner).call()\n",
+    ),
+    fault(
+        "an alarm that was set anew rings for the former time, too",
+        "timers",
+        "        timers_clear(&self.timers.timers, &self.state.timer)\n        python_withdraw",
+        "        python_withdraw",
+    ),
+    fault(
+        "of several messages that are compressed, one is heard of",
+        "transport/workers",
+        "    cdef bint alone = thread_pool.finished == NULL\n",
+        "    cdef bint alone = thread_pool.finished != NULL\n",
+    ),
+    fault(
+        "a call of which Python has not heard is closed, and told of",
+        "transport/call",
+        "        python_withdraw(&stream.conn.host.timers.python, &link.event)\n        free(link)\n",
+        "        free(link)\n",
+    ),
+    fault(
+        "a call is freed while Python looks at it",
+        "transport/call",
+        "    if link.news & NEWS_CALL:  # Python has never heard of it\n",
+        "    if True:\n",
+    ),
+    fault(
+        "a call keeps what was freed when it was closed",
+        "transport/call",
+        "            call.link = NULL\n            Py_DECREF(call)\n",
+        "            Py_DECREF(call)\n",
+    ),
+    fault(
+        "the end of a call is not told",
+        "transport/call",
+        "    note(stream, NEWS_CLOSED)\n",
+        "",
+    ),
+    fault(
+        "a charge is given back twice",
+        "transport/incoming",
+        "            charge_hand(&message.charge, &stream.executed)\n",
+        "            stream.executed = message.charge\n            charge_release(&message.charge)\n",
+    ),
     # limits, order, and what models say of themselves
     fault(
         "one request more is in the house than may be",

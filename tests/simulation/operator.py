@@ -51,6 +51,8 @@ US = 1000
 MS = 1000 * US
 DEEDS = 40  # of the operator in a usual simulation, at most
 OF_CROWD = 1000  # calls of a crowd, for which there is one deed more
+STOPS = ("the server is stopping", "the server stops before the load has ended")
+EARLY = (0.0, 0.01, 1.0, 40.0)  # seconds for calls, when a server ends that clients still ask
 LAST = 40.0  # seconds that sequences have at the end of a simulation
 CACHE = 1 << 16
 RETRY = 6000 * MS  # in which an error is told again, and what its requests take
@@ -571,7 +573,12 @@ class Operator:
             text = str(error)
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
             lacks_step = LACKS_STEP in text and (self._is_moody or self._lacks(text, began_ns))
-            known = UNLOADED in text or UNREACHABLE in text or BROKEN in text
+            known = (
+                (self.is_stopping and any(stops in text for stops in STOPS))
+                or UNLOADED in text
+                or UNREACHABLE in text
+                or BROKEN in text
+            )
             known = known or (NO_ROOM in text and self._simulation.demand.lacks_room(STEPS[name]))
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
@@ -591,22 +598,34 @@ class Operator:
 
     # -- the end
 
-    def stop(self) -> None:
-        """As a signal has the server end."""
+    def stop(self, *, early: bool = False) -> None:
+        """As a signal has the server end: `early`, while clients go on."""
+        if self.is_stopping:
+            return
         self.is_stopping = True
         self._simulation.shelf.moody = 0.0
         self._under_way += 1
-        task = simulation_task(self._simulation, self._stop())
+        task = simulation_task(self._simulation, self._stop_early() if early else self._stop())
         task.add_done_callback(lambda _: self._over(task))
+
+    async def _stop_early(self) -> None:
+        engine, grace = self._simulation.engine, self._random.choice(EARLY)
+        self._simulation.tell("operator", f"has the server end within {grace} s")
+        engine.drain()
+        await engine.finish_sequences(grace / 2)
+        await self._simulation.stop_door(grace)
+        await engine.close()
 
     async def _stop(self) -> None:
         engine = self._simulation.engine
         if self._polls:
             await asyncio.sleep(2 * self.control.poll_seconds + LAST)
         self._check_served()
+        await self._simulation.settle()
         self._simulation.tell("operator", "has the server end")
         engine.drain()
         await engine.finish_sequences(LAST)
+        await self._simulation.stop_door(LAST)
         await engine.close()
 
     def _check_served(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from inferd._native.memory.resource import live_counters
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests.simulation.ages import TOO_OLD, is_too_old
+from tests.simulation.ages import ENDS, is_too_late
 from tests.simulation.audit import oldest
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
+STOPS = "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins on"
+NO_LOADS = "the server is stopping: models are not loaded"
 FAILURES = (
     CANCELLED,
     INVALID,
@@ -124,9 +126,10 @@ class Oracle:
         stream = call.stream
         return int((stream.trailers or {}).get("grpc-status", "99")) if stream.reset is None else RESET + stream.reset
 
-    def given_up(self, call: Call) -> None:
-        """The server has heard that nobody waits for a call."""
-        self._gone(call, self.simulation.world.now())
+    def given_up(self, *calls: Call) -> None:
+        """The server has heard that nobody waits for these calls."""
+        for call in calls:
+            self._gone(call, self.simulation.world.now())
 
     def arrived(self, call: Call) -> None:
         """The whole of a call has come to the server: how long it may wait is known."""
@@ -136,7 +139,7 @@ class Oracle:
         if call.deadline_ns >= 0 and not (kind.steps or kind.splits or kind.sequence):  # else the loop has to end it
             self._gone(call, now + call.deadline_ns)
         if (
-            not call.client.temper.prompt or kind.reuses or kind.steps
+            not call.client.temper.prompt or kind.reuses or kind.steps or not call.client.end.flows(call.opened_ns)
         ):  # it may be parked, for its client has much to read
             return
         self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not call.yields)
@@ -152,7 +155,7 @@ class Oracle:
 
     def begun(self, call: Call) -> None:
         """The answer of a call begins to come: in the order of the calls, where that is promised."""
-        if call.client.packs and self.simulation.workers is not None:
+        if call.client.packs:
             return  # an answer that the thread pool compresses comes behind one that is small
         since = self.since[call.kind.name]
         if call.kind.queue.preserve_ordering and call.opened_ns > since:
@@ -211,6 +214,7 @@ class Oracle:
         if (
             call.deadline_ns >= 0
             and call.client.temper.prompt
+            and call.client.end.full_ns < call.opened_ns
             and not simulation.is_faulty
             and simulation.jumped_ns < call.opened_ns
             and simulation.pressed_ns < over_ns  # else its client may hear of it late
@@ -226,15 +230,15 @@ class Oracle:
         status = self.status(talk)
         text = (talk.stream.trailers or {}).get("grpc-message", "")
         refused = simulation.forwarding.may_refuse(talk.headers, status, text)
-        if status == UNAVAILABLE and text == TOO_OLD:
-            allowed = is_too_old(talk)
+        if status == UNAVAILABLE and text in ENDS:
+            allowed = is_too_late(talk, text)
         elif refused or simulation.rights.may_refuse(talk, status, text, None):
             allowed = True
         elif status == OK:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
-            is_late = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
-            allowed = is_late or self._may_seem_slow(status, text)
+            allowed = self._is_late(talk, now)
+            allowed = allowed or self._may_seem_slow(status, text)
         else:
             is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
             allowed = is_failure and simulation.is_faulty and simulation.bounds.names_fault(talk, text)
@@ -245,6 +249,11 @@ class Oracle:
             unanswered = [call.number for call in talk.open]
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
         self._check_time(talk, max(talk.opened_ns, talk.sent_ns) + talk.deadline_ns)  # from its first bytes on
+
+    def _is_late(self, call: Call | Refused | Talk, now: int) -> bool:
+        """Whether the deadline of a call may have passed; a thread that is interrupted before it reads counts from
+        before that."""
+        return call.deadline_ns >= 0 and (now >= call.opened_ns + call.deadline_ns or self.simulation.preempts)
 
     def _may_seem_slow(self, status: int, text: str) -> bool:
         """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
@@ -270,14 +279,19 @@ class Oracle:
         text = IN_ENSEMBLE.sub("", text)
         if call.lost and status < RESET:
             return status != UNKNOWN
-        if status == UNAVAILABLE and text == TOO_OLD:
-            return is_too_old(call)
+        if status == UNAVAILABLE and text in ENDS:
+            return is_too_late(call, text)
+        if status == UNAVAILABLE and text.startswith(STOPS):
+            keeps = any(KINDS[name].sequential for name in STEPS[kind.name])
+            return keeps and simulation.operator.is_stopping and simulation.stops_early
+        if status == UNAVAILABLE and NO_LOADS in text:
+            return simulation.demand.on and simulation.operator.is_stopping and simulation.stops_early
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
             return True
         if self._may_seem_slow(status, text):
             return True
         if status == LATE:
-            return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
+            return self._is_late(call, now)
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED) and self._was_executed(call):
             return False
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED):

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import inferd._native.gpu.instance
 from inferd._native.memory.resource import live_counters
 from inferd._native.memory.shm import Regions
-from inferd._native.transport.client import ClientUse
-from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.workers import Workers
 from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
+from inferd.server.front.keepalive import ConnectionPolicy
+from inferd.server.front.peer import Peer
+from tests.simulation.ages import AGES, GRACES
 from tests.simulation.audit import audit_connections, free_kept
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.demand import Demand
-from tests.simulation.desk import Desk
+from tests.simulation.desk import Desk, forget_door
 from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
@@ -34,6 +35,7 @@ from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_e
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.rights import Rights
+from tests.simulation.sockets import HOSTS, Sockets
 from tests.simulation.story import Story
 from tests.simulation.system import Unforeseen, hook
 from tests.simulation.traces import Traces
@@ -48,6 +50,8 @@ LONGER = 10  # times as long are pauses of other clients beside a large crowd, s
 MOST_IDLE = 4096  # requests that the server keeps for reuse
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
+PARTS = 5.0  # seconds in which the door tells its peers that it ends, and they part
+SETTLES = 0.01  # seconds, after which it is looked whether all is said and heard
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
 PRESSED = 200 * US  # that a client does late what it wants to do
 STANDS_PPM = 1000  # how often it does, of a million steps
@@ -185,6 +189,7 @@ class Simulation:
         self.graphics = Graphics(world)
         engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
+        self.stops_early = self.has("stops early", 0.15, when=scale.operator and not scale.crowd)
         self.ages = self.has("ages", 0.25, when=scale.operator)  # connections are ended when they are old
         self.desk = Desk(self)
         self.demand = Demand(self)
@@ -201,23 +206,22 @@ class Simulation:
         self.regions = Regions(max_count=1000, max_byte_size=1 << 36)
         self.service.use_regions(self.regions, shared=True)
         # threads that compress and inflate what is large
-        pool = int(self._draw("pool", 0, 1, 2, when=bool(self.packing)))
-        self.workers = Workers(pool) if pool else None
-        self.endpoint = Endpoint(
-            self.desk.take,
-            workers=self.workers,
-            max_held=self.held_limit,
+        self.sockets = Sockets(self)
+        policy = ConnectionPolicy(max_streams=100, max_ping_strikes=0)
+        if self.ages:
+            policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
+        self.door = self.desk.make_door(
+            self.service,
+            int(self._draw("pool", 1, 2)),
+            policy,
             receive_timeout=self._draw("receive timeout", 0, 10),
-            send_timeout=30.0,
-            max_streams=100,
-            native_level=1 if self.packing else 0,
-            timers=self.service.timers,
+            max_held=self.held_limit,
+            compression="low" if self.packing else "none",
         )
-        if self.workers is not None:
-            self.desk.loop.add_reader(self.workers.event_fd, self._collect)
-            self.workers.start()
-        self.service.install(self.endpoint)
-        self.engine.after_delivery(self._flush_behind)
+        self.endpoint = self.door._endpoint
+        # refusals can be judged by what there was when they were made, if the I/O thread does one thing at a time
+        self.is_exact = self.has("exact", 0.5, when=not self.preempts)
+        world.one_at_a_time(self.is_exact)
         self.rights.install()
         self.forwarding.install()
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
@@ -225,7 +229,7 @@ class Simulation:
         self.oracle = Oracle(self)
         self.bounds = Bounds(self)
         self.books = Books()
-        self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
+        self.uses = [self.door._limits._use(Peer(f"ipv4:10.0.0.{host}:1")) for host in range(HOSTS)]
         self.calls_open = 0
         self.last_answer_ns = START_NS
         self.clients: list[Client] = []
@@ -284,13 +288,20 @@ class Simulation:
     def _start_engine(self) -> None:
         """Have the engine load the models of the start."""
         self.operator.open()
-        starting = self.desk.loop.create_task(self.engine.start())
+        starting = self.desk.loop.create_task(self._start())
         while not starting.done():
             if not self.step():
                 raise Violation("the engine never starts")
         if problems := starting.result():
             raise Violation(f"models are not loaded at the start: {problems}")
         self.operator.begin()
+
+    async def _start(self) -> list[str]:
+        """As the server does."""
+        problems = await self.engine.start()
+        if not problems:
+            await self.door.start("10.0.0.0:8001")
+        return problems
 
     @property
     def versions(self) -> dict[str, Version]:
@@ -318,22 +329,6 @@ class Simulation:
 
     # -- the loop --
 
-    def flush(self) -> None:
-        self.endpoint.flush_dirty()
-
-    def _collect(self) -> None:
-        """The pool has finished messages."""
-        before = self.world.may_fail(1)
-        self.endpoint.collect_jobs()
-        self.world.may_fail(before)
-
-    def _flush_behind(self) -> None:
-        """As the door does after each delivery."""
-        self.bounds.look()
-        before = self.world.may_fail(1)
-        self.flush()
-        self.world.may_fail(before)
-
     def step(self) -> bool:
         """One action of the main thread, after those of threads; False: nothing is left to do."""
         world, events = self.world, self.events
@@ -343,19 +338,14 @@ class Simulation:
             if world.now() - due_ns > PRESSED:
                 self.pressed_ns = world.now()
             do()
-            if self.service_limit:
-                self.oracle.note_house()
-            self.flush()
         elif what == Do.LOOP:
             self.desk.loop.read(world.loop_ready())
-            self._flush_behind()
         elif what == Do.REST:
             return self._pass_time()
         elif what == Do.WORKER:
             self.town.turn(world.worker())
         elif what == Do.TASKS:
             self.desk.turn()
-            self._flush_behind()
             if self.shop.problem:
                 raise Violation(self.shop.problem)
         elif what == Do.SEE_OFF:
@@ -370,7 +360,12 @@ class Simulation:
             self.jumped_ns = world.now()
         else:
             raise Violation(world.problem)
+        if world.io_ran():
+            self.pressed_ns = max(self.pressed_ns, world.late())
+            if self.service_limit:
+                self.oracle.note_house()
         self.bounds.look()
+        self.sockets.hear()
         return True
 
     def may_lose_workers(self, kind: Kind) -> bool:
@@ -412,6 +407,9 @@ class Simulation:
         self.later(self.random.randint(0, 3 * MS), self._visit)
         self.world.set_faults(self.faults_ppm)
         self.world.fail_at(self.scale.fails_at, self.scale.fails)
+        if self.stops_early:
+            stops = Random(f"{self.outcome.seed} stops")
+            self.later(stops.choice((MS, 10 * MS, 100 * MS)), lambda: self.operator.stop(early=True))
         checks = 0
         while self.step():
             checks += 1
@@ -420,6 +418,8 @@ class Simulation:
             if checks % COLLECT == 0:
                 gc.collect()
             if checks % 16 == 0:
+                if self.world.front_is_held():
+                    continue
                 if not self.endpoint.ledger_agrees():
                     raise Violation("the sums of the ledger do not agree")
                 if problem := audit_connections(self.endpoint, self.uses):
@@ -435,13 +435,10 @@ class Simulation:
             client.leave()
         if self.crowd is not None:
             self.crowd.end()
-        while self.desk.loop.ready:
-            self.desk.turn()
+        while self.step():
+            pass
         if left := live_counters()["exchanges"]:
             raise Violation(f"{left} streams never end")
-        if self.workers is not None:
-            self.desk.loop.remove_reader(self.workers.event_fd)
-            self.workers.close()
         self.desk.leave()
         if self.operator.waits or self.shop.left():
             raise Violation(f"the engine never ends: {self.operator.waits} deeds, versions {self.shop.left()}")
@@ -454,6 +451,32 @@ class Simulation:
         self.books.check(self.kinds)
         if self.unforeseen.first and not self.is_faulty:
             raise Violation(f"the server logs what nobody has foreseen: {self.unforeseen.first}")
+
+    async def settle(self) -> None:
+        """All that is said to the server is heard and answered.
+
+        Raises:
+            Violation: it is not.
+        """
+        while not all(client.is_settled for client in self.clients):  # noqa: ASYNC110
+            await asyncio.sleep(SETTLES)
+        if not self.is_faulty:
+            for client in self.clients:
+                client.judge()
+
+    async def stop_door(self, grace: float) -> None:
+        """Within this time, all calls end, and then all connections.
+
+        Raises:
+            Violation: they do not.
+        """
+        began_ns, busy = self.world.now(), self.calls_open > 0
+        await self.door.stop(grace)
+        took = (self.world.now() - began_ns - self.stood_ns) / SECOND
+        if took > PARTS + (grace if busy else 0) and not self.is_faulty:
+            raise Violation(f"the door takes {took} s to close")
+        if left := self.door.traffic().connections:
+            raise Violation(f"{left} connections are left when the door has closed")
 
     def _is_busy(self) -> bool:
         """Whether anything goes on that the end of the server would disturb."""
@@ -525,6 +548,7 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
     if not outcome.problem:
         del simulation
         forget_shop()
+        forget_door()
         del engine_instances.threading, inferd._native.gpu.instance.threading  # type: ignore[attr-defined]
         outcome.problem = left_over(before, world)
     return outcome

@@ -16,6 +16,7 @@ from queue import Empty
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import inferd._native.transport.io_thread
 import inferd._native.transport.workers
 import inferd.server.engine.housekeeping.threads as engine_threads
 from inferd.server.engine.loading.demand import Demand
@@ -134,6 +135,9 @@ def hook(world: World) -> None:
     Demand.__init__.__kwdefaults__["clock"] = clock.monotonic
     engine_threads.threading = SimpleNamespace(  # type: ignore[assignment]
         Thread=partial(Servant, world), Lock=threading.Lock
+    )
+    inferd._native.transport.io_thread.threading = SimpleNamespace(  # type: ignore[attr-defined]
+        Thread=partial(Servant, world)
     )
     inferd._native.transport.workers.threading = SimpleNamespace(  # type: ignore[attr-defined]
         Thread=partial(Servant, world), get_native_id=threading.get_native_id

@@ -216,7 +216,10 @@ def test_what_is_executed_twice_or_never_is_found():
     ("scale", "told"),
     [
         ({"lies": True}, "was expected, at"),
-        ({"forgetful": True, "cancels": False, "faults": False, "fixed": {"receive timeout": 0}}, "answered: call"),
+        (
+            {"forgetful": True, "cancels": False, "faults": False, "fixed": {"receive timeout": 0}},
+            "answered for 900 s: call",
+        ),
     ],
     ids=["lies", "forgetful"],
 )

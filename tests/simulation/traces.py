@@ -15,7 +15,7 @@ import numpy as np
 
 import inferd._native.request.recorder
 from inferd._native.request.recorder import RecorderHandle, SamplingHandle
-from tests.simulation.ages import TOO_OLD
+from tests.simulation.ages import ENDS
 from tests.simulation.kinds import KINDS
 from tests.simulation.wire import Violation
 
@@ -210,11 +210,11 @@ class Traces:
             return
         method = "ModelInfer" if call.talk is None else "ModelStreamInfer"
         told = (record["model"], record["method"], record["received"], record["peer"])
-        expected = (kind.name, method, call.size, call.client.address)
+        expected = (kind.name, method, call.size, call.address)
         if told != expected:
             raise Violation(f"{call}: its record is of {told}, not {expected}")
         # the end of an old connection takes its calls from the server as the client's own leaving does
-        is_cut = (call.stream.trailers or {}).get("grpc-message") == TOO_OLD
+        is_cut = (call.stream.trailers or {}).get("grpc-message") in ENDS
         if status is not None and status < RESET and not (is_cut or self._agree(record["status"], status)):
             raise Violation(f"{call}: status {status}, and its record says {record['status']}: {record['error']}")
         self._check_context(call, record)

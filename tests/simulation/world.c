@@ -7,7 +7,12 @@ code runs in both worlds, without a branch for this one.
 One thread is the main one: it plays the clients, the event loop and the operator. Others join when they first take a
 mutex after having named themselves (`prepare_thread` in _native/threads.pxd), and wait there until the main thread lets
 them run (`world_run`); then exactly one thread runs until it waits, sleeps, is preempted or leaves. Preemption happens
-before a mutex is taken while the thread holds none and does not hold the GIL. */
+before a mutex is taken, and before what a thread asks of a descriptor, while the thread holds no mutex and does not hold
+the GIL. The front's lock (_native/front.pyx) is held for long, so that who holds it can be preempted, too; before it is
+taken, a thread with the GIL lets go of that, as it does where the lock is not free.
+
+Sockets are the world's (`struct wire`): their buffers have bounds, what is read and written at a time is as the seed
+says, and the other ends belong to the simulation. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,11 +30,14 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <linux/sockios.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -49,6 +57,11 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define KEPT (256 << 20)
 #define TAKEN (1 << 18) /* twice as many blocks as extension modules have at a time */
 #define TOLD 6          /* of these, in a text */
+#define WIRES 512       /* sockets */
+#define FDS 4096
+#define WATCHES 256     /* descriptors that threads wait for by epoll */
+#define LATE_NS 200000  /* that the I/O thread runs late */
+#define IO "inferd-io"  /* how its name begins */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
 
@@ -58,6 +71,11 @@ struct member {
     pthread_cond_t *on;  /* WAITING for it; NULL: for time or descriptors alone */
     int64_t wake_ns;
     int held;            /* mutexes */
+    int fronts;          /* the front's mutexes */
+    int poll_fd;         /* WAITING for this epoll; -1: for none */
+    int looked;          /* at the clock, since it read a socket */
+    void *last;          /* that it has read */
+    int64_t busy_ns;     /* since when it has had something to do */
     int leaving;         /* has done everything; the interpreter still lets go of what was the thread's */
     int late;            /* waits in a row for a time that has passed */
     char name[16];
@@ -83,7 +101,12 @@ static uint64_t seed_state = 1, story = 14695981039346656037u;
 static int preempt_permille, spurious_permille, fail_ppm, fail_at, fail_count;
 static uint64_t switches, failed_takes;
 static pthread_key_t leaver;
-static int main_held, main_may_fail, problem_count;
+static int main_held, main_fronts, main_may_fail, problem_count;
+static pthread_mutex_t *front[2];   /* its mutexes: those that are tried */
+static int one_at_a_time;           /* an epoll reports one descriptor at a time */
+static int has_news;                /* for peers */
+static int io_ran;                  /* since the main thread asked */
+static int64_t late_ns = -1;        /* when the I/O thread ran late last */
 static char problem[1024];
 static pthread_t main_thread;
 static int (*gpu_ready)(void);
@@ -145,6 +168,8 @@ static void join_world(void) {
     sem_init(&self->turn, 0, 0);
     self->state = RUNNABLE;
     self->wake_ns = NEVER;
+    self->poll_fd = -1;
+    self->busy_ns = now;
     memcpy(self->name, own_name, sizeof own_name);
     newcomers[joined++] = place;
     pthread_cond_signal(&someone_joined);
@@ -152,8 +177,20 @@ static void join_world(void) {
     await_turn(self);
 }
 
+static int is_io(const struct member *member) { return strncmp(member->name, IO, sizeof IO - 1) == 0; }
+
+static void can_go_on(struct member *member) {
+    if (member->state != WAITING) return;
+    member->state = RUNNABLE;
+    member->busy_ns = now;
+}
+
 static void run(struct member *member) {
     switches++;
+    if (is_io(member)) {
+        io_ran = 1;
+        if (now - member->busy_ns > LATE_NS) late_ns = now;
+    }
     note((uint64_t)(unsigned char)member->name[0] * 31 + (uint64_t)now);
     sem_post(&member->turn);
     while (sem_wait(&main_turn) != 0) {}
@@ -164,7 +201,7 @@ static void look_at_descriptors(void) {
     struct epoll_event found[READY];
     int count = epoll_wait(polled, found, READY, 0), i;
     for (i = 0; i < count; i++)
-        if (members[found[i].data.u32].state == WAITING) members[found[i].data.u32].state = RUNNABLE;
+        can_go_on(&members[found[i].data.u32]);
 }
 
 /* Have these descriptors of a member be looked at, or no more. */
@@ -210,6 +247,7 @@ static void has_ended(void *member) {
 static int sim_clock_gettime(clockid_t clock, struct timespec *t) {
     int64_t told = clock == CLOCK_REALTIME ? now + 1700000000000000000 : now;
     if (clock != CLOCK_MONOTONIC && clock != CLOCK_REALTIME) return clock_gettime(clock, t);
+    if (self != NULL) self->looked = 1;
     t->tv_sec = told / 1000000000;
     t->tv_nsec = told % 1000000000;
     return 0;
@@ -223,11 +261,17 @@ static int sim_prctl(int option, unsigned long a, unsigned long b, unsigned long
     return prctl(option, a, b, c, d);
 }
 
+static int is_front(const pthread_mutex_t *mutex) { return mutex == front[0] || mutex == front[1]; }
+
+static int *count_of(const pthread_mutex_t *mutex) {
+    if (is_front(mutex)) return self != NULL ? &self->fronts : &main_fronts;
+    return self != NULL ? &self->held : &main_held;
+}
+
 static void has_locked(pthread_mutex_t *mutex) {
     if (held_count == HELD) abort();
     held[held_count++] = mutex;
-    if (self != NULL) self->held++;
-    else main_held++;
+    ++*count_of(mutex);
 }
 
 static void has_unlocked(pthread_mutex_t *mutex) {
@@ -235,8 +279,7 @@ static void has_unlocked(pthread_mutex_t *mutex) {
     for (i = 0; i < held_count && held[i] != mutex; i++) {}
     if (i == held_count) abort();
     held[i] = held[--held_count];
-    if (self != NULL) self->held--;
-    else main_held--;
+    --*count_of(mutex);
 }
 
 static int is_held(const pthread_mutex_t *mutex) {
@@ -262,12 +305,41 @@ static void take(pthread_mutex_t *mutex) {
             python = holds_gil() ? save_thread() : NULL; /* the thread may need it before it comes to the mutex */
             run(found[draw() % (uint64_t)count]);
             if (python != NULL) restore_thread(python);
+        } else if (is_front(mutex)) {
+            complain("the front is never left");
+            fprintf(stderr, "simulation: %s\n", problem);
+            abort();
         } else {
             break;
         }
     }
     pthread_mutex_lock(mutex);
     has_locked(mutex);
+}
+
+/* On a thread that may hold the GIL, and lets go of it meanwhile. */
+static void maybe_yield_anyway(void) {
+    void *python;
+    if (!preempt_permille || (self == NULL && !is_main())) return;
+    python = holds_gil() ? save_thread() : NULL;
+    maybe_yield();
+    if (python != NULL) restore_thread(python);
+}
+
+static int sim_trylock(pthread_mutex_t *mutex) {
+    int result;
+    if (!is_front(mutex)) {
+        if (front[0] == NULL) front[0] = mutex;
+        else if (front[1] == NULL) front[1] = mutex;
+        else abort();
+    }
+    if (self == NULL && named && !holds_gil()) join_world();
+    if (self == NULL && !is_main()) return pthread_mutex_trylock(mutex);
+    if ((self != NULL ? self->fronts : main_fronts) == 0) maybe_yield_anyway();
+    if (is_held(mutex)) return EBUSY;
+    result = pthread_mutex_trylock(mutex);
+    if (result == 0) has_locked(mutex);
+    return result;
 }
 
 static int sim_lock(pthread_mutex_t *mutex) {
@@ -283,15 +355,24 @@ static int sim_unlock(pthread_mutex_t *mutex) {
     return pthread_mutex_unlock(mutex);
 }
 
-static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t due_ns) {
+/* The loop's thread, and whoever has the front, waits for nothing but this: until the attendant of a worker has read
+   what the worker has said of a request of which it says more (slot_at_rest), which no other thread can hold up. */
+static int may_wait(void *caller) {
+    Dl_info from;
+    return dladdr(caller, &from) && strstr(from.dli_fname, "/backends/python/_done.") != NULL;
+}
+
+static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t due_ns, void *caller) {
     int timed_out;
+    if (self->fronts && !may_wait(caller)) complain("thread %s waits on a condition while it has the front", self->name);
     if (holds_gil()) complain("thread %s waits on a condition while it holds the GIL", self->name);
     self->late = due_ns <= now ? self->late + 1 : 0;
     if (self->late == SPINS) complain("thread %s waits again and again for a time that has passed", self->name);
     self->state = WAITING;
     self->on = condition;
     self->wake_ns = due_ns;
-    if (self->held != 1) complain("thread %s waits on a condition while it holds %d mutexes", self->name, self->held);
+    if (self->held != 1 && !may_wait(caller))
+        complain("thread %s waits on a condition while it holds %d mutexes", self->name, self->held);
     has_unlocked(mutex);
     pthread_mutex_unlock(mutex);
     yield_turn();
@@ -302,18 +383,11 @@ static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t
     return timed_out ? ETIMEDOUT : 0;
 }
 
-/* The loop's thread waits for nothing but this: until the attendant of a worker has read what the worker has said of a
-   request of which it says more (slot_at_rest), which no other thread can hold up. */
-static int may_wait_on_loop(void *caller) {
-    Dl_info from;
-    return dladdr(caller, &from) && strstr(from.dli_fname, "/backends/python/_done.") != NULL;
-}
-
 static int wait_on_loop(pthread_cond_t *condition, pthread_mutex_t *mutex, void *caller) {
     struct member *found[THREADS];
     int count = 0;
     void *python;
-    if (!may_wait_on_loop(caller)) complain("the loop's thread waits on a condition");
+    if (!may_wait(caller)) complain("the loop's thread waits on a condition");
     main_on = condition;
     has_unlocked(mutex);
     pthread_mutex_unlock(mutex);
@@ -330,14 +404,14 @@ static int wait_on_loop(pthread_cond_t *condition, pthread_mutex_t *mutex, void 
 }
 
 static int sim_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
-    if (self != NULL) return wait_until(condition, mutex, NEVER);
+    if (self != NULL) return wait_until(condition, mutex, NEVER, __builtin_return_address(0));
     if (is_main()) return wait_on_loop(condition, mutex, __builtin_return_address(0));
     return pthread_cond_wait(condition, mutex);
 }
 
 static int sim_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *t) {
     if (self == NULL) return pthread_cond_timedwait(condition, mutex, t);
-    return wait_until(condition, mutex, (int64_t)t->tv_sec * 1000000000 + t->tv_nsec);
+    return wait_until(condition, mutex, (int64_t)t->tv_sec * 1000000000 + t->tv_nsec, __builtin_return_address(0));
 }
 
 static int notify(pthread_cond_t *condition, int all) {
@@ -352,7 +426,7 @@ static int notify(pthread_cond_t *condition, int all) {
     for (i = 0; i < order_count; i++) {
         at = order[(first + i) % order_count];
         if (members[at].state != WAITING || members[at].on != condition) continue;
-        members[at].state = RUNNABLE;
+        can_go_on(&members[at]);
         members[at].on = NULL;
         if (!all) return 0;
     }
@@ -371,6 +445,7 @@ static int sim_broadcast(pthread_cond_t *condition) {
 
 void world_sleep(int64_t ns) {
     if (self == NULL) return;
+    if (self->fronts) complain("thread %s sleeps while it has the front", self->name);
     self->state = WAITING;
     self->on = NULL;
     self->wake_ns = now + (ns > 0 ? ns : 0);
@@ -402,7 +477,7 @@ static int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *t,
     int ready;
     if (self == NULL || holds_gil()) return ppoll(fds, count, t, mask);
     while ((ready = poll(fds, count, 0)) == 0 && now < due_ns) {
-        if (self->held) complain("thread %s waits for a descriptor while it holds a mutex", self->name);
+        if (self->held || self->fronts) complain("thread %s waits for a descriptor while it holds a mutex", self->name);
         self->state = WAITING;
         self->on = NULL;
         self->wake_ns = due_ns;
@@ -445,6 +520,442 @@ static int sim_timerfd_settime(int fd, int flags, const struct itimerspec *t, st
         if (timers[i].fd == fd) timers[i].due_ns = ns ? ns : NEVER;
     return 0;
 }
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Sockets */
+
+struct queue {
+    char *data;
+    size_t at, size, room; /* of the bytes, and of the memory */
+    size_t limit;
+};
+
+enum end { OPEN, CLOSED, BROKEN }; /* BROKEN: the other end will not have what comes, and what it had is lost */
+
+/* A socket of the server, and the peer's end of it. */
+static struct wire {
+    int used, fd;             /* -1: the server has not accepted it, or has closed it */
+    enum end peer, server;    /* what they have done with their ends */
+    int told_broken;          /* the server has had its error */
+    int shut;                 /* for writing, by the server */
+    int starved;              /* the peer had more to send than there was room for */
+    int news;                 /* for the peer */
+    int peer_left;            /* it has closed its end, and will not have what comes */
+    struct queue in, out;     /* to the server and from it */
+    size_t grain;             /* bytes that are read at a time, at most; 0: any */
+    int64_t full_ns;          /* when there was no room for what the server had to say, last */
+    int reads;
+    uint64_t read, done;      /* bytes: all that the server has read; those that it has also acted upon */
+    int saw_end, done_end;    /* the same of the end */
+    int poll_fd;              /* that it is watched by; -1: by none */
+    uint32_t events;
+    struct member *reader;
+} wires[WIRES];
+static short wire_at[FDS]; /* by descriptor, its number + 1 */
+
+/* what epolls watch, in the order in which they began to */
+static struct watch {
+    int poll_fd, fd, wire; /* of a socket of the world, its number; else -1 */
+    epoll_data_t data;
+} watches[WATCHES];
+static int watch_count;
+
+static void put(struct queue *queue, const void *data, size_t size) {
+    if (queue->at + queue->size + size > queue->room) {
+        memmove(queue->data, queue->data + queue->at, queue->size);
+        queue->at = 0;
+        if (queue->size + size > queue->room) {
+            queue->room = 2 * (queue->size + size);
+            queue->data = realloc(queue->data, queue->room);
+            if (queue->data == NULL) abort();
+        }
+    }
+    memcpy(queue->data + queue->at + queue->size, data, size);
+    queue->size += size;
+}
+
+static size_t get(struct queue *queue, void *data, size_t size) {
+    if (size > queue->size) size = queue->size;
+    memcpy(data, queue->data + queue->at, size);
+    queue->at += size;
+    queue->size -= size;
+    if (queue->size == 0) queue->at = 0;
+    return size;
+}
+
+static struct wire *wire_of(int fd) {
+    return fd >= 0 && fd < FDS && wire_at[fd] ? &wires[wire_at[fd] - 1] : NULL;
+}
+
+static size_t room_of(const struct queue *queue) { return queue->size < queue->limit ? queue->limit - queue->size : 0; }
+
+/* As Linux says: there is room when a third is free. */
+static uint32_t readiness(const struct wire *wire) {
+    uint32_t ready = 0;
+    if (wire->in.size || wire->peer != OPEN) ready |= EPOLLIN;
+    if (3 * room_of(&wire->out) >= wire->out.limit || wire->peer == BROKEN) ready |= EPOLLOUT;
+    if (wire->peer == BROKEN) ready |= EPOLLERR | EPOLLHUP;
+    if (wire->peer == CLOSED && wire->shut) ready |= EPOLLHUP;
+    return ready & (wire->events | EPOLLERR | EPOLLHUP);
+}
+
+/* Something has changed: who waits for it goes on. */
+static void touch(const struct wire *wire) {
+    int i;
+    if (wire->fd < 0 || wire->poll_fd < 0 || !readiness(wire)) return;
+    for (i = 0; i < order_count; i++)
+        if (members[order[i]].poll_fd == wire->poll_fd) can_go_on(&members[order[i]]);
+}
+
+static void break_wire(struct wire *wire) {
+    wire->peer = BROKEN;
+    wire->out.size = wire->out.at = 0;
+    touch(wire);
+}
+
+static int sim_epoll_create1(int flags) {
+    int fd = epoll_create1(flags), i, kept = 0;
+    for (i = 0; i < watch_count; i++)
+        if (watches[i].poll_fd != fd) watches[kept++] = watches[i];
+    watch_count = kept;
+    return fd;
+}
+
+static int find_watch(int poll_fd, int fd) {
+    int i;
+    for (i = 0; i < watch_count && (watches[i].poll_fd != poll_fd || watches[i].fd != fd); i++) {}
+    return i;
+}
+
+static void forget_watch(int place) {
+    memmove(&watches[place], &watches[place + 1], sizeof *watches * (size_t)(watch_count - place - 1));
+    watch_count--;
+}
+
+static int sim_epoll_ctl(int poll_fd, int operation, int fd, struct epoll_event *event) {
+    struct wire *wire = wire_of(fd);
+    int place = find_watch(poll_fd, fd), result;
+    if (operation == EPOLL_CTL_ADD && place < watch_count) {
+        if (watches[place].wire >= 0 && wire != NULL && wire->poll_fd >= 0) return errno = EEXIST, -1;
+        forget_watch(place); /* of a descriptor that was closed */
+        place = watch_count;
+    }
+    if (wire == NULL) {
+        result = epoll_ctl(poll_fd, operation, fd, event);
+        if (result != 0 && errno == EBADF && self != NULL && is_io(self))
+            complain("thread %s watches a socket that is closed", self->name);
+        if (result != 0) return result;
+    } else if (operation != EPOLL_CTL_ADD && wire->poll_fd != poll_fd) {
+        return errno = ENOENT, -1;
+    } else {
+        wire->poll_fd = operation == EPOLL_CTL_DEL ? -1 : poll_fd;
+        if (operation != EPOLL_CTL_DEL) wire->events = event->events & ~(uint32_t)EPOLLET;
+    }
+    if (operation == EPOLL_CTL_DEL) {
+        if (place < watch_count) forget_watch(place);
+        return 0;
+    }
+    if (place == watch_count) {
+        if (watch_count == WATCHES) abort();
+        watch_count++;
+    }
+    watches[place] = (struct watch){poll_fd, fd, wire != NULL ? (int)(wire - wires) : -1, event->data};
+    if (wire != NULL) touch(wire);
+    return 0;
+}
+
+/* What is ready now, in any order. */
+static int collect(int poll_fd, struct epoll_event *events, int most) {
+    struct epoll_event found[READY];
+    int count = 0, i, k, real = epoll_wait(poll_fd, found, one_at_a_time ? 1 : READY / 2, 0);
+    for (i = 0; i < watch_count && count < most; i++) { /* by age: the kernel's order may depend on the past */
+        if (watches[i].poll_fd != poll_fd) continue;
+        if (watches[i].wire >= 0) {
+            uint32_t ready = readiness(&wires[watches[i].wire]);
+            if (ready && !(one_at_a_time && real > 0)) events[count++] = (struct epoll_event){ready, watches[i].data};
+            continue;
+        }
+        for (k = 0; k < real; k++)
+            if (found[k].data.u64 == watches[i].data.u64) events[count++] = found[k];
+    }
+    for (i = count - 1; i > 0; i--) {
+        struct epoll_event other = events[i];
+        k = (int)(draw() % (uint64_t)(i + 1));
+        events[i] = events[k];
+        events[k] = other;
+    }
+    return one_at_a_time && count > 1 ? 1 : count;
+}
+
+/* The thread waits again: it has acted upon what it has read. */
+static void has_acted(void) {
+    int i;
+    for (i = 0; i < WIRES; i++) {
+        struct wire *wire = &wires[i];
+        if (!wire->used || wire->reader != self || (wire->done == wire->read && wire->done_end == wire->saw_end)) continue;
+        wire->done = wire->read;
+        wire->done_end = wire->saw_end;
+        wire->news = has_news = 1;
+    }
+}
+
+static int sim_epoll_wait(int poll_fd, struct epoll_event *events, int most, int timeout) {
+    int count, place;
+    struct epoll_event own = {.events = EPOLLIN};
+    int64_t due_ns = timeout < 0 ? NEVER : now + (int64_t)timeout * 1000000;
+    if (self == NULL && named && !holds_gil()) join_world();
+    if (self == NULL || !is_io(self) || self->fronts || self->held) {
+        if (timeout != 0 && self != NULL) complain("thread %s waits for descriptors with a lock", self->name);
+        return epoll_wait(poll_fd, events, most, timeout);
+    }
+    has_acted();
+    maybe_yield();
+    while ((count = collect(poll_fd, events, most)) == 0 && now < due_ns) {
+        place = (int)(self - members);
+        own.data.u32 = (uint32_t)place;
+        self->state = WAITING;
+        self->on = NULL;
+        self->wake_ns = due_ns;
+        self->poll_fd = poll_fd;
+        if (epoll_ctl(polled, EPOLL_CTL_ADD, poll_fd, &own) != 0) abort();
+        polling++;
+        yield_turn();
+        polling--;
+        epoll_ctl(polled, EPOLL_CTL_DEL, poll_fd, NULL);
+        self->poll_fd = -1;
+        self->wake_ns = NEVER;
+        if (chance(spurious_permille / 10)) return errno = EINTR, -1;
+    }
+    return count;
+}
+
+/* Some of what could be read or written, now and then. */
+static size_t part_of(size_t size) { return size > 1 && chance(100) ? 1 + draw() % (size - 1) : size; }
+
+static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
+    struct wire *wire = wire_of(fd);
+    size_t wanted = 0, left, total = 0;
+    int i;
+    if (wire == NULL) {
+        ssize_t size = readv(fd, parts, count);
+        if (size < 0 && errno == EBADF && self != NULL) complain("thread %s reads a socket that is closed", self->name);
+        return size;
+    }
+    maybe_yield();
+    wire->reader = self;
+    if (wire->fd != fd) return complain("a socket that is closed is read"), errno = EBADF, -1;
+    if (wire->in.size == 0) {
+        if (wire->peer == OPEN) return errno = EAGAIN, -1;
+        wire->saw_end = 1;
+        if (wire->peer == BROKEN && !wire->told_broken) return wire->told_broken = 1, errno = ECONNRESET, -1;
+        return 0;
+    }
+    if (chance(10)) return errno = EINTR, -1;
+    if (self != NULL) {
+        if (self->last != NULL && self->last != wire && !self->looked)
+            complain("thread %s reads a socket by the time at which it read another one", self->name);
+        self->last = wire;
+        self->looked = 0;
+    }
+    for (i = 0; i < count; i++) wanted += parts[i].iov_len;
+    if (wire->grain && wire->grain < wanted) wanted = 1 + draw() % wire->grain;
+    left = part_of(wanted < wire->in.size ? wanted : wire->in.size);
+    for (i = 0; i < count && left; i++) {
+        size_t got = get(&wire->in, parts[i].iov_base, parts[i].iov_len < left ? parts[i].iov_len : left);
+        left -= got;
+        total += got;
+    }
+    wire->read += total;
+    wire->reads++;
+    if (wire->starved) wire->starved = 0, wire->news = has_news = 1;
+    return (ssize_t)total;
+}
+
+static ssize_t sim_read(int fd, void *data, size_t size) {
+    struct iovec part = {data, size};
+    if (wire_of(fd) != NULL) return sim_readv(fd, &part, 1);
+    maybe_yield();
+    return read(fd, data, size);
+}
+
+static ssize_t sim_write(int fd, const void *data, size_t size) {
+    if (wire_of(fd) != NULL) complain("a socket is written as a descriptor");
+    maybe_yield();
+    return write(fd, data, size);
+}
+
+static ssize_t sim_writev(int fd, const struct iovec *parts, int count) {
+    struct wire *wire = wire_of(fd);
+    size_t wanted = 0, left, total;
+    int i;
+    if (wire == NULL) {
+        ssize_t size = writev(fd, parts, count);
+        if (size < 0 && errno == EBADF && self != NULL) complain("thread %s writes a socket that is closed", self->name);
+        return size;
+    }
+    maybe_yield();
+    if (wire->shut) return complain("a socket that was shut is written"), errno = EPIPE, -1;
+    if (wire->peer == BROKEN) {
+        if (wire->told_broken) return errno = EPIPE, -1;
+        return wire->told_broken = 1, errno = ECONNRESET, -1;
+    }
+    for (i = 0; i < count; i++) wanted += parts[i].iov_len;
+    if (wire->peer_left) {
+        break_wire(wire);
+        return (ssize_t)wanted;
+    }
+    total = room_of(&wire->out);
+    if (total < wanted) wire->full_ns = now;
+    if (total == 0) return errno = EAGAIN, -1;
+    left = total = part_of(wanted < total ? wanted : total);
+    for (i = 0; i < count && left; i++) {
+        size_t size = parts[i].iov_len < left ? parts[i].iov_len : left;
+        put(&wire->out, parts[i].iov_base, size);
+        left -= size;
+    }
+    if (total) wire->news = has_news = 1;
+    return (ssize_t)total;
+}
+
+static int sim_ioctl(int fd, unsigned long request, void *argument) {
+    struct wire *wire = wire_of(fd);
+    if (wire == NULL) return ioctl(fd, request, argument);
+    if (request != SIOCOUTQ) return errno = EINVAL, -1;
+    *(int *)argument = (int)wire->out.size;
+    return 0;
+}
+
+static int sim_shutdown(int fd, int how) {
+    struct wire *wire = wire_of(fd);
+    if (wire == NULL) return shutdown(fd, how);
+    maybe_yield();
+    if (how != SHUT_WR) abort();
+    if (wire->peer == BROKEN) return errno = ENOTCONN, -1;
+    wire->shut = 1;
+    wire->news = has_news = 1;
+    touch(wire);
+    return 0;
+}
+
+/* -- for the main thread: the peers, and the server's listening socket */
+
+/* A peer connects; so many bytes can be under way to the server and from it, and be read at a time. Its number. */
+int world_connect(size_t in, size_t out, size_t grain) {
+    int i;
+    for (i = 0; i < WIRES && wires[i].used; i++) {}
+    if (i == WIRES) abort();
+    free(wires[i].in.data);
+    free(wires[i].out.data);
+    wires[i] = (struct wire){.used = 1, .fd = -1, .poll_fd = -1, .in.limit = in, .out.limit = out, .grain = grain};
+    return i;
+}
+
+/* The server has accepted it: its descriptor, which is closed by `world_close` alone. */
+int world_accept(int number) {
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fd < 0 || fd >= FDS || wire_at[fd]) abort();
+    wires[number].fd = fd;
+    wire_at[fd] = (short)(number + 1);
+    return fd;
+}
+
+/* The server closes it. What it has not read, and what comes behind, breaks the connection. */
+void world_close(int number) {
+    struct wire *wire = &wires[number];
+    int place;
+    if (wire->fd < 0) return;
+    place = wire->poll_fd >= 0 ? find_watch(wire->poll_fd, wire->fd) : watch_count;
+    if (place < watch_count) forget_watch(place);
+    wire_at[wire->fd] = 0;
+    close(wire->fd);
+    wire->fd = wire->poll_fd = -1;
+    wire->server = wire->in.size ? BROKEN : CLOSED;
+    if (wire->server == BROKEN) wire->out.size = 0;
+    wire->news = has_news = 1;
+}
+
+/* The peer sends; how many bytes it could, -1: the connection is broken. */
+int64_t world_send(int number, const char *data, size_t size) {
+    struct wire *wire = &wires[number];
+    size_t room = room_of(&wire->in);
+    if (wire->server == CLOSED && size) wire->server = BROKEN, wire->out.size = 0;
+    if (wire->server == BROKEN || wire->peer != OPEN) return -1;
+    if (room < size) wire->starved = 1;
+    else room = size;
+    put(&wire->in, data, room);
+    touch(wire);
+    return (int64_t)room;
+}
+
+/* The peer reads; how many bytes it has. */
+int64_t world_take(int number, char *data, size_t size) {
+    struct wire *wire = &wires[number];
+    size_t got = get(&wire->out, data, size);
+    touch(wire);
+    return (int64_t)got;
+}
+
+/* What the peer sees of the server's end: 0, 1: nothing more will come, 2: the connection is broken. */
+int world_seen(int number) {
+    const struct wire *wire = &wires[number];
+    if (wire->server == BROKEN || wire->peer == BROKEN) return 2;
+    return wire->out.size == 0 && (wire->shut || wire->server == CLOSED);
+}
+
+/* The peer shuts its end, closes it, or resets the connection. */
+void world_shut(int number) {
+    if (wires[number].peer == OPEN) wires[number].peer = CLOSED;
+    touch(&wires[number]);
+}
+
+void world_part(int number, int reset) {
+    struct wire *wire = &wires[number];
+    wire->peer_left = 1;
+    if (reset || wire->out.size) break_wire(wire);
+    else world_shut(number);
+}
+
+/* Neither end will ask for it any more. */
+void world_forget(int number) { wires[number].used = 0; }
+
+/* Bytes that the server has read and acted upon. */
+uint64_t world_done(int number) { return wires[number].done; }
+int world_done_end(int number) { return wires[number].done_end || wires[number].server != OPEN; }
+int64_t world_full_ns(int number) { return wires[number].full_ns; }
+int world_reads(int number) { return wires[number].reads; }
+/* Bytes that the server has written and the peer has not taken. */
+size_t world_untaken(int number) { return wires[number].out.size; }
+
+/* The same, of a descriptor of the server; -1: it is closed. */
+int64_t world_waiting(int fd) { return wire_of(fd) != NULL ? (int64_t)wire_of(fd)->out.size : -1; }
+
+/* The sockets of which peers have something to hear, since they were asked last; how many. */
+int world_news(int *found, int room) {
+    int count = 0, i;
+    if (!has_news) return 0;
+    has_news = 0;
+    for (i = 0; i < WIRES && count < room; i++)
+        if (wires[i].used && wires[i].news) {
+            wires[i].news = 0;
+            found[count++] = i;
+        }
+    return count;
+}
+
+/* The I/O thread has run since the last call. */
+int world_io_ran(void) {
+    int ran = io_ran;
+    io_ran = 0;
+    return ran;
+}
+
+int64_t world_late(void) { return late_ns; }
+void world_one_at_a_time(int one) { one_at_a_time = one; }
+/* somebody is within the front */
+int world_front_is_held(void) { return front[1] != NULL && (is_held(front[0]) || is_held(front[1])); }
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Memory */
 
 static int fails(void) {
     if ((fail_ppm == 0 && fail_at == 0) || (self == NULL && !is_main())) return 0;
@@ -602,6 +1113,7 @@ static const struct {
     {"prctl", sim_prctl, 0},
     {"pthread_mutex_lock", sim_lock, 0},
     {"pthread_mutex_unlock", sim_unlock, 0},
+    {"pthread_mutex_trylock", sim_trylock, 0},
     {"pthread_cond_wait", sim_wait, 0},
     {"pthread_cond_timedwait", sim_timedwait, 0},
     {"pthread_cond_signal", sim_signal, 0},
@@ -609,6 +1121,15 @@ static const struct {
     {"clock_nanosleep", sim_clock_nanosleep, 0},
     {"ppoll", sim_ppoll, 0},
     {"recv", sim_recv, 0},
+    {"epoll_create1", sim_epoll_create1, 0},
+    {"epoll_ctl", sim_epoll_ctl, 0},
+    {"epoll_wait", sim_epoll_wait, 0},
+    {"read", sim_read, 0},
+    {"readv", sim_readv, 0},
+    {"write", sim_write, 0},
+    {"writev", sim_writev, 0},
+    {"ioctl", sim_ioctl, 0},
+    {"shutdown", sim_shutdown, 0},
     {"timerfd_create", sim_timerfd_create, 0},
     {"timerfd_settime", sim_timerfd_settime, 0},
     {"malloc", sim_malloc, 1},
@@ -736,7 +1257,13 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
     fail_ppm = faults;
     switches = failed_takes = 0;
     fail_at = 0;
-    problem_count = main_held = held_count = main_may_fail = 0;
+    problem_count = main_held = main_fronts = held_count = main_may_fail = 0;
+    for (int i = 0; i < WIRES; i++) {
+        if (wires[i].used && wires[i].fd >= 0) world_close(i);
+        wires[i].used = 0;
+    }
+    watch_count = io_ran = one_at_a_time = 0;
+    late_ns = -1;
     return 0;
 }
 
@@ -821,11 +1348,11 @@ void world_advance(int64_t ns) {
     int i;
     if (ns > now) now = ns;
     for (i = 0; i < order_count; i++)
-        if (members[order[i]].state == WAITING && members[order[i]].wake_ns <= now) members[order[i]].state = RUNNABLE;
+        if (members[order[i]].wake_ns <= now) can_go_on(&members[order[i]]);
     /* one at a time: else so many threads that each step wakes another one would never come to rest */
     if (order_count && chance(spurious_permille)) {
         struct member *member = &members[order[draw() % (uint64_t)order_count]];
-        if (member->state == WAITING && member->on != NULL) member->state = RUNNABLE;
+        if (member->on != NULL) can_go_on(member);
     }
     for (i = 0; i < timer_count; i++)
         if (timers[i].due_ns <= now) {
@@ -895,7 +1422,7 @@ int world_step(int64_t event_ns, int tasks, int stand_ppm) {
         python = save_thread();
         run(found[draw() % (uint64_t)count]);
         restore_thread(python);
-        if (forget_gone()) return SEE_OFF;
+        if (forget_gone() || has_news || (io_ran && one_at_a_time)) return SEE_OFF;
     }
 }
 

@@ -73,6 +73,12 @@ class World:
         quick.world_advance.argtypes = [ctypes.c_int64]
         quick.world_taken.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         quick.world_notify.argtypes = [ctypes.c_void_p]
+        quick.world_connect.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+        quick.world_send.argtypes = quick.world_take.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
+        quick.world_send.restype = quick.world_take.restype = quick.world_late.restype = ctypes.c_int64
+        quick.world_waiting.restype = quick.world_full_ns.restype = ctypes.c_int64
+        quick.world_done.restype = ctypes.c_uint64
+        quick.world_untaken.restype = ctypes.c_size_t
         self.run = lib.world_run
         self.sleep = lib.world_sleep
         self.wait = lib.world_wait
@@ -91,7 +97,11 @@ class World:
         self.set_faults = quick.world_set_faults
         self.may_fail = quick.world_may_fail
         self.fail_at = quick.world_fail_at
-        self._quick = quick
+        self.io_ran = quick.world_io_ran
+        self.late = quick.world_late
+        self.one_at_a_time = quick.world_one_at_a_time
+        self.front_is_held = quick.world_front_is_held
+        self.quick = quick
         assert lib.world_hook() > 0, "no extension module imports anything"
 
     def begin(self, seed: int, *, preempt: int = 0, spurious: int = 0) -> None:
@@ -115,41 +125,41 @@ class World:
 
     def use_gpus(self, ready: Any) -> None:
         """Have streams of devices go on, of which this function of a library says how many could."""
-        self._quick.world_use_gpus(ctypes.cast(ready, ctypes.c_void_p))
+        self.quick.world_use_gpus(ctypes.cast(ready, ctypes.c_void_p))
 
     def complain(self, text: str) -> None:
         """A rule is broken."""
-        self._quick.world_complain(text.encode())
+        self.quick.world_complain(text.encode())
 
     def idle(self, version: str) -> int:
         """Threads of the instances of this version, by its prefix, that wait for work."""
-        return int(self._quick.world_idle(f"{version}_".encode()))  # without the _, version 1 would have those of 10
+        return int(self.quick.world_idle(f"{version}_".encode()))  # without the _, version 1 would have those of 10
 
     @property
     def story(self) -> int:
         """A number that tells runs apart."""
-        return int(self._quick.world_story())
+        return int(self.quick.world_story())
 
     @property
     def switches(self) -> int:
-        return int(self._quick.world_switches())
+        return int(self.quick.world_switches())
 
     @property
     def failed_takes(self) -> int:
         """Requests for memory that were refused."""
-        return int(self._quick.world_failed_takes())
+        return int(self.quick.world_failed_takes())
 
     @property
     def taken(self) -> str:
         """The memory that the server has and did not have when the world began; empty: none."""
         text = ctypes.create_string_buffer(2000)
-        count = self._quick.world_taken(text, len(text))
+        count = self.quick.world_taken(text, len(text))
         return f"{count} blocks of memory: {text.value.decode()}" if count else ""
 
     @property
     def problem(self) -> str:
         """What a thread did that none may do; empty: nothing."""
-        return str(self._quick.world_problem().decode())
+        return str(self.quick.world_problem().decode())
 
 
 class WorldThread:
