@@ -487,6 +487,9 @@ cdef int io_begin(Io *io, Host *host, Io *others) except -1:
     io.wakeup.fd = make_wakeup()
     io.wakeup.owner = io
     io.wakeup.ready = was_woken
+    io.objects.fire = tell_of_objects
+    io.objects.owner = io
+    io.drained.run = let_go_of_objects
     if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup, False):
         raise OSError(errno, "cannot make the descriptors of an I/O thread")
     io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
@@ -530,9 +533,6 @@ cdef class IoThreads:
             io_begin(&self.more[i], &endpoint.host, self.io.others)
             self.more[i].dirty = &self.more[i].own
             self.io.others = &self.more[i]
-        self.io.objects.fire = tell_of_objects
-        self.io.objects.owner = &self.io
-        self.io.drained.run = let_go_of_objects
         self.timers.fd = endpoint.host.timers.fd
         self.timers.owner = &self.io
         self.timers.ready = time_has_come
@@ -603,11 +603,13 @@ cdef class IoThreads:
             thread.join()
             front_end()
         self.threads.clear()
-        while io.stopping:
+        while True:
             io.stopping = False
+            timers_clear(io.host.timers, &io.objects)
+            python_withdraw(&io.host.timers.python, &io.drained)
             io = io.others
-        timers_clear(self.io.host.timers, &self.io.objects)
-        python_withdraw(&self.io.host.timers.python, &self.io.drained)
+            if io == &self.io:
+                break
         owned_promise(False)
         owned_drain()
         io_forget(&self.io, &self.timers)

@@ -148,6 +148,7 @@ class Desk:
             connections=policy,
             max_held_bytes=limits["max_held"],
             compression_level=limits["compression"],
+            io_threads=2,
         )
 
     def turn(self) -> None:
