@@ -1,4 +1,4 @@
-"""The calls that bench.instructions counts: native ModelInfer calls of 64 bytes, without sockets or an event loop.
+"""The calls that bench.instructions counts: native ModelInfer calls, without sockets or an event loop.
 
     python -m bench.calls LOAD COUNT
 
@@ -41,7 +41,9 @@ FIELDS = (  # those of gRPC's clients
 POST, HTTP = b"\x83", b"\x86"  # of HPACK's static table
 FIRST_DYNAMIC = 62
 HEADERS, DATA, SETTINGS, WINDOW_UPDATE = 1, 0, 4, 8
-END_HEADERS, END_STREAM = 4, 1
+END_HEADERS, END_STREAM, ACK = 4, 1, 1
+INITIAL_WINDOW = 4  # a setting
+FRAME = 16_384  # bytes of a frame at most
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST_CREDIT = (1 << 31) - 1 - 65_535
 
@@ -63,6 +65,7 @@ class Load:
     together: int
     spec: ModelSpec
     watched: Watched | None = None
+    size: int = 64  # bytes of the tensor, which comes back
 
 
 LOADS = {
@@ -72,6 +75,8 @@ LOADS = {
     "sampled": Load("one at a time, one in 100 traced", 1, SPEC, Watched(100)),
     "slow": Load("one at a time, traced and logged where slow or failed", 1, SPEC, Watched(0, slow=True)),
     "traced": Load("one at a time, all traced and logged", 1, SPEC, Watched(1, access=1, slow=True)),
+    # one batch; the answers, of more bytes than are written at once, wait for their turn
+    "large": Load("4 of 600 kB at once", 4, replace(SPEC, batching=BatchingSpec((4,), 60_000_000)), size=600_000),
 }
 
 
@@ -86,11 +91,15 @@ def requests(message: bytes) -> Iterator[bytes]:
         b"\x40" + len(name).to_bytes(1, "big") + name + len(value).to_bytes(1, "big") + value for name, value in FIELDS
     )
     indexed = bytes(0x80 | (FIRST_DYNAMIC + at) for at in reversed(range(len(FIELDS))))
-    data = b"\0" + len(message).to_bytes(4, "big") + message
-    hello = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(WINDOW_UPDATE, 0, 0, MOST_CREDIT.to_bytes(4, "big"))
+    framed = b"\0" + len(message).to_bytes(4, "big") + message
+    parts = [framed[at : at + FRAME] for at in range(0, len(framed), FRAME)]
+    window = INITIAL_WINDOW.to_bytes(2, "big") + ((1 << 31) - 1).to_bytes(4, "big")
+    hello = PREFACE + frame(SETTINGS, 0, 0, window) + frame(SETTINGS, ACK, 0, b"")
+    hello += frame(WINDOW_UPDATE, 0, 0, MOST_CREDIT.to_bytes(4, "big"))
     head, stream = hello + frame(HEADERS, END_HEADERS, 1, POST + HTTP + literal), 1
     while True:
-        yield head + frame(DATA, END_STREAM, stream, data)
+        data = [frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part) for part in parts]
+        yield b"".join((head, *data))
         stream += 2
         head = frame(HEADERS, END_HEADERS, stream, POST + HTTP + indexed)
 
@@ -120,7 +129,8 @@ class Rig:
         self.use = ClientUse("127.0.0.1", max_calls=1000, max_bytes=1 << 30)
         self.connection = Connection(self.endpoint, "ipv4:127.0.0.1:40000", use=self.use)
         self.connection.flush = self.connection.collect_output
-        self.requests = requests(messages.identity(64, load.spec.name).request)
+        self.connection.take_output()  # its settings, which the client acknowledges
+        self.requests = requests(messages.identity(load.size, load.spec.name).request)
         self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
 
     def watch(self, watched: Watched) -> None:
@@ -135,14 +145,19 @@ class Rig:
     def round(self, count: int) -> bytes:
         """Feed `count` calls at once; return the bytes that are written back."""
         data = b"".join(next(self.requests) for _ in range(count))
-        self.buffer[: len(data)] = data
-        self.connection.received(len(data))
+        for at in range(0, len(data), len(self.buffer)):
+            part = data[at : at + len(self.buffer)]
+            self.buffer[: len(part)] = part
+            self.connection.received(len(part))
         while self.lane.in_flight:
             if not select.select([self.bridge.event_fd], [], [], 60)[0]:
                 raise RuntimeError("an answer is missing")
             self.bridge.drain()
         self.endpoint.flush_dirty()
-        return b"".join(bytes(piece) for piece in self.connection.take_ready())
+        written: list[bytes] = []
+        while pieces := self.connection.take_ready() or self.connection.take_output():
+            written += map(bytes, pieces)
+        return b"".join(written)
 
     def close(self) -> None:
         self.connection.close()
@@ -162,7 +177,7 @@ def main() -> int:
         for _ in range(rounds):
             answer = rig.round(load.together)
         os.getloadavg()  # and ends here
-        if len(answer) < load.together * 64:
+        if len(answer) < load.together * load.size:
             raise RuntimeError(f"{load.together} calls were answered with {len(answer)} bytes")
         made = rig.lane.statistics()["execution_count"]
         if made > 1.05 * (rounds + 1):  # else the instance sometimes took a batch early

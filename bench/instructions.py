@@ -36,7 +36,7 @@ from inferd.backends.api import BatchingSpec, ModelSpec, TensorSpec
 HERE = Path(__file__).parent.parent
 RECORD = HERE / "bench" / "results" / "instructions.json"
 TOLERANCE = 0.01
-GUARDED_LOADS = ("single", "batch")  # what happens in these does not depend on time
+GUARDED_LOADS = ("single", "batch", "large")  # what happens in these does not depend on time
 GUARDED_LANES = (("plain", 64), ("levels, limits and timeouts", 1))  # and sizes of batches
 LANES: dict[str, ModelSpec] = {
     "plain": SPEC,
@@ -55,7 +55,8 @@ REQUESTS = 64_000  # enough that making the lane does not show
 FUNCTION = "__pyx_pf_*native_speed*lane_ns*"
 COLLECTED = re.compile(r"Collected : (\d+)")
 
-CALLS = 3200
+CALLS = {"large": 80}
+OTHER_CALLS = 3200
 LOADS = {
     "single": "one at a time",
     "batch": "32 at once",
@@ -63,6 +64,7 @@ LOADS = {
     "sampled": "one at a time, one in 100 traced",
     "slow": "one at a time, traced and logged where slow or failed",
     "traced": "one at a time, all traced and logged",
+    "large": "4 of 600 kB at once",
 }
 GROUPS = {  # the first prefix of the module's name counts
     "receive": (
@@ -137,16 +139,17 @@ def lanes_table(trees: Sequence[Path]) -> Iterable[str]:
 
 def call_instructions(tree: Path, load: str) -> Cost:
     """Instructions for each call."""
+    count = CALLS.get(load, OTHER_CALLS)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
         command += ["--zero-before=getpriority", "--dump-before=getloadavg"]  # bench.calls calls both
-        command += [python(tree), "-m", "bench.calls", load, str(CALLS)]
+        command += [python(tree), "-m", "bench.calls", load, str(count)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stderr}")
         cost = read_callgrind(out.with_name("out.1"))
-    return Counter({where: count / CALLS for where, count in cost.items()})  # type: ignore[misc]
+    return Counter({where: made / count for where, made in cost.items()})  # type: ignore[misc]
 
 
 def read_callgrind(path: Path) -> Cost:

@@ -73,7 +73,7 @@ cdef enum:
     ROOM_FOR_BYTE = 64       # bytes of room for each received byte
     FIRST_ROOM = 4 << 10     # and for the first one
     TINY = 16                # bytes: a smaller message of a stream is paid from the budget, like an empty frame
-    TINY_COST = 2            # in frames: each becomes an event, for some methods one of Python
+    TINY_COST = 10           # in frames: each is an Incoming and an event, for some methods one of Python
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def cases() -> list[Case]:
         Case("4.1 unknown type on a stream", OPEN + frame(0x16, 0, 1, b"x"), ALIVE),
         Case("4.1 undefined flags", frame(PING, 0xFE, 0, b"x" * 8), ALIVE),
         Case("4.1 reserved bit", frame(PING, 0, 1 << 31, b"x" * 8), ALIVE),
-        Case("4.2 DATA of 2^14", OPEN + frame(DATA, 0, 1, bytes(1 << 14)), ALIVE),
+        Case("4.2 DATA of 2^14", OPEN + frame(DATA, 0, 1, b"\0\0\0\x3f\xfb" + bytes((1 << 14) - 5)), ALIVE),
         Case("4.2 DATA too large", OPEN + frame(DATA, 0, 1, bytes(LARGEST_FRAME + 1)), resets(FRAME_SIZE)),
         Case("4.2 HEADERS too large", headers(payload=bytes(LARGEST_FRAME + 1)), goes(FRAME_SIZE)),
         Case("4.2 PING too large", frame(PING, 0, 0, bytes(LARGEST_FRAME + 1)), goes(FRAME_SIZE)),

@@ -26,17 +26,17 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "6", "--random"))
+    print(run("--seeds", "5", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():
     """Neither what the process has done before, nor whether the story is kept, makes a difference."""
-    print(run("--first", "14", "--seeds", "3", "--twice"))
+    print(run("--first", "14", "--seeds", "2", "--twice"))
 
 
 def test_a_crowd_beside_them_finds_every_rule_kept():
     """Clients in C, which ask the same models much, find nothing, and the same happens again."""
-    print(run("--first", "20", "--seeds", "2", "--crowd", "2000", "--twice"))
+    print(run("--first", "20", "--seeds", "1", "--crowd", "2000", "--twice"))
 
 
 def test_another_process_tells_the_same_story():
