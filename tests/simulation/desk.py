@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from inferd.server.front.keepalive import ConnectionPolicy
     from tests.simulation.simulation import Simulation
 
+TWO_THREADS = 0.4  # of all simulations
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -148,7 +149,7 @@ class Desk:
             connections=policy,
             max_held_bytes=limits["max_held"],
             compression_level=limits["compression"],
-            io_threads=2,
+            io_threads=2 if simulation.has("two I/O threads", TWO_THREADS, when=True) else 1,
         )
 
     def turn(self) -> None:

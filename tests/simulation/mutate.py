@@ -100,6 +100,51 @@ FAULTS = (
         "    if result != 0:\n        stream_cut(",
         "    if False:\n        stream_cut(",
     ),
+    # several I/O threads
+    fault(
+        "a thread is not woken for its connections",
+        "transport/io_thread",
+        "        if other.waits and other.dirty.first != NULL:",
+        "        if False:",
+    ),
+    fault(
+        "a thread that is busy is taken to wait, and one that waits to be busy",
+        "transport/io_thread",
+        "        io.waits = False\n",
+        "        io.waits = True\n",
+        why="a thread that is woken once too often finds nothing to do",
+    ),
+    fault(
+        "a connection is left while its thread is in a system call",
+        "transport/io_thread",
+        "    if conn.in_call:\n        socket.dropped = True\n        return\n",
+        "",
+    ),
+    fault(
+        "a connection that was dropped in a system call stays",
+        "transport/io_thread",
+        "    if socket.dropped or conn.stalled",
+        "    if conn.stalled",
+    ),
+    fault(
+        "the memory of a read goes while it is read to",
+        "transport/direct_read",
+        "    conn.in_call = True\n    if target.block != NULL:\n        block_share(target.block)",
+        "    conn.in_call = True\n    if target.block != NULL and False:\n        block_share(target.block)",
+    ),
+    fault(
+        "a connection's output is left to the first thread",
+        "transport/io_thread",
+        "        conn.writer = socket.io.dirty\n",
+        "",
+    ),
+    fault(
+        "others have the front no more during system calls",
+        "front",
+        "    if depth != 1 or load32(&threads) < 2:",
+        "    if True:",
+        why="it takes longer, and nothing else",
+    ),
     # the I/O thread, the event loop beside it, and sockets
     fault(
         "the I/O thread cannot be woken a second time",
