@@ -31,11 +31,11 @@ LIST = f"{HEALTH}List"  # hosted by newer versions of grpcio-health-checking
 PATHS = [f"/{SERVICE}/{name}" for name in SERVED] + list(OTHERS)
 
 
-GROUPS = "inference,health,metadata,statistics,model-repository"
+SIMPLE_GROUPS = "inference,health,metadata,statistics,model-repository"
 TOKENS = f"""
 # who          what
 all-rights     all
-only-simple    models=simple,vers*   groups={GROUPS}
+only-simple    models=simple,vers*   groups={SIMPLE_GROUPS}
 traces-simple  models=simple         groups=trace
 only-health    groups=health
 """
@@ -195,7 +195,7 @@ def test_a_method_that_does_not_exist_is_unimplemented(guarded):
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("name", [name for name in MODEL_FIELD if GROUP_OF[f"/{SERVICE}/{name}"] in GROUPS.split(",")])
+@pytest.mark.parametrize("name", [name for name in MODEL_FIELD if GROUP_OF[f"/{SERVICE}/{name}"] in SIMPLE_GROUPS.split(",")])
 def test_a_model_that_the_token_does_not_allow(guarded, name):
     path = f"/{SERVICE}/{name}"
     kind = getattr(pb, SERVED[name].input_type.name)
