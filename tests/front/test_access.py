@@ -195,7 +195,9 @@ def test_a_method_that_does_not_exist_is_unimplemented(guarded):
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("name", [name for name in MODEL_FIELD if GROUP_OF[f"/{SERVICE}/{name}"] in SIMPLE_GROUPS.split(",")])
+@pytest.mark.parametrize(
+    "name", [name for name in MODEL_FIELD if GROUP_OF[f"/{SERVICE}/{name}"] in SIMPLE_GROUPS.split(",")]
+)
 def test_a_model_that_the_token_does_not_allow(guarded, name):
     path = f"/{SERVICE}/{name}"
     kind = getattr(pb, SERVED[name].input_type.name)
