@@ -307,6 +307,7 @@ cdef class Exchange:
             return False
         self.c.sent = final
         self.sender.send_written(record, final)
+        self._part()
         return True
 
     cdef int _answer(self, response, bint final) except -1:
@@ -329,6 +330,7 @@ cdef class Exchange:
             return self._answer(failure(why), True)
         self.answered = True
         self.sender.send(None, 1)
+        self._part()
         return 0
 
     cdef int abandon(self) except -1:
