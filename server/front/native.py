@@ -287,6 +287,8 @@ class NativeDoor:
         self._handshakes.discard(pending)
         session = pending.session
         with self._released(accepted, client, admission):
+            if not admission.counted:  # it has made room for another connection meanwhile
+                raise HandshakeError("")
             if not session.done:
                 why = f"TLS: the handshake failed: {session.failure}" if session.failure else ""
                 raise HandshakeError(why)
@@ -302,9 +304,11 @@ class NativeDoor:
         """Close an admitted connection that cannot be served."""
         try:
             yield
-        except (OSError, MemoryError) as error:
+        except BaseException as error:
             accepted.close()
             self._limits.release(admission)
+            if not isinstance(error, OSError | MemoryError):
+                raise
             if str(error):
                 self._refused.add(client.address, str(error))
 
