@@ -130,6 +130,7 @@ class Rig:
         self.connection = Connection(self.endpoint, "ipv4:127.0.0.1:40000", use=self.use)
         self.connection.flush = self.connection.collect_output
         self.connection.take_output()  # its settings, which the client acknowledges
+        self.expected = load.together * load.size  # bytes of a round's answers, without their heads
         self.requests = requests(messages.identity(load.size, load.spec.name).request)
         self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
 
@@ -154,10 +155,10 @@ class Rig:
                 raise RuntimeError("an answer is missing")
             self.bridge.drain()
         self.endpoint.flush_dirty()
-        written: list[bytes] = []
-        while pieces := self.connection.take_ready() or self.connection.take_output():
-            written += map(bytes, pieces)
-        return b"".join(written)
+        written = b"".join(map(bytes, self.connection.take_ready()))
+        while len(written) < self.expected and (pieces := self.connection.take_output()):
+            written += b"".join(map(bytes, pieces))
+        return written
 
     def close(self) -> None:
         self.connection.close()
