@@ -499,7 +499,7 @@ cdef class BridgeHandle:
             self.source.ready = deliver_ready
             io.io.after = tell_watchers
             io.io.after_context = &self.bridge
-            if not io_watch(&io.io, &self.source, False):
+            if not io_watch(&io.io, &self.source):
                 raise OSError(errno, "cannot watch the bridge")
         elif self.io is not None:
             io_forget(&self.io.io, &self.source)

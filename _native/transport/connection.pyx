@@ -28,28 +28,13 @@ from inferd._native.transport.http2 cimport (
     conn_fail_calls,
     conn_finished,
     conn_go_away,
-    conn_linger,
     conn_open,
     conn_ping,
-    conn_shut,
 )
-from inferd._native.transport.expiry cimport conn_waits
-from inferd._native.transport.outgoing cimport output_part, output_take, output_write
+from inferd._native.transport.outgoing cimport output_take, output_write
 from inferd._native.transport.stream cimport ConnNews, host_look
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
-
-
-cdef extern from *:
-    """
-    #include <sys/ioctl.h>
-    #include <linux/sockios.h>
-    static size_t inferd_unread(int fd) {  /* bytes in the kernel that the peer has not taken */
-        int size = 0;
-        return ioctl(fd, SIOCOUTQ, &size) == 0 && size > 0 ? (size_t)size : 0;
-    }
-    """
-    size_t unread "inferd_unread"(int fd) nogil
 
 
 cdef class DirectBuffer:
@@ -259,27 +244,6 @@ cdef class Connection(CallOwner):
         front_leave()
         return whole
 
-    def take_part(self, size: int) -> bytes:
-        """The first bytes of the prepared output, `size` at most, as a copy."""
-        front_enter()
-        try:
-            return output_part(&self.conn.output, size)
-        finally:
-            front_leave()
-
-    def waits(self, handed: int, beside: int = 0, fd: int = -1) -> None:
-        """Say which output waits for the socket `fd`: the prepared output, and `handed` bytes that were taken from it.
-
-        All other bytes that were taken are written. The connection is charged for what waits, and for `beside` bytes
-        more that its owner keeps. It has the time that a response has; then it is `stalled`. With `handed` 0 and no
-        prepared output nothing waits any more.
-        """
-        cdef size_t taken = handed
-        cdef size_t kept = <size_t>beside + (unread(fd) if fd >= 0 else 0)
-        front_enter()
-        conn_waits(&self.conn, taken, kept)
-        front_leave()
-
     def take_ready(self) -> list:
         """The prepared output, as objects with the buffer protocol."""
         front_enter()
@@ -317,15 +281,6 @@ cdef class Connection(CallOwner):
         cdef bint now
         front_enter()
         now = self.conn.state >= CONN_PARTING
-        front_leave()
-        return now
-
-    @property
-    def stalled(self) -> bool:
-        """Whether the peer has taken no output for too long. The owner closes the socket at once."""
-        cdef bint now
-        front_enter()
-        now = self.conn.stalled
         front_leave()
         return now
 
@@ -424,23 +379,6 @@ cdef class Connection(CallOwner):
         front_enter()
         conn_fail_calls(&self.conn, text)
         self.leave(True)
-
-    def shut(self) -> None:
-        """End the calls, when all output is taken. The owner shuts the socket for writing when that is written."""
-        front_enter()
-        conn_shut(&self.conn)
-        front_leave()
-        self.flush = None
-        self.dispatch()
-
-    def linger(self) -> None:
-        """The owner has shut the socket for writing: discard what the peer sends."""
-        cdef bint allowed
-        front_enter()
-        allowed = conn_linger(&self.conn)
-        front_leave()
-        if not allowed:
-            raise RuntimeError(f"a connection that is {self.state} cannot linger")
 
     def close(self) -> None:
         """End every call, because the peer is gone."""

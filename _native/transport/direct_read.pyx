@@ -12,12 +12,18 @@ all bytes that there are.
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t
 
-from inferd._native.front cimport front_pause, front_resume
 from inferd._native.memory.resource cimport block_give, block_share
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.http2 cimport conn_receive
 from inferd._native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
-from inferd._native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
+from inferd._native.transport.stream cimport (
+    RECEIVING_MESSAGE,
+    Conn,
+    Stream,
+    conn_begin_call,
+    conn_end_call,
+    stream_ended,
+)
 from inferd._native.transport.tls cimport Tls, tls_feed, tls_read
 
 cdef enum:
@@ -78,16 +84,10 @@ cdef inline ReadTarget next_target(const Conn *conn, uint8_t *buffer, size_t cap
     return target
 
 
-cdef inline void begin_call(Conn *conn, const ReadTarget *target) noexcept nogil:
-    # others may end the call to which the target belongs, but not the connection
-    conn.in_call = True
+cdef inline void hold(const ReadTarget *target) noexcept nogil:
+    # others may end the call to which the target belongs
     if target.block != NULL:
         block_share(target.block)
-
-
-cdef inline void end_call(Conn *conn, const ReadTarget *target) noexcept nogil:
-    conn.in_call = False
-    block_give(target.block)
 
 
 cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
@@ -104,14 +104,14 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexce
         parts[1].iov_base = buffer
         parts[1].iov_len = target.behind
         wanted = target.size + target.behind
-        begin_call(conn, &target)
-        paused = front_pause()
+        hold(&target)
+        paused = conn_begin_call(conn)
         size = readv(fd, parts, 2)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
-        front_resume(paused)
+        conn_end_call(conn, paused)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
-        end_call(conn, &target)
+        block_give(target.block)
         if size <= 0:
             return nothing
         if <size_t>size < wanted:
@@ -126,13 +126,13 @@ cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) n
     cdef bint paused
     while conn.state < CONN_PARTING:
         target = next_target(conn, buffer, capacity)
-        begin_call(conn, &target)
-        paused = front_pause()
+        hold(&target)
+        paused = conn_begin_call(conn)
         size = tls_read(tls, target.data, target.size)
-        front_resume(paused)
+        conn_end_call(conn, paused)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
-        end_call(conn, &target)
+        block_give(target.block)
         if size <= 0:
             return size == 0
     tls_feed(tls, NULL, 0)  # nothing more is read

@@ -52,7 +52,7 @@ cdef struct Io:
     void *after_context
 
 # Within the front, or before the thread runs: have it wait for a descriptor. False: the system refuses.
-cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil
+cdef bint io_watch(Io *io, Source *source) noexcept nogil
 # The same for one event: then `io_await`, with another event, has it wait for one more.
 cdef bint io_watch_once(Io *io, Source *source) noexcept nogil
 cdef bint io_await(Io *io, Source *source, bint writable) noexcept nogil

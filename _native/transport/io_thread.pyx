@@ -1,4 +1,4 @@
-"""I/O threads wait for sockets, timers and responses, and do what follows, without the GIL.
+"""I/O threads wait for sockets, timers and responses, and process them without the GIL.
 
 A round: the thread waits, enters the front, handles each descriptor that is ready, writes the output of its connections
 that have some, and leaves the front. Between two descriptors it gives way to a thread that wants the front. Work for
@@ -26,8 +26,6 @@ from inferd._native.front cimport (
     front_enter,
     front_enter_nogil,
     front_leave,
-    front_pause,
-    front_resume,
     front_yield,
     python_post,
     python_withdraw,
@@ -53,7 +51,15 @@ from inferd._native.transport.http2 cimport (
 )
 from inferd._native.transport.ledger cimport account_exceeded
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
-from inferd._native.transport.stream cimport Host, end_round, host_look, mark_dirty, unmark_dirty
+from inferd._native.transport.stream cimport (
+    Host,
+    conn_begin_call,
+    conn_end_call,
+    end_round,
+    host_look,
+    mark_dirty,
+    unmark_dirty,
+)
 from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.workers cimport thread_pool_drain
@@ -97,7 +103,6 @@ cdef extern from *:
         EPOLLOUT
         EPOLLERR
         EPOLLHUP
-        EPOLLET
         EPOLLONESHOT
         AT_ONCE "INFERD_AT_ONCE"
     ctypedef struct Ready "inferd_ready":
@@ -124,8 +129,8 @@ cdef int64_t OBJECTS_WAIT_NS = 20000000
 # ---------------------------------------------------------------------------------------------------------------------
 # What the thread waits for
 
-cdef bint io_watch(Io *io, Source *source, bint once) noexcept nogil:
-    return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLET if once else EPOLLIN)) == 0
+cdef bint io_watch(Io *io, Source *source) noexcept nogil:
+    return poll_add(io.poll_fd, source.fd, source, <uint32_t>EPOLLIN) == 0
 
 
 cdef bint io_watch_once(Io *io, Source *source) noexcept nogil:
@@ -213,8 +218,8 @@ cdef void socket_read(Socket *socket) noexcept nogil:
 
 
 cdef void socket_end(Socket *socket) noexcept nogil:
-    # The peer has closed its end, and may still read: what is answered is written, as far as its windows allow. The
-    # other calls are over.
+    # The peer has closed its end, and may still read. The thread writes complete answers as far as the peer's windows
+    # allow. The other calls are over.
     socket.ended = True
     socket_watch(socket)
     if not socket.shut:
@@ -232,12 +237,10 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
     cdef ssize_t size
     cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
-        conn.in_call = True
-        paused = front_pause()
+        paused = conn_begin_call(conn)
         size = read(socket.source.fd, io.encrypted, RECEIVE_BUFFER)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
-        front_resume(paused)
-        conn.in_call = False
+        conn_end_call(conn, paused)
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
@@ -274,7 +277,7 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
         if socket.last.size and not socket.full:
             write_last(socket)
         return
-    while not socket.full:
+    while not socket.full and not socket.dropped:
         conn_collect(conn, PREPARED)
         if conn.output.size + encrypted(socket) == 0:
             break
@@ -305,11 +308,9 @@ cdef bint socket_write(Socket *socket) noexcept nogil:
     socket.writing = conn.output
     memset(&conn.output, 0, sizeof(Output))
     conn.output.taken = socket.writing.taken
-    conn.in_call = True
-    paused = front_pause()
+    paused = conn_begin_call(conn)
     whole = write_out(socket, &good)
-    front_resume(paused)
-    conn.in_call = False
+    conn_end_call(conn, paused)
     output_clear(&conn.output)  # nobody else prepares output: a head at most, whose connection has been evicted
     conn.output = socket.writing
     memset(&socket.writing, 0, sizeof(Output))
@@ -490,7 +491,7 @@ cdef int io_begin(Io *io, Host *host, Io *others) except -1:
     io.objects.fire = tell_of_objects
     io.objects.owner = io
     io.drained.run = let_go_of_objects
-    if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup, False):
+    if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup):
         raise OSError(errno, "cannot make the descriptors of an I/O thread")
     io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
     io.encrypted = <uint8_t *>malloc(RECEIVE_BUFFER)
@@ -528,7 +529,7 @@ cdef class IoThreads:
             raise MemoryError
         io_begin(&self.io, &endpoint.host, &self.io)
         self.io.dirty = &endpoint.host.dirty
-        for i in range(<uint32_t>(count - 1)):
+        for i in range(<uint32_t>max(count - 1, 0)):
             self.count += 1
             io_begin(&self.more[i], &endpoint.host, self.io.others)
             self.more[i].dirty = &self.more[i].own
@@ -549,8 +550,8 @@ cdef class IoThreads:
 
     def start(self) -> None:
         """Start the threads. From now on only the event loop may use the endpoint beside them."""
-        if not io_watch(&self.io, &self.timers, False) or (
-                self.jobs.fd >= 0 and not io_watch(&self.io, &self.jobs, False)):
+        if not io_watch(&self.io, &self.timers) or (
+                self.jobs.fd >= 0 and not io_watch(&self.io, &self.jobs)):
             raise OSError(errno, "cannot watch the timers")
         self.io.host.rounds = True
         self.io.host.wake = io_wake
@@ -650,7 +651,7 @@ cdef class IoThreads:
         unmark_dirty(conn)
         conn.writer = socket.io.dirty
         conn.socket = socket
-        watched = io_watch(socket.io, &socket.source, False)
+        watched = io_watch(socket.io, &socket.source)
         if not watched:
             conn.socket = NULL
             conn.writer = &conn.host.dirty
@@ -673,7 +674,7 @@ cdef class IoThreads:
         if connection.conn.socket != NULL:
             io = (<Socket *>connection.conn.socket).io
             socket_leave(<Socket *>connection.conn.socket)
-            io_wake(io)  # it frees what has been left
+            io_wake(io)  # the thread frees the socket
         front_leave()
 
     def unwritten(self, Connection connection not None) -> int:

@@ -60,8 +60,6 @@ cdef bint output_write(Output *output, int fd) noexcept nogil
 # The output has to wait. Returns the bytes of memory that its pieces keep alive. As for messages, a piece that is a
 # small part of its block is copied first.
 cdef size_t output_keep(Output *output) noexcept nogil
-# Take the first `size` bytes, or all if there are fewer, as a copy.
-cdef bytes output_part(Output *output, size_t size)
 # All pieces as objects with the buffer protocol; the output is empty afterwards.
 cdef list output_take(Output *output)
 # End the piece that is being collected. False: no memory.

@@ -1,6 +1,5 @@
 """Outgoing messages and output: tensor bytes go from the block where a model left them to the socket by reference."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
@@ -259,27 +258,6 @@ cdef size_t output_keep(Output *output) noexcept nogil:
                 kept += output.pieces[i].size
         at += count
     return kept
-
-
-cdef bytes output_part(Output *output, size_t size):
-    cdef bytes out
-    cdef uint8_t *at
-    cdef size_t left, part
-    cdef uint32_t i = 0
-    if not output_close(output):
-        raise MemoryError("no memory for output")
-    size = min(size, output.size)
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
-    at = <uint8_t *>PyBytes_AS_STRING(out)
-    left = size
-    while left:
-        part = min(left, output.pieces[i].size)
-        memcpy(at, output.pieces[i].data, part)
-        at += part
-        left -= part
-        i += 1
-    output_drop(output, size)
-    return out
 
 
 cdef list output_take(Output *output):

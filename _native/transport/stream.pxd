@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 
 from inferd._native.chain cimport Chain, Link
 from inferd._native.clock cimport now_ns
-from inferd._native.front cimport PythonEvent
+from inferd._native.front cimport PythonEvent, front_pause, front_resume
 from inferd._native.memory.resource cimport Block, block_give
 from inferd._native.memory.small cimport Smalls
 from inferd._native.timers cimport Timer, Timers
@@ -450,6 +450,18 @@ cdef inline void mark_dirty(Conn *conn) noexcept nogil:
         conn.dirty = True
         conn.next_dirty = conn.writer.first
         conn.writer.first = conn
+
+
+# Around a system call of the connection's thread, or a cipher: others may have the front meanwhile, and end calls of
+# the connection, but not the connection. Pass the result of `conn_begin_call` to `conn_end_call`.
+cdef inline bint conn_begin_call(Conn *conn) noexcept nogil:
+    conn.in_call = True
+    return front_pause()
+
+
+cdef inline void conn_end_call(Conn *conn, bint paused) noexcept nogil:
+    front_resume(paused)
+    conn.in_call = False
 
 
 cdef inline bint leave_dirty(Conn *conn, Conn **link) noexcept nogil:

@@ -16,9 +16,6 @@ TOO_OLD = "the connection is older than --grpc-max-connection-age, and its grace
 class Monitored(Protocol):
     """The driver of a connection."""
 
-    def flush(self) -> None:
-        """Write the connection's output."""
-
     def abort(self) -> None:
         """Close the socket at once."""
 
@@ -27,7 +24,7 @@ class ConnectionMonitor:
     """Enforces the limits of one connection: its greeting, pings, age, and the time for its end.
 
     Args:
-        driver: writes its output, and closes it.
+        driver: closes it.
         connection: the new one.
         policy: its rules.
         timers: of the loop.
@@ -70,9 +67,7 @@ class ConnectionMonitor:
         self._outstanding = outstanding
         self._alarm.set(self._farewell.deadline)
 
-    def _take_leave(self, connection: Connection, farewell: Farewell, outstanding: Outstanding) -> None:
-        if outstanding.buffered == 0 and connection.state == "shut":
-            connection.linger()
+    def _take_leave(self, farewell: Farewell, outstanding: Outstanding) -> None:
         action = farewell.due(self._timers.time(), waiting=outstanding.waiting, moved=outstanding.moved)
         if action is Action.DROP:
             self._driver.abort()
@@ -95,7 +90,7 @@ class ConnectionMonitor:
         if connection is None:
             return
         if self._farewell is not None and self._outstanding is not None:
-            self._take_leave(connection, self._farewell, self._outstanding)
+            self._take_leave(self._farewell, self._outstanding)
             return
         actions = {self._handshake.due(now, greeted=connection.greeted), self._age.due(now)}
         if now >= self._keepalive.deadline:
@@ -119,5 +114,3 @@ class ConnectionMonitor:
             connection.go_away("max_age")
         if Action.FAIL in actions:
             connection.fail_calls(TOO_OLD)
-        if actions != {Action.NOTHING}:
-            self._driver.flush()

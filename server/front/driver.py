@@ -117,9 +117,6 @@ class SocketDriver:
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def flush(self) -> None:
-        """The thread writes what there is by itself."""
-
     @property
     def told(self) -> bool:
         """The client knows of the shutdown, or is gone."""

@@ -1,5 +1,5 @@
-"""The I/O thread beside Python: what comes between two of Python's questions is not lost, and no event is heard without
-end. The test is the event loop: it decides when Python hears of what the thread has done meanwhile."""
+"""The I/O thread beside Python: no event between two questions of Python is lost, and Python gives way between events.
+The test is the event loop: it decides when Python hears of what the thread has done meanwhile."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AGES = (0.001, 0.01, 0.1)  # seconds
 GRACES = (0.005, 0.05, 1.05, 3.0)
-ENDS = (TOO_OLD, STOPPING)  # what open calls are told
+ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
 
 
 def judge_refused(client: Client, what: object, *, executed: bool) -> None:

@@ -76,7 +76,7 @@ class Hostile:
         self.simulation.tell(self.name, f"leaves: {seen}")
         if self.simulation.is_faulty or self.simulation.held_limit:
             return
-        # what comes behind the answer to its call is of a closed stream, and ignored
+        # the server ignores bytes behind the answer to its call: their stream is closed
         if self.end.reads > 1 and seen.answered and any(frame.stream_id for frame in seen.frames):
             return
         try:

@@ -129,8 +129,8 @@ FAULTS = (
     fault(
         "the memory of a read goes while it is read to",
         "transport/direct_read",
-        "    conn.in_call = True\n    if target.block != NULL:\n        block_share(target.block)",
-        "    conn.in_call = True\n    if target.block != NULL and False:\n        block_share(target.block)",
+        "        hold(&target)\n        paused = conn_begin_call(conn)\n        size = readv(",
+        "        paused = conn_begin_call(conn)\n        size = readv(",
     ),
     fault(
         "a connection's output is left to the first thread",

@@ -25,7 +25,7 @@ OPEN, ENDED, BROKEN = range(3)  # what a peer sees of the server's end
 
 
 class Peer(Protocol):
-    """Who has the other end of a socket."""
+    """The owner of the other end of a socket."""
 
     def heard(self) -> None:
         """There is something to read, or room for what is to be sent; or the server has acted upon what was sent."""
