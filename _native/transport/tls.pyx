@@ -1,14 +1,17 @@
 """TLS by OpenSSL: contexts with a certificate, and what the server learns of a client in its handshake."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen
 
+from inferd._native.atomic cimport fetch_add64, load64
 from inferd._native.text cimport format_text
 from inferd._native.transport.outgoing cimport Output, output_clear, output_close, output_copy, output_drop
 
 import ipaddress
+
+from inferd._native.memory.resource import add_counter
 
 cdef extern from *:
     """
@@ -164,7 +167,6 @@ cdef extern from *:
     BIO *BIO_new(const BIO_METHOD *method) nogil
     BIO *BIO_new_mem_buf(const void *data, int size)
     int BIO_free(BIO *bio)
-    int BIO_up_ref(BIO *bio) nogil
     void BIO_set_data(BIO *bio, void *data) nogil
     void *BIO_get_data(BIO *bio) nogil
     void BIO_set_init(BIO *bio, int init) nogil
@@ -174,6 +176,7 @@ cdef extern from *:
     BIO_METHOD *BIO_meth_new(int type, const char *name)
     int BIO_meth_set_read(BIO_METHOD *method, int (*function)(BIO *bio, char *out, int size) noexcept nogil)
     int BIO_meth_set_write(BIO_METHOD *method, int (*function)(BIO *bio, const char *data, int size) noexcept nogil)
+    int BIO_meth_set_destroy(BIO_METHOD *method, int (*function)(BIO *bio) noexcept nogil)
     int BIO_meth_set_ctrl(
         BIO_METHOD *method, long (*function)(BIO *bio, int what, long number, void *more) noexcept nogil)
 
@@ -229,10 +232,25 @@ cdef long control(BIO *bio, int what, long number, void *more) noexcept nogil:
     return what == BIO_CTRL_FLUSH
 
 
+cdef int64_t alive = 0       # sessions whose handshake is over
+
+
+cdef int let_go(BIO *bio) noexcept nogil:
+    fetch_add64(&alive, -1)
+    return 1
+
+
+def _alive() -> int:
+    return load64(&alive)
+
+
+add_counter("tls", _alive)
+
 cdef BIO_METHOD *MEMORY = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, b"inferd")
 BIO_meth_set_read(MEMORY, give_received)
 BIO_meth_set_write(MEMORY, take_encrypted)
 BIO_meth_set_ctrl(MEMORY, control)
+BIO_meth_set_destroy(MEMORY, let_go)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -264,8 +282,8 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
         return False
     BIO_set_data(bio, tls)
     BIO_set_init(bio, 1)
-    BIO_up_ref(bio)
-    SSL_set_bio(tls.ssl, bio, bio)
+    fetch_add64(&alive, 1)
+    SSL_set_bio(tls.ssl, bio, bio)  # owned once, though it serves both directions
     return True
 
 
