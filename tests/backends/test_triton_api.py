@@ -112,6 +112,8 @@ def server(probe, tmp_path_factory):
     ):
         add_model(root, name, config)
     add_model(root, "in_place", IN_PLACE)
+    one_at_a_time = IN_PLACE.replace("max_batch_size: 4", "max_batch_size: 1")
+    add_model(root, "in_turns", one_at_a_time + "model_transaction_policy { decoupled: true }")
     add_model(root, "pairs", PAIRS)
     add_model(root, "rounds", ROUNDS)
     add_model(root, "countdown", ROUNDS + "model_transaction_policy { decoupled: true }")
@@ -253,6 +255,30 @@ def test_a_state_has_the_same_memory_as_input_and_output_in_all_requests_of_its_
         answer = ask(client, 5, model="in_place", sequence_id=12, sequence_start=number == 0, sequence_end=number == 3)
         found.append(int(answer.as_numpy("y")[0, 0]))
     assert found == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["response", "end"])
+def test_the_memory_of_a_state_is_free_when_its_decoupled_request_has_ended(client, number):
+    """The next request of the sequence has it, also after the execution, and while the backend keeps its factory."""
+    results = queue.Queue()
+    client.start_stream(lambda result, error: results.put(error or result))
+
+    def first_answer(given, sequence, begins, ends):
+        array = np.array([[given]], np.int32)
+        terms = {"sequence_id": sequence, "sequence_start": begins, "sequence_end": ends}
+        client.async_stream_infer("in_turns", [tensor(array)], request_id=str(sequence), **terms)
+        while True:
+            result = results.get(timeout=60)
+            answer = int(result.as_numpy("y")[0, 0])
+            if result.get_response().id == str(sequence) and (answer or not given):  # not the end of another request
+                return answer
+
+    same = []
+    for begins, ends in ((True, False), (False, False), (False, True)):
+        same.append(first_answer(number, 13, begins, ends))
+        first_answer(0, 14, True, True)
+    client.stop_stream()
+    assert same == [1, 1, 1]
 
 
 def test_requests_that_are_rescheduled_keep_what_they_have_counted_in_their_states(client):
