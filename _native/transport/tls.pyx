@@ -31,6 +31,11 @@ cdef extern from *:
         *(int *)asked = 1;
         return -1;
     }
+    /* The number of the messages of TLS that came after the handshake: OpenSSL takes no others than KeyUpdate. */
+    static void inferd_count_message(const SSL *ssl, int what, int result) {
+        uint64_t *count = SSL_get_app_data(ssl);
+        if (count != NULL && (what & SSL_CB_LOOP) && SSL_get_state(ssl) == TLS_ST_OK) ++*count;
+    }
     /* Ciphers are those that RFC 9113 allows, the cheapest first. An idle connection keeps no buffers. */
     static SSL_CTX *inferd_context(void) {
         SSL_CTX *context = SSL_CTX_new(TLS_server_method());
@@ -44,6 +49,7 @@ cdef extern from *:
                             SSL_OP_PRIORITIZE_CHACHA | SSL_OP_IGNORE_UNEXPECTED_EOF);
         SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
         SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+        SSL_CTX_set_info_callback(context, inferd_count_message);
         SSL_CTX_set_alpn_select_cb(context, inferd_choose_alpn, NULL);
         return context;
     }
@@ -158,6 +164,7 @@ cdef extern from *:
     int SSL_write(SSL *ssl, const void *data, int size) nogil
     int SSL_shutdown(SSL *ssl) nogil
     int SSL_get_error(const SSL *ssl, int result) nogil
+    int SSL_set_app_data(SSL *ssl, void *data) nogil
     void SSL_set_bio(SSL *ssl, BIO *reads, BIO *writes) nogil
     void SSL_get0_alpn_selected(const SSL *ssl, const unsigned char **data, unsigned int *size)
     X509 *SSL_get0_peer_certificate(const SSL *ssl)
@@ -182,6 +189,7 @@ cdef extern from *:
 
 cdef enum:
     RECORD = 16 << 10        # bytes of a full record
+    KEY_UPDATES = 32         # of a peer; and one more for each MiB that it sends
 
 cdef extern from *:
     """
@@ -202,12 +210,15 @@ cdef int give_received(BIO *bio, char *out, int size) noexcept nogil:
     cdef Tls *tls = <Tls *>BIO_get_data(bio)
     cdef size_t taken = min(tls.left, <size_t>size)
     BIO_clear_retry_flags(bio)
+    if tls.key_updates > KEY_UPDATES + (tls.fed >> 20):
+        return -1  # the smallest record with one costs 20 us
     if taken == 0:
         BIO_set_retry_read(bio)
         return -1
     memcpy(out, tls.received, taken)
     tls.received += taken
     tls.left -= taken
+    tls.parts += 1
     return <int>taken
 
 
@@ -283,6 +294,7 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
     BIO_set_data(bio, tls)
     BIO_set_init(bio, 1)
     fetch_add64(&alive, 1)
+    SSL_set_app_data(tls.ssl, &tls.key_updates)
     SSL_set_bio(tls.ssl, bio, bio)  # owned once, though it serves both directions
     return True
 
@@ -290,6 +302,8 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
 cdef void tls_feed(Tls *tls, const uint8_t *data, size_t size) noexcept nogil:
     tls.received = data
     tls.left = size
+    tls.parts = 0
+    tls.fed += size
 
 
 cdef Py_ssize_t tls_read(Tls *tls, uint8_t *out, size_t size) noexcept nogil:
