@@ -3,7 +3,7 @@
 # OpenSSL does not see the socket, except during the handshake: it gets the received bytes from memory, a large read at
 # a time, and its records are collected and written together.
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from inferd._native.transport.outgoing cimport Output
 
@@ -21,6 +21,8 @@ cdef struct Tls:
     const uint8_t *received  # bytes of the socket that OpenSSL has not read
     size_t left
     Output encrypted         # for the socket
+    uint32_t messages        # of TLS itself, that have come since there was PROGRESS
+    size_t progress          # bytes of data that have come since
 
 cdef enum Handshaken:
     SHAKES_READ              # the handshake continues when the socket is readable

@@ -5,6 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen
 
+from inferd._native.memory.resource cimport LIVE_TLS, live_add
 from inferd._native.text cimport format_text
 from inferd._native.transport.outgoing cimport Output, output_clear, output_close, output_copy, output_drop
 
@@ -24,6 +25,12 @@ cdef extern from *:
         return SSL_select_next_proto((unsigned char **)out, size, h2, sizeof(h2), in, in_size) == OPENSSL_NPN_NEGOTIATED
             ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
     }
+    static void inferd_count_message(int written, int version, int kind, const void *data, size_t size, SSL *ssl,
+                                     void *context) {
+        uint32_t *count = SSL_get_app_data(ssl);
+        if (!written && kind == SSL3_RT_HANDSHAKE && count != NULL) (*count)++;
+    }
+    static void inferd_count_messages(SSL *ssl, uint32_t *count) { SSL_set_app_data(ssl, count); }
     static int inferd_no_passphrase(char *out, int size, int writing, void *asked) {
         *(int *)asked = 1;
         return -1;
@@ -42,6 +49,7 @@ cdef extern from *:
         SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
         SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
         SSL_CTX_set_alpn_select_cb(context, inferd_choose_alpn, NULL);
+        SSL_CTX_set_msg_callback(context, inferd_count_message);
         return context;
     }
     static int inferd_use_pair(SSL_CTX *context, BIO *chain, BIO *key, int *locked) {
@@ -134,6 +142,7 @@ cdef extern from *:
         GEN_DIRNAME
         GEN_RID
     SSL_CTX *new_context "inferd_context"() nogil
+    void count_messages "inferd_count_messages"(SSL *ssl, uint32_t *count)
     bint use_pair "inferd_use_pair"(SSL_CTX *context, BIO *chain, BIO *key, int *locked) nogil
     bint demand "inferd_demand"(SSL_CTX *context, BIO *roots) nogil
     const char *ssl_reason "inferd_ssl_reason"() nogil
@@ -164,7 +173,6 @@ cdef extern from *:
     BIO *BIO_new(const BIO_METHOD *method) nogil
     BIO *BIO_new_mem_buf(const void *data, int size)
     int BIO_free(BIO *bio)
-    int BIO_up_ref(BIO *bio) nogil
     void BIO_set_data(BIO *bio, void *data) nogil
     void *BIO_get_data(BIO *bio) nogil
     void BIO_set_init(BIO *bio, int init) nogil
@@ -174,11 +182,16 @@ cdef extern from *:
     BIO_METHOD *BIO_meth_new(int type, const char *name)
     int BIO_meth_set_read(BIO_METHOD *method, int (*function)(BIO *bio, char *out, int size) noexcept nogil)
     int BIO_meth_set_write(BIO_METHOD *method, int (*function)(BIO *bio, const char *data, int size) noexcept nogil)
+    int BIO_meth_set_destroy(BIO_METHOD *method, int (*function)(BIO *bio) noexcept nogil)
     int BIO_meth_set_ctrl(
         BIO_METHOD *method, long (*function)(BIO *bio, int what, long number, void *more) noexcept nogil)
 
 cdef enum:
     RECORD = 16 << 10        # bytes of a full record
+    # Messages of TLS itself after the handshake, KeyUpdates for example: each costs as much as some requests, and one
+    # read may bring thousands. A client may send so many for so many bytes of data.
+    MESSAGES = 32
+    PROGRESS = 1 << 20
 
 cdef extern from *:
     """
@@ -199,6 +212,8 @@ cdef int give_received(BIO *bio, char *out, int size) noexcept nogil:
     cdef Tls *tls = <Tls *>BIO_get_data(bio)
     cdef size_t taken = min(tls.left, <size_t>size)
     BIO_clear_retry_flags(bio)
+    if tls.messages > MESSAGES:
+        return -1
     if taken == 0:
         BIO_set_retry_read(bio)
         return -1
@@ -225,6 +240,11 @@ cdef int take_encrypted(BIO *bio, const char *data, int size) noexcept nogil:
     return size
 
 
+cdef int forget(BIO *bio) noexcept nogil:
+    live_add(LIVE_TLS, -1)
+    return 1
+
+
 cdef long control(BIO *bio, int what, long number, void *more) noexcept nogil:
     return what == BIO_CTRL_FLUSH
 
@@ -233,6 +253,7 @@ cdef BIO_METHOD *MEMORY = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SIN
 BIO_meth_set_read(MEMORY, give_received)
 BIO_meth_set_write(MEMORY, take_encrypted)
 BIO_meth_set_ctrl(MEMORY, control)
+BIO_meth_set_destroy(MEMORY, forget)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -264,8 +285,9 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
         return False
     BIO_set_data(bio, tls)
     BIO_set_init(bio, 1)
-    BIO_up_ref(bio)
+    live_add(LIVE_TLS, 1)
     SSL_set_bio(tls.ssl, bio, bio)
+    tls.messages = 0
     return True
 
 
@@ -279,6 +301,10 @@ cdef Py_ssize_t tls_read(Tls *tls, uint8_t *out, size_t size) noexcept nogil:
     ERR_clear_error()
     result = SSL_read(tls.ssl, out, <int>min(size, <size_t>1 << 30))
     if result > 0:
+        tls.progress += <size_t>result
+        if tls.progress >= PROGRESS:
+            tls.progress = 0
+            tls.messages = 0
         return result
     return 0 if SSL_get_error(tls.ssl, result) == SSL_ERROR_WANT_READ else -1
 
@@ -336,6 +362,7 @@ cdef void tls_free(Tls *tls) noexcept nogil:
     SSL_free(tls.ssl)
     output_clear(&tls.encrypted)
     free(tls)
+    live_add(LIVE_TLS, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -406,9 +433,11 @@ cdef class TlsSession:
         self.tls = <Tls *>calloc(1, sizeof(Tls))
         if self.tls == NULL:
             raise MemoryError("no memory for TLS")
+        live_add(LIVE_TLS, 1)
         self.tls.ssl = SSL_new(context.context)
         if self.tls.ssl == NULL or not SSL_set_fd(self.tls.ssl, fd):
             raise MemoryError("no memory for TLS")
+        count_messages(self.tls.ssl, &self.tls.messages)
 
     def __dealloc__(self):
         tls_free(self.tls)

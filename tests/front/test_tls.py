@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
+import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from inferd.server.front.tls import Credentials, CredentialsError
 from tests.conformance import doors
+from tests.conformance.raw import Client
 from tests.front import host
 from tests.front.certificates import Authority, openssl
 from tests.replacing import replace
@@ -116,6 +119,45 @@ def test_without_http2_there_is_no_connection(door, authority, server_pair, prot
         except (ssl.SSLError, ConnectionError):
             return
         assert first == b""
+
+
+def test_a_client_that_ends_tls_gets_the_end_of_the_server(authority, server_pair):
+    """Both ends say close_notify, so that the client knows that it has got all that the server has sent."""
+    with started("native", server_pair) as process:
+        name, port = process.address.rsplit(":", 1)
+        plain = socket.create_connection((name, int(port)), timeout=60)
+        encrypted = client_context(authority, "h2").wrap_socket(plain, server_hostname=name)
+        with Client(encrypted) as client:
+            client.h2.ping(bytes(8))
+            client.flush()
+            client.receive_until(lambda: client.pings)
+            encrypted.unwrap()
+
+
+def test_key_updates_without_data_end_the_connection(authority, server_pair):
+    """Each costs the server as much as some requests, and a client could send millions of them."""
+    with started("native", server_pair) as process:
+        client = subprocess.Popen(
+            ["openssl", "s_client", "-tls1_3", "-alpn", "h2", "-CAfile", authority.root, "-connect", process.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        updates = 0
+        with client, contextlib.suppress(BrokenPipeError):
+            assert client.stdin
+            assert client.stderr
+            for _ in range(1000):
+                client.stdin.write(b"K\n")
+                client.stdin.flush()
+                while (line := client.stderr.readline()) and b"KEYUPDATE" not in line:
+                    pass
+                if not line:
+                    break
+                updates += 1
+            client.kill()
+        assert 30 <= updates < 1000
+        assert told(process.address, authority)["names"] == []
 
 
 @both_doors
