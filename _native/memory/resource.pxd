@@ -90,7 +90,6 @@ cdef enum Live:
     LIVE_CONNECTIONS
     LIVE_LANES
     LIVE_ARENAS
-    LIVE_TLS                 # sessions, and OpenSSL's side of them
     LIVE_KINDS
 
 cdef void live_add(Live kind, int64_t n) noexcept nogil

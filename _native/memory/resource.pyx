@@ -184,7 +184,6 @@ def live_counters() -> dict[str, int]:
         "exchanges": load64(&live[<int>LIVE_EXCHANGES]),
         "connections": load64(&live[<int>LIVE_CONNECTIONS]),
         "lanes": load64(&live[<int>LIVE_LANES]),
-        "tls": load64(&live[<int>LIVE_TLS]),
         "arenas": load64(&live[<int>LIVE_ARENAS]),
     }
 

@@ -21,6 +21,7 @@ cdef struct Socket:
     Io *io
     Conn *conn               # NULL: the thread has left the socket
     Tls *tls                 # NULL: the socket is not encrypted
+    size_t portion           # bytes that are decrypted at a time
     bint full                # it takes no more output now
     bint waits               # the connection has been told that output waits
     bint ended               # the peer has closed its end: nothing more is read

@@ -124,6 +124,8 @@ cdef enum:
     TURN = 4 << 20           # bytes that one connection may write before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
+    PORTION = 4 << 10        # bytes of the smallest records that are decrypted within a millisecond
+    PARTS = 512              # of records, two of each, of one turn
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
@@ -232,15 +234,17 @@ cdef void socket_end(Socket *socket) noexcept nogil:
 
 
 cdef bint read_encrypted(Socket *socket) noexcept nogil:
-    # as conn_read
+    # as conn_read. A record costs microseconds, however small it is: the size of reads, which must be decrypted to
+    # their end because the buffer serves all connections, follows from the number of records in the last ones.
     cdef Conn *conn = socket.conn
     cdef Io *io = socket.io
     cdef size_t total = 0
+    cdef uint32_t parts = 0
     cdef ssize_t size
     cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
         paused = conn_begin_call(conn)
-        size = read(socket.source.fd, io.encrypted, RECEIVE_BUFFER)
+        size = read(socket.source.fd, io.encrypted, socket.portion)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
         if size <= 0:
@@ -250,9 +254,16 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
             return False
         if socket.tls.encrypted.size > ANSWERS:
             return False  # it demands answers of TLS, and does not read them
-        if size < RECEIVE_BUFFER:
+        if <size_t>size < socket.portion:
             return True
         total += <size_t>size
+        parts += socket.tls.parts
+        if socket.tls.parts > PARTS:
+            socket.portion = max(socket.portion // 2, <size_t>PORTION)
+        elif socket.tls.parts < PARTS // 2:
+            socket.portion = min(socket.portion * 2, <size_t>RECEIVE_BUFFER)
+        if parts > PARTS:
+            return True
     return True
 
 
@@ -678,6 +689,7 @@ cdef class IoThreads:
             socket.io.sockets += 1
             if session is not None:
                 socket.tls = session.tls
+                socket.portion = PORTION
                 session.tls = NULL
                 mark_dirty(conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
                 io_wake(socket.io)

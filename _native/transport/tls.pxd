@@ -3,7 +3,7 @@
 # OpenSSL does not see the socket, except during the handshake: it gets the received bytes from memory, a large read at
 # a time, and its records are collected and written together.
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from inferd._native.transport.outgoing cimport Output
 
@@ -20,9 +20,10 @@ cdef struct Tls:
     SSL *ssl
     const uint8_t *received  # bytes of the socket that OpenSSL has not read
     size_t left
+    uint32_t parts           # in which OpenSSL has taken them: two for each record
+    uint64_t fed             # bytes of the socket, ever
+    uint64_t key_updates     # of the peer
     Output encrypted         # for the socket
-    uint32_t messages        # of TLS itself, that have come since there was PROGRESS
-    size_t progress          # bytes of data that have come since
 
 cdef enum Handshaken:
     SHAKES_READ              # the handshake continues when the socket is readable

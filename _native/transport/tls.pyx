@@ -1,15 +1,17 @@
 """TLS by OpenSSL: contexts with a certificate, and what the server learns of a client in its handshake."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen
 
-from inferd._native.memory.resource cimport LIVE_TLS, live_add
+from inferd._native.atomic cimport fetch_add64, load64
 from inferd._native.text cimport format_text
 from inferd._native.transport.outgoing cimport Output, output_clear, output_close, output_copy, output_drop
 
 import ipaddress
+
+from inferd._native.memory.resource import add_counter
 
 cdef extern from *:
     """
@@ -25,15 +27,14 @@ cdef extern from *:
         return SSL_select_next_proto((unsigned char **)out, size, h2, sizeof(h2), in, in_size) == OPENSSL_NPN_NEGOTIATED
             ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
     }
-    static void inferd_count_message(int written, int version, int kind, const void *data, size_t size, SSL *ssl,
-                                     void *context) {
-        uint32_t *count = SSL_get_app_data(ssl);
-        if (!written && kind == SSL3_RT_HANDSHAKE && count != NULL) (*count)++;
-    }
-    static void inferd_count_messages(SSL *ssl, uint32_t *count) { SSL_set_app_data(ssl, count); }
     static int inferd_no_passphrase(char *out, int size, int writing, void *asked) {
         *(int *)asked = 1;
         return -1;
+    }
+    /* The number of the messages of TLS that came after the handshake: OpenSSL takes no others than KeyUpdate. */
+    static void inferd_count_message(const SSL *ssl, int what, int result) {
+        uint64_t *count = SSL_get_app_data(ssl);
+        if (count != NULL && (what & SSL_CB_LOOP) && SSL_get_state(ssl) == TLS_ST_OK) ++*count;
     }
     /* Ciphers are those that RFC 9113 allows, the cheapest first. An idle connection keeps no buffers. */
     static SSL_CTX *inferd_context(void) {
@@ -48,8 +49,8 @@ cdef extern from *:
                             SSL_OP_PRIORITIZE_CHACHA | SSL_OP_IGNORE_UNEXPECTED_EOF);
         SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
         SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+        SSL_CTX_set_info_callback(context, inferd_count_message);
         SSL_CTX_set_alpn_select_cb(context, inferd_choose_alpn, NULL);
-        SSL_CTX_set_msg_callback(context, inferd_count_message);
         return context;
     }
     static int inferd_use_pair(SSL_CTX *context, BIO *chain, BIO *key, int *locked) {
@@ -142,7 +143,6 @@ cdef extern from *:
         GEN_DIRNAME
         GEN_RID
     SSL_CTX *new_context "inferd_context"() nogil
-    void count_messages "inferd_count_messages"(SSL *ssl, uint32_t *count)
     bint use_pair "inferd_use_pair"(SSL_CTX *context, BIO *chain, BIO *key, int *locked) nogil
     bint demand "inferd_demand"(SSL_CTX *context, BIO *roots) nogil
     const char *ssl_reason "inferd_ssl_reason"() nogil
@@ -164,6 +164,7 @@ cdef extern from *:
     int SSL_write(SSL *ssl, const void *data, int size) nogil
     int SSL_shutdown(SSL *ssl) nogil
     int SSL_get_error(const SSL *ssl, int result) nogil
+    int SSL_set_app_data(SSL *ssl, void *data) nogil
     void SSL_set_bio(SSL *ssl, BIO *reads, BIO *writes) nogil
     void SSL_get0_alpn_selected(const SSL *ssl, const unsigned char **data, unsigned int *size)
     X509 *SSL_get0_peer_certificate(const SSL *ssl)
@@ -188,10 +189,7 @@ cdef extern from *:
 
 cdef enum:
     RECORD = 16 << 10        # bytes of a full record
-    # Messages of TLS itself after the handshake, KeyUpdates for example: each costs as much as some requests, and one
-    # read may bring thousands. A client may send so many for so many bytes of data.
-    MESSAGES = 32
-    PROGRESS = 1 << 20
+    KEY_UPDATES = 32         # of a peer; and one more for each MiB that it sends
 
 cdef extern from *:
     """
@@ -212,14 +210,15 @@ cdef int give_received(BIO *bio, char *out, int size) noexcept nogil:
     cdef Tls *tls = <Tls *>BIO_get_data(bio)
     cdef size_t taken = min(tls.left, <size_t>size)
     BIO_clear_retry_flags(bio)
-    if tls.messages > MESSAGES:
-        return -1
+    if tls.key_updates > KEY_UPDATES + (tls.fed >> 20):
+        return -1  # the smallest record with one costs 20 us
     if taken == 0:
         BIO_set_retry_read(bio)
         return -1
     memcpy(out, tls.received, taken)
     tls.received += taken
     tls.left -= taken
+    tls.parts += 1
     return <int>taken
 
 
@@ -240,20 +239,29 @@ cdef int take_encrypted(BIO *bio, const char *data, int size) noexcept nogil:
     return size
 
 
-cdef int forget(BIO *bio) noexcept nogil:
-    live_add(LIVE_TLS, -1)
-    return 1
-
-
 cdef long control(BIO *bio, int what, long number, void *more) noexcept nogil:
     return what == BIO_CTRL_FLUSH
 
+
+cdef int64_t alive = 0       # sessions whose handshake is over
+
+
+cdef int let_go(BIO *bio) noexcept nogil:
+    fetch_add64(&alive, -1)
+    return 1
+
+
+def _alive() -> int:
+    return load64(&alive)
+
+
+add_counter("tls", _alive)
 
 cdef BIO_METHOD *MEMORY = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, b"inferd")
 BIO_meth_set_read(MEMORY, give_received)
 BIO_meth_set_write(MEMORY, take_encrypted)
 BIO_meth_set_ctrl(MEMORY, control)
-BIO_meth_set_destroy(MEMORY, forget)
+BIO_meth_set_destroy(MEMORY, let_go)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -285,15 +293,17 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
         return False
     BIO_set_data(bio, tls)
     BIO_set_init(bio, 1)
-    live_add(LIVE_TLS, 1)
-    SSL_set_bio(tls.ssl, bio, bio)
-    tls.messages = 0
+    fetch_add64(&alive, 1)
+    SSL_set_app_data(tls.ssl, &tls.key_updates)
+    SSL_set_bio(tls.ssl, bio, bio)  # owned once, though it serves both directions
     return True
 
 
 cdef void tls_feed(Tls *tls, const uint8_t *data, size_t size) noexcept nogil:
     tls.received = data
     tls.left = size
+    tls.parts = 0
+    tls.fed += size
 
 
 cdef Py_ssize_t tls_read(Tls *tls, uint8_t *out, size_t size) noexcept nogil:
@@ -301,10 +311,6 @@ cdef Py_ssize_t tls_read(Tls *tls, uint8_t *out, size_t size) noexcept nogil:
     ERR_clear_error()
     result = SSL_read(tls.ssl, out, <int>min(size, <size_t>1 << 30))
     if result > 0:
-        tls.progress += <size_t>result
-        if tls.progress >= PROGRESS:
-            tls.progress = 0
-            tls.messages = 0
         return result
     return 0 if SSL_get_error(tls.ssl, result) == SSL_ERROR_WANT_READ else -1
 
@@ -362,7 +368,6 @@ cdef void tls_free(Tls *tls) noexcept nogil:
     SSL_free(tls.ssl)
     output_clear(&tls.encrypted)
     free(tls)
-    live_add(LIVE_TLS, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -433,11 +438,9 @@ cdef class TlsSession:
         self.tls = <Tls *>calloc(1, sizeof(Tls))
         if self.tls == NULL:
             raise MemoryError("no memory for TLS")
-        live_add(LIVE_TLS, 1)
         self.tls.ssl = SSL_new(context.context)
         if self.tls.ssl == NULL or not SSL_set_fd(self.tls.ssl, fd):
             raise MemoryError("no memory for TLS")
-        count_messages(self.tls.ssl, &self.tls.messages)
 
     def __dealloc__(self):
         tls_free(self.tls)

@@ -112,6 +112,8 @@ def server(probe, tmp_path_factory):
     ):
         add_model(root, name, config)
     add_model(root, "in_place", IN_PLACE)
+    one_at_a_time = IN_PLACE.replace("max_batch_size: 4", "max_batch_size: 1")
+    add_model(root, "in_turns", one_at_a_time + "model_transaction_policy { decoupled: true }")
     add_model(root, "pairs", PAIRS)
     add_model(root, "rounds", ROUNDS)
     add_model(root, "countdown", ROUNDS + "model_transaction_policy { decoupled: true }")
@@ -255,6 +257,30 @@ def test_a_state_has_the_same_memory_as_input_and_output_in_all_requests_of_its_
     assert found == [5, 10, 15, 20]
 
 
+@pytest.mark.parametrize("number", [1, 2], ids=["response", "end"])
+def test_the_memory_of_a_state_is_free_when_its_decoupled_request_has_ended(client, number):
+    """The next request of the sequence has it, also after the execution, and while the backend keeps its factory."""
+    results = queue.Queue()
+    client.start_stream(lambda result, error: results.put(error or result))
+
+    def first_answer(given, sequence, begins, ends):
+        array = np.array([[given]], np.int32)
+        terms = {"sequence_id": sequence, "sequence_start": begins, "sequence_end": ends}
+        client.async_stream_infer("in_turns", [tensor(array)], request_id=str(sequence), **terms)
+        while True:
+            result = results.get(timeout=60)
+            answer = int(result.as_numpy("y")[0, 0])
+            if result.get_response().id == str(sequence) and (answer or not given):  # not the end of another request
+                return answer
+
+    same = []
+    for begins, ends in ((True, False), (False, False), (False, True)):
+        same.append(first_answer(number, 13, begins, ends))
+        first_answer(0, 14, True, True)
+    client.stop_stream()
+    assert same == [1, 1, 1]
+
+
 def test_requests_that_are_rescheduled_keep_what_they_have_counted_in_their_states(client):
     with ThreadPoolExecutor(5) as threads:
         answers = list(threads.map(lambda rounds: ask(client, rounds, model="rounds"), (1, 5, 2, 40, 3)))
@@ -295,6 +321,13 @@ def test_the_backend_completes_a_configuration(client):
     config = client.get_model_config("bare").config
     assert (config.max_batch_size, config.input[0].name, config.output[0].name) == (4, "x", "y")
     assert ask(client, 5, model="bare").as_numpy("y").tolist() == [[5]]
+
+
+@pytest.mark.parametrize(("model", "times"), [("pairs", 1), ("bare", 2)])
+def test_a_model_whose_configuration_is_complete_is_initialized_once(server, model, times):
+    """For a backend that loads weights then; `bare` is also initialized to be completed."""
+    line = f"the probe initializes '{model}'"
+    assert sum(line in each for each in server.lines) == times
 
 
 def test_a_library_that_lies_with_the_model(client):

@@ -94,9 +94,13 @@ static TRITONSERVER_Error *complete(TRITONBACKEND_Model *model) {
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
     TRITONSERVER_Message *config;
-    const char *text;
+    const char *text, *name;
+    char line[64];
     size_t size;
     bool completes;
+    TRY(TRITONBACKEND_ModelName(model, &name));
+    snprintf(line, sizeof line, "the probe initializes '%s'", name);
+    TRY(TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, line));
     TRY(TRITONBACKEND_ModelConfig(model, 1, &config));
     TRY(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
     TRY(TRITONBACKEND_ModelAutoCompleteConfig(model, &completes));
@@ -489,6 +493,46 @@ static void *report_all(void *given) {
     return NULL;
 }
 
+/* A decoupled request with a state whose input and output have the same memory. Its first response, 1, or -1 if the
+ * memory is not that of the last such request, leaves during its execution; the end follows during the execution of the
+ * next request, one with the number 0: with another response, or if the number is 2 without. The factory is never
+ * deleted. */
+static void answer_in_turns(TRITONBACKEND_Request *request, TRITONBACKEND_Input *state) {
+    static TRITONBACKEND_ResponseFactory *unfinished;
+    static int32_t number;
+    static const void *last;
+    TRITONBACKEND_ResponseFactory *factory;
+    TRITONBACKEND_Response *response;
+    TRITONSERVER_MemoryType memory;
+    const void *base;
+    uint64_t size;
+    uint32_t flags;
+    int64_t id;
+    int32_t first = first_of(request);
+    if (TRITONBACKEND_ResponseFactoryNew(&factory, request)) abort();
+    if (first == 0) {
+        if (number == 2) {
+            if (TRITONBACKEND_ResponseFactorySendFlags(unfinished, TRITONSERVER_RESPONSE_COMPLETE_FINAL)) abort();
+        } else {
+            if (TRITONBACKEND_ResponseNewFromFactory(&response, unfinished) || one_number(response, 0)) abort();
+            if (TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL)) abort();
+        }
+        if (TRITONBACKEND_ResponseNewFromFactory(&response, factory) || one_number(response, 0)) abort();
+        if (TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL)) abort();
+        release(request);
+        return;
+    }
+    if (TRITONBACKEND_InputBuffer(state, 0, &base, &size, &memory, &id)) abort();
+    if (TRITONBACKEND_RequestFlags(request, &flags)) abort();
+    bool same = flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START || base == last;
+    last = base;
+    unfinished = factory;
+    number = first;
+    if (TRITONBACKEND_ResponseNewFromFactory(&response, factory) || one_number(response, same ? 1 : -1)) abort();
+    if (TRITONBACKEND_ResponseSend(response, 0, NULL)) abort();
+    release(request);
+}
+
 static void start(void *(*function)(void *), void *argument) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, function, argument) || pthread_detach(thread)) abort();
@@ -519,14 +563,18 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
     if (first_of(requests[0]) == FAILS_WITH_ALL) return error(TRITONSERVER_ERROR_UNAVAILABLE, "the probe is not there");
     for (uint32_t at = 0; at < count; at++) {
         int32_t first = first_of(requests[at]);
-        TRITONBACKEND_Input *rounds;
+        TRITONBACKEND_Input *rounds, *same;
         TRITONSERVER_Error *none = TRITONBACKEND_RequestInput(requests[at], "rounds", &rounds);
         TRITONSERVER_ErrorDelete(none);
+        TRITONSERVER_Error *no_state = TRITONBACKEND_RequestInput(requests[at], "same", &same);
+        TRITONSERVER_ErrorDelete(no_state);
         if (first == CRASHES) *(volatile int *)8 = 0;
         if (first == HANGS)
             for (;;) pause();
         if (none == NULL && first >= 0) {
             if (go_round(requests[at], rounds, decoupled != NULL)) abort();
+        } else if (decoupled && no_state == NULL) {
+            answer_in_turns(requests[at], same);
         } else if (decoupled && first >= 0) {
             start_stream(requests[at]);
         } else if (first == REPORTS) {

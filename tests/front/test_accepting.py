@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from bench import steps
+from inferd._native.memory.resource import live_counters
 from inferd.server.front import native
 from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
 from inferd.server.front.listeners import ListenPolicy
@@ -130,6 +131,22 @@ def test_after_the_handshake_a_connection_counts_for_its_certificate(authority):
             return other, second, third
 
     assert uvloop.run(main()) == (True, False, True)
+
+
+def test_nothing_is_left_of_an_encrypted_connection(authority, native_counters):
+    """Neither of one that has made a call nor of one that leaves after its handshake: `tls` counts the sessions."""
+
+    async def main() -> int:
+        async with serving(authority) as door:
+            assert await asyncio.to_thread(is_served, door.addresses[0], authority)
+            peer = await asyncio.to_thread(shake_hands, door.addresses[0], authority)
+            await asyncio.to_thread(peer.recv, 9)
+            open_now = live_counters()["tls"] - native_counters["tls"]
+            peer.close()
+            await until(lambda: door.traffic().connections == 0)
+            return open_now
+
+    assert uvloop.run(main()) == 1
 
 
 def test_with_few_open_files_another_client_gets_in(tmp_path):

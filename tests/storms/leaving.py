@@ -2,12 +2,14 @@
 
     python -m tests.storms.leaving                    8 servers, 20 s each
     python -m tests.storms.leaving --seconds 5 --times 2 --seed 3
+    python -m tests.storms.leaving --tls              TCP is encrypted, the unix socket is not
     tools/sanitize.sh tsan -m tests.storms.leaving --instrumented
 
 A client sends calls of several kinds, whole or up to any byte. Then it closes, resets the connection, closes its end
 and reads, stalls, or reads to the end. What must hold:
 
-    lost, wrong   0   a patient client gets the answer to each call that the server began, with its own bytes
+    lost, wrong   0   a patient client gets the answer to each call that the server began, with its own bytes; with TLS
+                      the server says that it ends (close_notify)
     polite        0   no call of a grpcio client fails
     server            ends with status 0, leaves no native object, and logs no error of its own
 
@@ -23,6 +25,7 @@ import json
 import random
 import re
 import socket
+import ssl
 import struct
 import sys
 import tempfile
@@ -37,6 +40,7 @@ import numpy as np
 
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
+from tests.storms.encryption import Encryption
 from tests.storms.mixed import clients
 from tests.storms.mixed.__main__ import start, write_models
 from tests.storms.soak import LIVE_LINE
@@ -136,9 +140,9 @@ class Reader:
                 self.peer.sendall(h2cases.frame(h2cases.PING, h2cases.ACK, 0, payload))
 
 
-def live(draw: random.Random, addresses: list[str], tally: Tally) -> None:
+def live(draw: random.Random, addresses: list[str], encryption: Encryption, tally: Tally) -> None:
     """One connection, from its first byte to its end."""
-    peer = connect(draw, draw.choice(addresses))
+    peer = connect(draw, draw.choice(addresses), encryption)
     with peer:
         wide = draw.random() < 0.7
         sent = h2cases.PREFACE + (
@@ -152,15 +156,20 @@ def live(draw: random.Random, addresses: list[str], tally: Tally) -> None:
         if end == "half" or (end != "patient" and draw.random() < 0.7):
             sent = sent[: draw.randrange(len(sent))] if draw.random() < 0.8 else sent
         reader = Reader(peer)
-        with contextlib.suppress(OSError):
+        try:
             send(draw, peer, sent)
             leave(draw, end, peer, reader, expected, tally)
+        except ssl.SSLEOFError:
+            if end == "patient" and wide:
+                tally.wrong.append("the server ended the connection without close_notify")
+        except OSError:
+            pass
         if end == "patient" and wide:
             judge(reader, expected, tally)
         tally.outcomes[end] += 1
 
 
-def connect(draw: random.Random, address: str) -> socket.socket:
+def connect(draw: random.Random, address: str, encryption: Encryption) -> socket.socket:
     family = socket.AF_UNIX if address.startswith("unix:") else socket.AF_INET
     peer = socket.socket(family)
     if draw.random() < 0.5:
@@ -168,7 +177,7 @@ def connect(draw: random.Random, address: str) -> socket.socket:
     peer.settimeout(60)
     host, _, port = address.rpartition(":")
     peer.connect(address.removeprefix("unix:") if family == socket.AF_UNIX else (host, int(port)))
-    return peer
+    return encryption.wrap(peer, host)
 
 
 def send(draw: random.Random, peer: socket.socket, text: bytes) -> None:
@@ -188,7 +197,7 @@ def leave(
         time.sleep(draw.choice((0.05, 1.0, 4.0)))
     elif end == "half":
         time.sleep(draw.choice((0, 0, 0.05)))
-        peer.shutdown(socket.SHUT_WR)
+        socket.socket.shutdown(peer, socket.SHUT_WR)  # an SSLSocket's own method ends its TLS, too
         while received := peer.recv(1 << 16):
             reader.take(received)
     elif end == "patient":
@@ -211,21 +220,21 @@ def judge(reader: Reader, expected: dict[int, bytes], tally: Tally) -> None:
         tally.outcomes[name] += 1
 
 
-def storm(seed: int, addresses: list[str], tally: Tally) -> None:
+def storm(seed: int, addresses: list[str], encryption: Encryption, tally: Tally) -> None:
     draw = random.Random(seed)
     while not tally.over:
         try:
-            live(draw, addresses, tally)
-        except (ConnectionError, FileNotFoundError):
+            live(draw, addresses, encryption, tally)
+        except (ConnectionError, FileNotFoundError, ssl.SSLError):
             if not tally.over:
                 tally.outcomes["no connection"] += 1
         except Exception as error:
             tally.wrong.append(f"{type(error).__name__}: {error}")
 
 
-def operate(address: str, tally: Tally) -> None:
+def operate(address: str, encryption: Encryption, tally: Tally) -> None:
     """Reload models in use, again and again."""
-    with grpc.insecure_channel(address) as channel:
+    with encryption.channel(address) as channel:
         load = channel.unary_unary(PATH + "RepositoryModelLoad")
         while not tally.stopping:
             for model in ("echo", "chain", "many", "pieces"):
@@ -234,10 +243,10 @@ def operate(address: str, tally: Tally) -> None:
                 time.sleep(0.2)
 
 
-def ask(address: str, tally: Tally) -> None:
+def ask(address: str, encryption: Encryption, tally: Tally) -> None:
     """The polite client."""
     body = clients.request("shared", x=np.arange(64, dtype=np.uint8)[np.newaxis, :]).SerializeToString()
-    with grpc.insecure_channel(address) as channel:
+    with encryption.channel(address) as channel:
         infer = channel.unary_unary(PATH + "ModelInfer")
         while not tally.stopping:
             try:
@@ -249,16 +258,20 @@ def ask(address: str, tally: Tally) -> None:
             time.sleep(0.005)
 
 
-def run(seconds: float, seed: int, instrumented: bool) -> Tally:
+def run(seconds: float, seed: int, instrumented: bool, encrypted: bool) -> Tally:
     """One server, from its start to its end."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         patience = 600.0 if instrumented else 120.0
-        server, unix = start(write_models(folder / "models"), folder, OPTIONS, patience)
+        encryption = Encryption(folder / "authority" if encrypted else None)
+        options = [*OPTIONS, *encryption.options]
+        server, unix = start(write_models(folder / "models"), folder, options, patience)
         addresses = [server.address, unix]
-        threads = [threading.Thread(target=storm, args=(seed * 100 + i, addresses, tally)) for i in range(THREADS)]
-        threads += [threading.Thread(target=work, args=(server.address, tally)) for work in (operate, ask)]
+        threads = [
+            threading.Thread(target=storm, args=(seed * 100 + i, addresses, encryption, tally)) for i in range(THREADS)
+        ]
+        threads += [threading.Thread(target=work, args=(server.address, encryption, tally)) for work in (operate, ask)]
         for thread in threads:
             thread.start()
         time.sleep(seconds)
@@ -283,11 +296,12 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--instrumented", action="store_true", help="the server is slow")
+    parser.add_argument("--tls", action="store_true")
     arguments = parser.parse_args()
     outcomes: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
     for seed in range(arguments.seed, arguments.seed + arguments.times):
-        tally = run(arguments.seconds, seed, arguments.instrumented)
+        tally = run(arguments.seconds, seed, arguments.instrumented, arguments.tls)
         outcomes += tally.outcomes
         wrong += [f"seed {seed}: {text}" for text in tally.wrong]
     print(json.dumps({"outcomes": dict(sorted(outcomes.items())), "wrong": wrong[:50]}, indent=1))

@@ -2,6 +2,7 @@
 
     python -m tests.storms.mixed                              30 minutes
     python -m tests.storms.mixed --seconds 60 --only streams --only in_place
+    python -m tests.storms.mixed --tls                        TCP is encrypted, the unix socket is not
 
 Clients of every kind (`tests.storms.mixed.clients`) run beside each other: tensors from nothing to 64 MiB, compression,
 cancels, deadlines, streams of decoupled models, ensembles of models that write in place, cache, coalescing, BLS,
@@ -38,6 +39,7 @@ import grpc
 from bench.processes import ServerProcess, free_port
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
+from tests.storms.encryption import Encryption
 from tests.storms.mixed import clients, hostile, repository
 from tests.storms.soak import LIVE_LINE, MemoryWatch, growth
 
@@ -71,13 +73,16 @@ def start(models: Path, folder: Path, options: list[str], patience: float) -> tu
     return ServerProcess(command, port, log=folder / "log", env=env, patience=patience), unix
 
 
-def probe(address: str) -> None:
+def probe(address: str, root: Path | None) -> None:
     """The polite client: make a small request every 5 ms until a byte comes from standard input; print their times."""
     times, failures = [], []
     import numpy as np
 
     message = clients.request("shared", x=np.arange(64, dtype=np.uint8)[np.newaxis, :]).SerializeToString()
-    with grpc.insecure_channel(address, options=clients.OPTIONS) as channel:
+    encryption = Encryption(None)
+    if root is not None:
+        encryption.believe(root)
+    with encryption.channel(address, clients.OPTIONS) as channel:
         call = channel.unary_unary(clients.SERVICE + "ModelInfer")
         call(message, wait_for_ready=True)
         while not select.select([sys.stdin], [], [], 0.005)[0]:
@@ -92,10 +97,13 @@ def probe(address: str) -> None:
     print(json.dumps({**found, "failures": failures[:20]}))
 
 
-def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tuple[dict, dict, MemoryWatch]:
+def drive(
+    server: ServerProcess, unix: str, encryption: Encryption, arguments: argparse.Namespace
+) -> tuple[dict, dict, MemoryWatch]:
     """Run all clients against the server; return tallies, the polite client's times, and memory."""
-    world = clients.World(server.address, unix, time.monotonic() + arguments.seconds)
+    world = clients.World(server.address, unix, time.monotonic() + arguments.seconds, encryption)
     command = [sys.executable, "-m", "tests.storms.mixed", "--probe", server.address]
+    command += [] if encryption.root is None else ["--root", str(encryption.root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as polite:
         try:
             os.nice(GENEROSITY)
@@ -110,9 +118,9 @@ def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tu
     return dict(world.tallies), measured, memory
 
 
-def wrong_books(address: str) -> list[str]:
+def wrong_books(address: str, encryption: Encryption) -> list[str]:
     """The models whose statistics do not add up, once all clients have ended."""
-    with grpc.insecure_channel(address, options=clients.OPTIONS) as channel:
+    with encryption.channel(address, clients.OPTIONS) as channel:
         call = channel.unary_unary(
             clients.SERVICE + "ModelStatistics",
             request_serializer=pb.ModelStatisticsRequest.SerializeToString,
@@ -156,10 +164,12 @@ def faults(tallies: dict, polite: dict, grown: int | None, arguments: argparse.N
 def run(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """Run one server from start to stop; return the faults."""
     patience = 600.0 if arguments.instrumented else 120.0
-    server, unix = start(write_models(folder / "models"), folder, arguments.option or [], patience)
+    encryption = Encryption(folder / "authority" if arguments.tls else None)
+    options = [*(arguments.option or []), *encryption.options]
+    server, unix = start(write_models(folder / "models"), folder, options, patience)
     try:
-        tallies, polite, memory = drive(server, unix, arguments)
-        wrong = [] if arguments.instrumented else wrong_books(server.address)
+        tallies, polite, memory = drive(server, unix, encryption, arguments)
+        wrong = [] if arguments.instrumented else wrong_books(server.address, encryption)
     finally:
         status = server.stop(patience)
         log = (folder / "log").read_text(errors="replace")
@@ -195,10 +205,12 @@ def main() -> int:
     parser.add_argument("--instrumented", action="store_true", help="the server is slow: judge answers only")
     parser.add_argument("--option", action="append", help="a further option of the server, --option=--name=value")
     parser.add_argument("--log", type=Path, help="copy the server's log there")
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--probe", metavar="ADDRESS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.probe:
-        probe(arguments.probe)
+        probe(arguments.probe, arguments.root)
         return 0
     with tempfile.TemporaryDirectory(prefix="inferd-mixed-") as name:
         wrong = run(arguments, Path(name))

@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests.storms.encryption import Encryption
 
 SERVICE = "/inference.GRPCInferenceService/"
 PATIENCE = 60.0  # seconds: a request that is not answered by then counts as lost
@@ -56,6 +57,7 @@ class World:
     address: str
     unix: str
     until: float
+    encryption: Encryption
     numbers: itertools.count = field(default_factory=lambda: itertools.count(1))
     tallies: dict[str, Tally] = field(default_factory=lambda: collections.defaultdict(Tally))
 
@@ -65,7 +67,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str = "", **more: object) -> AsyncIterator[grpc.aio.Channel]:
-        async with grpc.aio.insecure_channel(address or self.address, options=OPTIONS, **more) as channel:
+        async with self.encryption.aio_channel(address or self.address, OPTIONS, **more) as channel:
             yield channel
 
 

@@ -19,12 +19,18 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
+def dial(host: str, port: int) -> socket.socket:
+    """A connection that takes few bytes ahead."""
+    peer = socket.create_connection((host, port))
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return peer
+
+
 def trickle(world: World, hello: bytes) -> None:
     """Send `hello`, then read a byte every half second; connect again when the server closes the connection."""
     host, port = world.address.rsplit(":", 1)
     while not world.over:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as peer:
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with contextlib.suppress(OSError), world.encryption.wrap(dial(host, int(port)), host) as peer:
             peer.sendall(hello)
             while not world.over and peer.recv(1):
                 time.sleep(0.5)
