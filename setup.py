@@ -42,7 +42,7 @@ IN_PLACE = "--inplace" in sys.argv
 # Those of the checks are of the source tree, no parts of the package.
 FOLDERS = {"server": ["inferd/_native", "inferd/backends", "inferd_client"], "checks": ["bench", "tests"]}
 ZLIB_USERS = {"inferd._native.transport.compression"}
-OPENSSL_USERS = {"inferd._native.transport.tls"}
+OPENSSL_USERS = {"inferd._native.transport.libraries", "inferd._native.transport.tls"}
 NGHTTP2_USERS = {
     "inferd._native.service.answer_store",
     "inferd._native.request.bridge",
@@ -63,6 +63,7 @@ NGHTTP2_USERS = {
     "inferd._native.transport.http2",
     "inferd._native.transport.incoming",
     "inferd._native.transport.io_thread",
+    "inferd._native.transport.libraries",
     "inferd._native.transport.message_compression",
     "inferd._native.transport.stream",
     "inferd._native.transport.trim",

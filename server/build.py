@@ -66,12 +66,20 @@ def describe() -> Iterator[str]:
     built = record()
     commit = f", commit {built['commit']}" if built.get("commit") else ""
     yield f"inferd {metadata.version('inferd')}"
-    yield f"native: {built.get('kind', 'unknown')} build{commit}"
+    yield f"native: {built.get('kind', 'unknown')} build{commit}{_libraries()}"
     yield f"python: {platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
     found = [f"{name} {version}" for name, names in FRAMEWORKS.items() if (version := _version(names))]
     yield f"found: {', '.join(found)}"
     if stale := stale_sources():
         yield f"warning: {stale}"
+
+
+def _libraries() -> str:
+    try:
+        from inferd._native.transport.libraries import library_versions
+    except OF_IMPORTS:  # extensions that do not fit are told of below, or when the server starts
+        return ""
+    return f", {', '.join(library_versions())}"
 
 
 def _version(names: tuple[str, ...]) -> str:

@@ -428,7 +428,10 @@ def test_the_version() -> None:
     )
     first, native, python, found, *_ = done.stdout.splitlines()
     assert re.fullmatch(r"inferd \d+\.\d+\.\d+", first)
-    assert re.fullmatch(r"native: (release|debug|asan|tsan|unknown) build(, commit [0-9a-f]+(-dirty)?)?", native)
+    libraries = r", OpenSSL \d+\.\d+\.\d+, nghttp2 \d+\.\d+\.\d+"
+    assert re.fullmatch(
+        rf"native: (release|debug|asan|tsan|unknown) build(, commit [0-9a-f]+(-dirty)?)?{libraries}", native
+    )
     assert python.startswith("python: CPython 3.")
     assert "numpy 2." in found
 

@@ -148,6 +148,7 @@ RULES = (
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.app", may=("_native", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.build", may=("_native.transport.libraries", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.beginning", may=(*CORE,), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.authoring",

@@ -260,8 +260,10 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     cdef Prepared prepared
     request.bridge = self.bridge
     request.arrived_ns = now
-    if request.terms.asked_ns == 0:  # else a model's call, with the terms of the request that it serves
+    if request.terms.asked_ns == 0:
         terms_begin(&request.terms, now)
+    else:  # a model's call, with the terms of the request that it serves: its own time begins now
+        request.terms.executable_ns = now
     if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
         refuse_full(self, request, block, data, size)
         give_back(request)

@@ -147,11 +147,14 @@ cdef void *mem_realloc(void *data, size_t size, void *smalls) noexcept nogil:
 # Request headers
 
 cdef int begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
+    cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream
     if frame.hd.type != NGHTTP2_HEADERS or frame.headers.cat != NGHTTP2_HCAT_REQUEST:
         return 0
-    (<Conn *>user_data).last_stream = frame.hd.stream_id
-    stream = stream_new(<Conn *>user_data, frame.hd.stream_id)
+    conn.last_stream = frame.hd.stream_id
+    if conn.state >= CONN_DRAINING:
+        return 0  # the GOAWAY that waits to be sent names an earlier one: the client asks another server for this call
+    stream = stream_new(conn, frame.hd.stream_id)
     if stream == NULL:
         return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
     nghttp2_session_set_stream_user_data(session, frame.hd.stream_id, stream)

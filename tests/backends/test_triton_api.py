@@ -323,6 +323,13 @@ def test_the_backend_completes_a_configuration(client):
     assert ask(client, 5, model="bare").as_numpy("y").tolist() == [[5]]
 
 
+@pytest.mark.parametrize(("model", "times"), [("pairs", 1), ("bare", 2)])
+def test_a_model_whose_configuration_is_complete_is_initialized_once(server, model, times):
+    """For a backend that loads weights then; `bare` is also initialized to be completed."""
+    line = f"the probe initializes '{model}'"
+    assert sum(line in each for each in server.lines) == times
+
+
 def test_a_library_that_lies_with_the_model(client):
     assert ask(client, 6, model="beside").as_numpy("y").tolist() == [[6]]
 

@@ -94,9 +94,13 @@ static TRITONSERVER_Error *complete(TRITONBACKEND_Model *model) {
 
 TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
     TRITONSERVER_Message *config;
-    const char *text;
+    const char *text, *name;
+    char line[64];
     size_t size;
     bool completes;
+    TRY(TRITONBACKEND_ModelName(model, &name));
+    snprintf(line, sizeof line, "the probe initializes '%s'", name);
+    TRY(TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, line));
     TRY(TRITONBACKEND_ModelConfig(model, 1, &config));
     TRY(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
     TRY(TRITONBACKEND_ModelAutoCompleteConfig(model, &completes));

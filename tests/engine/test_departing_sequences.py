@@ -17,6 +17,8 @@ import pytest
 from inferd._native.execution.python_batch import Batch
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.engine.models.registry import Models
+from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.errors import Status
 from tests.engine.serving import Answer, Gate, Pending, infer, request, row, serving
 from tests.waiting import until
@@ -135,6 +137,44 @@ async def test_a_sequence_goes_on_on_the_version_that_it_began_on(tmp_path, stra
         await until(lambda: closed(engine) == 1)
         assert (await refusal(engine, 1, 2))[0] == INVALID
         assert await ask(engine, 1, 3, end=True) == (1, 16)
+
+
+async def test_a_sequence_that_begins_while_its_model_is_replaced_is_not_refused(tmp_path, monkeypatch):
+    """I/O threads take requests while the event loop puts one version in the place of another: what begins when the old
+    one takes no more sequences begins on the new one."""
+    begun = []
+    drain = LoadedVersion.drain
+
+    def drained(version):
+        drain(version)
+        begun.append(Pending(engine, step(5, 9, start=True)))
+
+    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
+        await ask(engine, 1, 1, start=True)
+        monkeypatch.setattr(LoadedVersion, "drain", drained)
+        await reload(engine, tmp_path)
+        await until(lambda: begun)
+        assert said(await begun[0].answer()) == (1, 5)
+        monkeypatch.undo()
+        assert await ask(engine, 10, 1, end=True) == (0, 11)
+
+
+async def test_a_sequence_that_begins_just_before_its_model_is_replaced_goes_on(tmp_path, monkeypatch):
+    """The old version had none, and gets one after it was looked at, before the new one is found."""
+    publish = Models.publish
+
+    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
+
+        def published(models, name):
+            if not begun:
+                begun.append(Pending(engine, step(5, 9, start=True)))
+            publish(models, name)
+
+        begun = []
+        monkeypatch.setattr(Models, "publish", published)
+        await reload(engine, tmp_path)
+        assert said(await begun[0].answer()) == (0, 5)
+        assert await ask(engine, 1, 9, end=True) == (0, 6)
 
 
 async def test_what_waits_when_the_model_is_loaded_anew_is_executed_in_order(tmp_path):

@@ -643,6 +643,23 @@ def _events(data, peer):
     return out
 
 
+def test_a_call_behind_the_last_one_that_goaway_names_is_not_begun(echo):
+    """It came before the GOAWAY was sent. The GOAWAY tells the client that nobody has seen it, so that it may ask
+    another server: it must not be executed here."""
+    peer = connected(echo.endpoint)
+    peer.open(ECHO)
+    peer.pump()
+    peer.connection.go_away()
+    peer.send(peer.open(ECHO), framed(b"late"), end=True)
+    peer.feed(peer.h2.data_to_send())
+    peer.connection.take_output()
+    assert len(echo.calls) == 1
+    echo.calls[0].end(0)
+    peer.connection.take_output()
+    assert peer.connection.finished
+    peer.close()
+
+
 def test_idle_connection_is_finished_by_go_away(peer):
     peer.pump()
     peer.connection.go_away()

@@ -12,6 +12,7 @@ from inferd._native.ensembles.ensemble cimport EnsembleLane
 from inferd._native.ensembles.run cimport Ensemble, StepLimit
 from inferd._native.execution.python_batch cimport Batch
 from inferd._native.memory.host cimport host_trim
+from inferd._native.memory.owned cimport owned_waits
 from inferd._native.memory.resource cimport block_give, block_take
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.order cimport OrderEntry
@@ -48,6 +49,11 @@ def free_kept(count: int) -> None:
         request_free(request)
     block_give(block_take(1))
     host_trim()
+
+
+def objects_wait() -> bool:
+    """Whether objects of Python whose memory was written to sockets have yet to be let go of."""
+    return owned_waits()
 
 
 def fullness(LaneHandle handle) -> list[int]:

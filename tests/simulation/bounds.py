@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.simulation.audit import audit, fullness, has_idle, sequences, shares
+from tests.simulation.audit import audit, fullness, has_idle, objects_wait, sequences, shares
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 
@@ -184,6 +184,8 @@ class Bounds:
             raise Violation(f"{simulation.service.in_house} requests are in the house, and nobody asks anything")
         if simulation.endpoint.held:
             raise Violation(f"{simulation.endpoint.ledger} are held, and nobody asks anything")
+        if objects_wait():
+            raise Violation("objects whose memory was written have not been let go of, and nobody asks anything")
 
     # -- causes
 

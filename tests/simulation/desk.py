@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from inferd.server.front.keepalive import ConnectionPolicy
     from tests.simulation.simulation import Simulation
 
-TWO_THREADS = 0.4  # of all simulations
+SEVERAL, THREE = 0.4, 0.25  # of all simulations have several I/O threads; and of these three
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -142,6 +142,9 @@ class Desk:
         """The door, with so many threads that compress and inflate."""
         simulation = self._simulation
         hook_door(simulation, pool)
+        threads = 1
+        if simulation.has("two I/O threads", SEVERAL, when=True):
+            threads = 3 if simulation.has("three I/O threads", THREE, when=True) else 2
         return NativeDoor(
             infer,
             receive_timeout=limits["receive_timeout"],
@@ -149,7 +152,7 @@ class Desk:
             connections=policy,
             max_held_bytes=limits["max_held"],
             compression_level=limits["compression"],
-            io_threads=2 if simulation.has("two I/O threads", TWO_THREADS, when=True) else 1,
+            io_threads=threads,
         )
 
     def turn(self) -> None:

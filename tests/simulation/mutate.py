@@ -2,7 +2,8 @@
 
     python -m tests.simulation.mutate [--seeds 600] [--only TEXT ...] [--report FILE] [--crowd CALLS]
 
-The tree must be freshly built: only the extension that a fault is in is built anew, the others are copied as they are.
+The tree must be freshly built: only the extension that a fault is in is built anew, without optimization, the others
+are copied as they are.
 The copy lies in a temporary folder and goes at the end.
 
 A fault is found when the simulation reports that a rule is broken or that a process has crashed. The sound tree is
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.copies import EACH_TAKE, USUAL, Copy
+from tests.mutants.packages import module_of
 from tests.simulation.workers import jobs
 
 INSTANCES = "server/engine/instances/instances.py"
@@ -30,17 +32,36 @@ INSTANCES = "server/engine/instances/instances.py"
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one place, where `old` stands once; `why` says why nothing can be seen of it, if so."""
+    """A change of one place, where `old` stands once.
+
+    Attributes:
+        why: why nothing can be seen of it, if so.
+        area: what it is a fault of.
+        users: the sources that are built, where `file` is a header.
+    """
 
     name: str
     file: str
     old: str
     new: str
     why: str = ""
+    area: str = ""
+    users: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What is built anew."""
+        return self.users or (self.file,)
 
 
 def fault(name: str, file: str, old: str, new: str, why: str = "") -> Fault:
     return Fault(name, f"_native/{file}.pyx", old, new, why)
+
+
+def shared(name: str, file: str, old: str, new: str, why: str = "", users: tuple[str, ...] = ()) -> Fault:
+    """One of what several I/O threads, the event loop and the thread pool share."""
+    path = f"_native/{file}" if "." in file else f"_native/{file}.pyx"
+    return Fault(name, path, old, new, why, "several I/O threads", tuple(f"_native/{user}.pyx" for user in users))
 
 
 FAULTS = (
@@ -49,7 +70,8 @@ FAULTS = (
         "a rejection leaves the order of answers, and is not delivered",
         "request/bridge",
         "    if request.order_entry != NULL:\n        leave_order(request)\n    request_expired(request)\n",
-        "    if request.order_entry != NULL and leave_order(request):\n        return\n    request_expired(request)\n",
+        "    if request.order_entry != NULL:\n        leave_order(request)\n        return\n"
+        "    request_expired(request)\n",
     ),
     fault(
         "a sequence waits for a slot as long as it takes",
@@ -101,49 +123,260 @@ FAULTS = (
         "    if False:\n        stream_cut(",
     ),
     # several I/O threads
-    fault(
+    shared(
         "a thread is not woken for its connections",
         "transport/io_thread",
         "        if other.waits and other.dirty.first != NULL:",
         "        if False:",
     ),
-    fault(
+    shared(
         "a thread that is busy is taken to wait, and one that waits to be busy",
         "transport/io_thread",
         "        io.waits = False\n",
         "        io.waits = True\n",
         why="a thread that is woken once too often finds nothing to do",
     ),
-    fault(
+    shared(
         "a connection is left while its thread is in a system call",
         "transport/io_thread",
         "    if conn.in_call:\n        socket.dropped = True\n        return\n",
         "",
     ),
-    fault(
+    shared(
         "a connection that was dropped in a system call stays",
         "transport/io_thread",
         "    if socket.dropped or conn.stalled",
         "    if conn.stalled",
     ),
-    fault(
+    shared(
         "the memory of a read goes while it is read to",
         "transport/direct_read",
         "        hold(&target)\n        paused = conn_begin_call(conn)\n        size = readv(",
         "        paused = conn_begin_call(conn)\n        size = readv(",
     ),
-    fault(
+    shared(
         "a connection's output is left to the first thread",
         "transport/io_thread",
         "        conn.writer = socket.io.dirty\n",
         "",
     ),
-    fault(
+    shared(
         "others have the front no more during system calls",
         "front",
         "    if depth != 1 or load32(&threads) < 2:",
         "    if True:",
         why="it takes longer, and nothing else",
+    ),
+    shared(
+        "a thread that waits is taken to be busy",
+        "transport/io_thread",
+        "        io.waits = True\n        if io.stopping",
+        "        if io.stopping",
+    ),
+    shared(
+        "threads share one list of connections with output",
+        "transport/io_thread",
+        "            self.more[i].dirty = &self.more[i].own\n",
+        "            self.more[i].dirty = &endpoint.host.dirty\n",
+    ),
+    shared(
+        "two threads read to one buffer",
+        "transport/io_thread",
+        "conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)",
+        "conn_read(conn, socket.source.fd, (socket.io if <size_t>socket.io < <size_t>socket.io.others\n"
+        "                                                    else socket.io.others).buffer, RECEIVE_BUFFER)",
+    ),
+    shared(
+        "one thread of several is told to end",
+        "transport/io_thread",
+        "            io_wake(io)\n            io = io.others\n            if io == &self.io:\n                break\n",
+        "            io_wake(io)\n            break\n",
+    ),
+    shared(
+        "after a system call a thread goes on without the front",
+        "front",
+        "    if paused:\n        front_enter_nogil()\n",
+        "    pass\n",
+    ),
+    shared(
+        "a connection is taken to be in a system call for ever",
+        "transport/stream.pxd",
+        "    front_resume(paused)\n    conn.in_call = False\n",
+        "    front_resume(paused)\n",
+        users=("transport/io_thread", "transport/direct_read"),
+    ),
+    shared(
+        "a system call is over for others before its thread is back in the front",
+        "transport/stream.pxd",
+        "    front_resume(paused)\n    conn.in_call = False\n",
+        "    conn.in_call = False\n    front_resume(paused)\n",
+        users=("transport/io_thread", "transport/direct_read"),
+    ),
+    shared(
+        "a connection that goes while others are written stays among those",
+        "transport/stream.pxd",
+        "        if not leave_dirty(conn, &conn.writer.first):\n            leave_dirty(conn, &conn.writer.now)\n",
+        "        leave_dirty(conn, &conn.writer.first)\n",
+        users=("transport/io_thread", "transport/http2"),
+    ),
+    shared(
+        "a connection that is gone still has output",
+        "transport/http2",
+        "    unmark_dirty(conn)\n    while",
+        "    while",
+    ),
+    shared(
+        "a connection keeps its place in the list of the first thread",
+        "transport/io_thread",
+        "        unmark_dirty(conn)\n        conn.writer",
+        "        conn.writer",
+    ),
+    shared(
+        "the next connection to write is read from one that has been written",
+        "transport/io_thread",
+        "        io.dirty.now = conn.next_dirty\n        conn.dirty = False\n        if conn.socket != NULL:\n"
+        "            socket_flush(<Socket *>conn.socket)\n        conn_collected(conn)\n",
+        "        conn.dirty = False\n        if conn.socket != NULL:\n"
+        "            socket_flush(<Socket *>conn.socket)\n        conn_collected(conn)\n"
+        "        io.dirty.now = conn.next_dirty\n",
+    ),
+    shared(
+        "threads are woken before what their connections get meanwhile",
+        "transport/io_thread",
+        "    end_round(host)\n"
+        "    if account_exceeded(&host.account):\n"
+        "        host_relieve(host)\n"
+        "    host.others_ran = False\n"
+        "    io.dirty.now = io.dirty.first\n"
+        "    io.dirty.first = NULL\n"
+        "    while io.dirty.now != NULL:\n"
+        "        conn = io.dirty.now\n"
+        "        io.dirty.now = conn.next_dirty\n"
+        "        conn.dirty = False\n"
+        "        if conn.socket != NULL:\n"
+        "            socket_flush(<Socket *>conn.socket)\n"
+        "        conn_collected(conn)\n"
+        "    end_round(host)  # of calls that waited until their peer took output\n"
+        "    wake_others(io)\n",
+        "    end_round(host)\n"
+        "    wake_others(io)\n"
+        "    if account_exceeded(&host.account):\n"
+        "        host_relieve(host)\n"
+        "    host.others_ran = False\n"
+        "    io.dirty.now = io.dirty.first\n"
+        "    io.dirty.first = NULL\n"
+        "    while io.dirty.now != NULL:\n"
+        "        conn = io.dirty.now\n"
+        "        io.dirty.now = conn.next_dirty\n"
+        "        conn.dirty = False\n"
+        "        if conn.socket != NULL:\n"
+        "            socket_flush(<Socket *>conn.socket)\n"
+        "        conn_collected(conn)\n"
+        "    end_round(host)  # of calls that waited until their peer took output\n",
+    ),
+    shared(
+        "what is written is still the connection's output",
+        "transport/io_thread",
+        "    memset(&conn.output, 0, sizeof(Output))\n    conn.output.taken = socket.writing.taken\n"
+        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n"
+        "    conn_end_call(conn, paused)\n"
+        "    output_clear(&conn.output)  # nobody else prepares output: "
+        "a head at most, whose connection has been evicted\n",
+        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n    conn_end_call(conn, paused)\n",
+    ),
+    shared(
+        "what a thread writes is not counted as unwritten",
+        "transport/io_thread",
+        "            size += socket.writing.size + socket.last.size",
+        "            size += socket.last.size",
+    ),
+    shared(
+        "a connection that parts during a read takes what was read",
+        "transport/http2",
+        "    if conn.session == NULL or conn.state >= CONN_PARTING:\n        return\n    conn.received_ns",
+        "    if conn.session == NULL:\n        return\n    conn.received_ns",
+    ),
+    shared(
+        "the thread of a connection does not hear that it was evicted",
+        "transport/eviction",
+        "    conn.waits_ns = 0\n    mark_dirty(conn)\n",
+        "    conn.waits_ns = 0\n",
+    ),
+    shared(
+        "objects of Python that were written are let go of by nobody",
+        "transport/io_thread",
+        "    if owned_waits():\n        python_post(&io.host.timers.python, &io.drained)\n",
+        "    pass\n",
+    ),
+    shared(
+        "the timer of a thread that has ended is still set",
+        "transport/io_thread",
+        "            timers_clear(io.host.timers, &io.objects)\n",
+        "",
+    ),
+    # the thread pool beside them
+    shared(
+        "a job that runs is charged to a call that is over",
+        "transport/message_compression",
+        "    charge_release(task.charge)\n"
+        "    charge_make(task.charge, &thread_pool.departed, task.charge.stage, task.charge.bytes)\n",
+        "",
+    ),
+    shared(
+        "a job tells a call that is over",
+        "transport/message_compression",
+        "    task.stream = NULL\n    job[0] = NULL\n",
+        "    job[0] = NULL\n",
+    ),
+    shared(
+        "a job is taken back while it runs",
+        "transport/workers",
+        "        if job != NULL:\n            job.waits = False\n            break\n",
+        "        if job != NULL:\n            break\n",
+    ),
+    shared(
+        "no thread of the pool is woken for a job",
+        "transport/workers",
+        "    if taken:\n        notify_one(&thread_pool.work)\n",
+        "",
+    ),
+    shared(
+        "the signal of the pool is read when its jobs have been taken",
+        "transport/workers",
+        "    read(thread_pool.event_fd, &count, sizeof(count))\n    lock(&thread_pool.guard)\n"
+        "    job = thread_pool.finished\n    thread_pool.finished = NULL\n    unlock(&thread_pool.guard)\n",
+        "    lock(&thread_pool.guard)\n    job = thread_pool.finished\n    thread_pool.finished = NULL\n"
+        "    unlock(&thread_pool.guard)\n    read(thread_pool.event_fd, &count, sizeof(count))\n",
+    ),
+    # versions that end while other threads have their requests
+    shared(
+        "a request that is led to a version does not hold it",
+        "service/table",
+        "    if lane != NULL:\n        fetch_add32(&lane.in_flight, 1)\n    unlock",
+        "    unlock",
+    ),
+    shared(
+        "a version goes while answers wait for their order",
+        "request/bridge",
+        "        fetch_add32(&(<Lane *>order.lane).in_flight, 1)\n        bridge_post(bridge, &order.callback)\n"
+        "    return over\n\n\n"
+        "cdef void order_callback(PostedCallback *callback) noexcept nogil:\n"
+        "    cdef ResponseOrder *order = <ResponseOrder *>callback\n"
+        "    cdef Lane *lane = <Lane *>order.lane\n"
+        "    order.posted = False\n    deliver_due(<Bridge *>order.bridge, order)\n"
+        "    fetch_add32(&lane.in_flight, -1)\n",
+        "        bridge_post(bridge, &order.callback)\n"
+        "    return over\n\n\n"
+        "cdef void order_callback(PostedCallback *callback) noexcept nogil:\n"
+        "    cdef ResponseOrder *order = <ResponseOrder *>callback\n"
+        "    order.posted = False\n    deliver_due(<Bridge *>order.bridge, order)\n",
+    ),
+    Fault(
+        "a version is freed while its answers are on their way",
+        "server/engine/engine.py",
+        "        await self._deliveries.until(lambda: not version.lane.in_flight)\n",
+        "",
+        area="several I/O threads",
     ),
     # the I/O thread, the event loop beside it, and sockets
     fault(
@@ -995,10 +1228,10 @@ FAULTS = (
         "                pass\n",
     ),
     Fault(
-        "a sequence may begin on a version that departs",
+        "a version that departs is not told to",
         "server/engine/loading/endings.py",
-        "                version.drain()\n                state.departing.insert(0, Departing(version))\n",
-        "                state.departing.insert(0, Departing(version))\n",
+        "            version.drain()  # it has been published who takes its place: what begins now finds that one\n",
+        "",
     ),
     # a request keeps its time when it becomes another
     fault(
@@ -1107,25 +1340,25 @@ def trial(simulations: Simulations, fault: Fault) -> str:
     sound = path.read_text()
     if sound.count(fault.old) != 1:
         raise RuntimeError(f"there are {sound.count(fault.old)} places for it in {fault.file}")
-    extension = copy.extension(fault.file)  # None: Python as it is
-    kept = extension.read_bytes() if extension else b""
+    built = [source for source in fault.sources if source.endswith(".pyx")]  # the others are Python as it is
+    kept = {extension: extension.read_bytes() for source in built if (extension := copy.extension(source))}
     path.write_text(sound.replace(fault.old, fault.new))
     try:
-        if extension:
-            copy.build(fault.file)
+        if built:
+            copy.build_modules([module_of(source, copy.root) for source in built], INFERD_BUILD="quick")
         return simulations.run()
     finally:
         path.write_text(sound)
-        if extension:
+        for extension, content in kept.items():
             extension.unlink(missing_ok=True)
-            extension.write_bytes(kept)
+            extension.write_bytes(content)
 
 
 def main() -> int:
     """0 if every fault was found."""
     parser = argparse.ArgumentParser(prog="tests.simulation.mutate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=600, help="for each fault")
-    parser.add_argument("--only", default=[""], nargs="+", help="faults with one of these in their name or file")
+    parser.add_argument("--only", default=[""], nargs="+", help="faults with one of these in their area, name or file")
     parser.add_argument("--jobs", type=int, default=jobs(), help="simulations at a time")
     parser.add_argument("--all", action="store_true", help="also what nothing can tell")
     parser.add_argument("--crowd", type=int, default=0, help="by crowds of so many calls alone, without other clients")
@@ -1139,7 +1372,7 @@ def main() -> int:
             print(f"the sound tree breaks a rule, so that nothing can be told of faults: {found}")
             return 2
         for fault in FAULTS[arguments.first :]:
-            asked = any(text in f"{fault.name} {fault.file}" for text in arguments.only)
+            asked = any(text in f"{fault.area} {fault.name} {fault.file}" for text in arguments.only)
             if not asked or (fault.why and not arguments.all):
                 continue
             began = time.monotonic()

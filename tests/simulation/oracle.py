@@ -47,6 +47,8 @@ PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
 UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
+SLOW = re.compile(r"the request has not arrived within ([\d.]+) s: (\d+) bytes of its message have come$")
+SLOWEST = 16 << 10  # bytes a second
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
@@ -238,7 +240,7 @@ class Oracle:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
             allowed = self._is_late(talk, now)
-            allowed = allowed or self._may_seem_slow(status, text)
+            allowed = allowed or self._may_seem_slow(status, text) or self._was_slow(talk, text)
         else:
             is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
             allowed = is_failure and simulation.is_faulty and simulation.bounds.names_fault(talk, text)
@@ -261,6 +263,15 @@ class Oracle:
         told = "has not arrived" in text or (text in ("", "out of memory") and simulation.is_faulty)
         is_that = told if status == LATE else status == RESET + ENHANCE_YOUR_CALM
         return is_that and simulation.stood_ns > LONG_STAND
+
+    def _was_slow(self, call: Call | Refused | Talk, text: str) -> bool:
+        """Whether a client had not read what it was sent, WINDOW_UPDATEs among it, so that it could not send either for
+        as long as this says."""
+        found = SLOW.search(text)
+        limit = self.simulation.receive_timeout
+        if found is None or not limit or call.client.end.full_ns < call.opened_ns:
+            return False
+        return float(found[1]) + 0.1 > limit + int(found[2]) / SLOWEST
 
     def refused(self, call: Call, text: str) -> None:
         """A request on a stream has an error, of which only the text is known."""
@@ -291,7 +302,7 @@ class Oracle:
         if self._may_seem_slow(status, text):
             return True
         if status == LATE:
-            return self._is_late(call, now)
+            return self._is_late(call, now) or self._was_slow(call, text)
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED) and self._was_executed(call):
             return False
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED):

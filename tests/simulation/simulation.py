@@ -210,11 +210,13 @@ class Simulation:
         policy = ConnectionPolicy(max_streams=100, max_ping_strikes=0)
         if self.ages:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
+        pool = int(self._draw("pool", 1, 2))
+        self.receive_timeout = self._draw("receive timeout", 0, 10)  # seconds
         self.door = self.desk.make_door(
             self.service,
-            int(self._draw("pool", 1, 2)),
+            pool,
             policy,
-            receive_timeout=self._draw("receive timeout", 0, 10),
+            receive_timeout=self.receive_timeout,
             max_held=self.held_limit,
             compression="low" if self.packing else "none",
         )

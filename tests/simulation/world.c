@@ -1,15 +1,15 @@
 /* The world of a simulation: threads that run one at a time, as a seed says, in virtual time.
 
-The extension modules are the ones that are shipped, and the driver without a GPU that tests have. What they ask of libc to wait, to wake and to read the clock goes
-through their tables of imported functions, and `world_hook` puts the functions below into these tables. So the same
-code runs in both worlds, without a branch for this one.
+The extension modules are the ones that are shipped, and the driver without a GPU that tests have. What they ask of libc
+to wait, to wake and to read the clock goes through their tables of imported functions, and `world_hook` puts the
+functions below into these tables. So the same code runs in both worlds, without a branch for this one.
 
 One thread is the main one: it plays the clients, the event loop and the operator. Others join when they first take a
 mutex after having named themselves (`prepare_thread` in _native/threads.pxd), and wait there until the main thread lets
 them run (`world_run`); then exactly one thread runs until it waits, sleeps, is preempted or leaves. Preemption happens
-before a mutex is taken, and before what a thread asks of a descriptor, while the thread holds no mutex and does not hold
-the GIL. The front's lock (_native/front.pyx) is held for long, so that who holds it can be preempted, too; before it is
-taken, a thread with the GIL lets go of that, as it does where the lock is not free.
+before a mutex is taken and when one is given back, and before what a thread asks of a descriptor, while the thread
+holds no mutex and does not hold the GIL. The front's lock (_native/front.pyx) is held for long, so that who holds it can
+be preempted, too; before it is taken, a thread with the GIL lets go of that, as it does where the lock is not free.
 
 Sockets are the world's (`struct wire`): their buffers have bounds, what is read and written at a time is as the seed
 says, and the other ends belong to the simulation. */
@@ -351,8 +351,11 @@ static int sim_lock(pthread_mutex_t *mutex) {
 }
 
 static int sim_unlock(pthread_mutex_t *mutex) {
-    if (self != NULL || is_main()) has_unlocked(mutex);
-    return pthread_mutex_unlock(mutex);
+    int result, is_ours = self != NULL || is_main();
+    if (is_ours) has_unlocked(mutex);
+    result = pthread_mutex_unlock(mutex);
+    if (is_ours && !is_front(mutex) && chance(250)) maybe_yield();
+    return result;
 }
 
 /* The loop's thread, and whoever has the front, waits for nothing but this: until the attendant of a worker has read

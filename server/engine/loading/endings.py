@@ -114,7 +114,7 @@ class Endings:
     ) -> asyncio.Task[None]:
         """Run the end of these versions."""
         task = self.begin(work, name)
-        departing = {each.loaded for each in self._models[name].departing}
+        departing = {each.loaded for each in self._models[name].departing if each.loaded.sequences}
         self._ends.setdefault(name, {})[task] = _End(
             [weakref.ref(version) for version in old],
             frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)),
@@ -206,15 +206,16 @@ class Endings:
             for before in [each for each in state.departing if each.loaded is version]:  # see `passed`
                 state.departing.remove(before)
                 before.end()
-            if version.sequences and version.drain_seconds and not self._closing:
-                version.drain()
-                state.departing.insert(0, Departing(version))
+            if version.has_sequences and version.drain_seconds and not self._closing:
+                state.departing.insert(0, Departing(version))  # one may begin on it until then
 
     async def _see_out(self, name: str, version: LoadedVersion) -> None:
         """Let sequences continue, then close the version; return when it is closed."""
         departing = next((each for each in self._models[name].departing if each.loaded is version), None)
         if departing is not None:
-            log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
+            version.drain()  # it has been published who takes its place: what begins now finds that one
+            if version.sequences:
+                log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
             await self._let_go_on(name, departing)
         if version.sequences:
             log.warning("'%s' version %d: %d sequences are ended", name, version.version, version.sequences)

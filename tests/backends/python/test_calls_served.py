@@ -1,6 +1,7 @@
 """Models that call other models, through a real server: chains, errors, streams, deadlines, cancellation."""
 
 import numpy as np
+import psutil
 import pytest
 
 from inferd.backends.python.process import CALLS
@@ -98,6 +99,23 @@ class TritonPythonModel:
 """
 
 
+# Asks "size", which answers with the number of elements, with as many as x says.
+LARGE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        [request] = requests
+        x = request.inputs()[0].as_numpy()
+        if x.size > 1:
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[x.size]]))])]
+        zeros = pb_utils.Tensor("x", np.zeros((1, x.item()), int))
+        answer = pb_utils.InferenceRequest(model_name="size", requested_output_names=["y"], inputs=[zeros]).exec()
+        return [pb_utils.InferenceResponse(answer.output_tensors(), answer.error())]
+"""
+
+
 async def test_a_chain_of_three(tmp_path):
     async with serving(tmp_path, a=CHAIN, ab=CHAIN, abc=CHAIN) as engine:
         answer = await ask(engine, 1, 2, model="abc")
@@ -122,6 +140,17 @@ async def test_what_is_called_is_kept_for_the_caller_who_is_served(tmp_path):
             assert answer.array().item() == 3
             hits.append(engine.infer.reuse()["hits"])
         assert hits == [0, 1, 1, 2, 2, 3]
+
+
+async def test_one_call_may_be_larger_than_all_calls_together_may_be(tmp_path):
+    """The limit of bytes keeps a worker from making more calls, not from making its largest."""
+    if psutil.virtual_memory().available < 6 << 30:
+        pytest.skip("6 GiB of memory are needed")
+    elements = (1 << 30) // 8 + 1
+    async with serving(tmp_path, large=LARGE, size=LARGE) as engine:
+        answer = await ask(engine, elements, model="large")
+        assert (answer.status, answer.text) == (0, "")
+        assert answer.array().item() == elements
 
 
 async def test_errors_of_the_called_come_to_the_caller(tmp_path):
