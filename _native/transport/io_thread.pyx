@@ -125,7 +125,7 @@ cdef enum:
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
     PORTION = 4 << 10        # bytes of the smallest records that are decrypted within a millisecond
-    PARTS = 512              # of records, two of each, of one turn
+    RECORDS_AT_ONCE = 256    # of one turn
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
@@ -239,7 +239,7 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
     cdef Conn *conn = socket.conn
     cdef Io *io = socket.io
     cdef size_t total = 0
-    cdef uint32_t parts = 0
+    cdef uint32_t records = 0
     cdef ssize_t size
     cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
@@ -257,12 +257,12 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
         if <size_t>size < socket.portion:
             return True
         total += <size_t>size
-        parts += socket.tls.parts
-        if socket.tls.parts > PARTS:
+        records += socket.tls.records
+        if socket.tls.records > RECORDS_AT_ONCE:
             socket.portion = max(socket.portion // 2, <size_t>PORTION)
-        elif socket.tls.parts < PARTS // 2:
+        elif socket.tls.records < RECORDS_AT_ONCE // 2:
             socket.portion = min(socket.portion * 2, <size_t>RECEIVE_BUFFER)
-        if parts > PARTS:
+        if records > RECORDS_AT_ONCE:
             return True
     return True
 
