@@ -31,11 +31,6 @@ cdef extern from *:
         *(int *)asked = 1;
         return -1;
     }
-    /* The number of the messages of TLS that came after the handshake: OpenSSL takes no others than KeyUpdate. */
-    static void inferd_count_message(const SSL *ssl, int what, int result) {
-        uint64_t *count = SSL_get_app_data(ssl);
-        if (count != NULL && (what & SSL_CB_LOOP) && SSL_get_state(ssl) == TLS_ST_OK) ++*count;
-    }
     /* Ciphers are those that RFC 9113 allows, the cheapest first. An idle connection keeps no buffers. */
     static SSL_CTX *inferd_context(void) {
         SSL_CTX *context = SSL_CTX_new(TLS_server_method());
@@ -49,7 +44,6 @@ cdef extern from *:
                             SSL_OP_PRIORITIZE_CHACHA | SSL_OP_IGNORE_UNEXPECTED_EOF);
         SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
         SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-        SSL_CTX_set_info_callback(context, inferd_count_message);
         SSL_CTX_set_alpn_select_cb(context, inferd_choose_alpn, NULL);
         return context;
     }
@@ -136,6 +130,8 @@ cdef extern from *:
         SSL_ERROR_WANT_WRITE
         BIO_CTRL_FLUSH
         BIO_TYPE_SOURCE_SINK
+        SSL3_RT_HEADER
+        SSL3_RT_HANDSHAKE
         GEN_EMAIL
         GEN_DNS
         GEN_URI
@@ -164,7 +160,9 @@ cdef extern from *:
     int SSL_write(SSL *ssl, const void *data, int size) nogil
     int SSL_shutdown(SSL *ssl) nogil
     int SSL_get_error(const SSL *ssl, int result) nogil
-    int SSL_set_app_data(SSL *ssl, void *data) nogil
+    ctypedef void (*Message)(int, int, int, const void *, size_t, SSL *, void *) noexcept nogil
+    void SSL_set_msg_callback(SSL *ssl, Message function) nogil
+    void SSL_set_msg_callback_arg(SSL *ssl, void *argument) nogil
     void SSL_set_bio(SSL *ssl, BIO *reads, BIO *writes) nogil
     void SSL_get0_alpn_selected(const SSL *ssl, const unsigned char **data, unsigned int *size)
     X509 *SSL_get0_peer_certificate(const SSL *ssl)
@@ -218,8 +216,19 @@ cdef int give_received(BIO *bio, char *out, int size) noexcept nogil:
     memcpy(out, tls.received, taken)
     tls.received += taken
     tls.left -= taken
-    tls.parts += 1
     return <int>taken
+
+
+cdef void count_message(
+    int write, int version, int kind, const void *data, size_t size, SSL *ssl, void *owner
+) noexcept nogil:
+    cdef Tls *tls = <Tls *>owner
+    if write:
+        return
+    if kind == SSL3_RT_HEADER:
+        tls.records += 1
+    elif kind == SSL3_RT_HANDSHAKE:
+        tls.key_updates += 1  # after the handshake OpenSSL takes no other message
 
 
 cdef int take_encrypted(BIO *bio, const char *data, int size) noexcept nogil:
@@ -294,7 +303,8 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
     BIO_set_data(bio, tls)
     BIO_set_init(bio, 1)
     fetch_add64(&alive, 1)
-    SSL_set_app_data(tls.ssl, &tls.key_updates)
+    SSL_set_msg_callback(tls.ssl, count_message)
+    SSL_set_msg_callback_arg(tls.ssl, tls)
     SSL_set_bio(tls.ssl, bio, bio)  # owned once, though it serves both directions
     return True
 
@@ -302,7 +312,7 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
 cdef void tls_feed(Tls *tls, const uint8_t *data, size_t size) noexcept nogil:
     tls.received = data
     tls.left = size
-    tls.parts = 0
+    tls.records = 0
     tls.fed += size
 
 

@@ -6,6 +6,8 @@ The worker is the supervisor's child, and the supervisor is the subreaper: the k
 worker whose parent has ended, also in other sessions. When the worker ends, or the socket to the server is closed (by
 the server, or by the kernel because the server has ended), the supervisor kills every descendant, waits for them, and
 exits. So no process of a model outlives its worker, and no worker outlives the server. It needs no privileges.
+Emulators of another processor (qemu-user) know no subreapers: there, descendants whose parent has ended are killed if
+they are in the worker's process group.
 
 The supervisor's descriptors are those of the worker (0 to 6), the socket to the server, and a file with the arguments
 of `spawn` in `marshal`'s format: program, arguments, environment and folder. It sends one packet each: "started <pid>"
@@ -15,6 +17,7 @@ closing its direction of the socket.
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import marshal
 import os
@@ -66,6 +69,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.worker = 0
         self.status: int | None = None  # of the worker, once it has ended
+        self.adopts = True  # orphans become its children
         # A byte comes when a child has ended.
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
@@ -119,6 +123,11 @@ class Supervisor:
     def end_all(self) -> None:
         """Kill every descendant: the children, and the orphans that become children then."""
         until = time.monotonic() + PATIENCE
+        if not self.adopts:
+            try:
+                os.killpg(self.worker, signal.SIGKILL)
+            except OSError:  # nobody is left in it
+                pass
         while self.collect() and time.monotonic() < until:
             for pid in children():
                 try:
@@ -142,11 +151,16 @@ def prefer_when_memory_runs_out(pid: int) -> None:
 def main() -> None:
     """Supervise one worker."""
     extension = load_spawn(sys.argv[1])
-    extension.adopt_orphans()
+    supervisor = Supervisor()
+    try:
+        extension.adopt_orphans()
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # an emulator's
+            raise
+        supervisor.adopts = False
     with open(CONFIGURATION, "rb") as file:
         file.seek(0)
         configuration = marshal.load(file)
-    supervisor = Supervisor()
     if supervisor.start(extension.spawn, configuration):
         supervisor.watch()
         supervisor.end_all()

@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from grpc_health.v1 import health_pb2
 
 from bench import inferd
 from bench.processes import ServerProcess
+from tests.conformance import h2cases
 from tests.conformance.client import request
 from tests.conformance.raw import Client
 from tests.framing import Answer, framed
@@ -156,17 +158,22 @@ def infer(model: str, elements: int, value: float = 0) -> bytes:
     return request(model, np.full(elements, value, np.float32)).SerializeToString()
 
 
-def encrypted(address: str, root: str) -> Client:
-    host, port = address.rsplit(":", 1)
+def trusting(root: str) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=root)
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+def encrypted(address: str, root: str) -> Client:
+    host, port = address.rsplit(":", 1)
     line = socket.create_connection((host, int(port)), timeout=60, source_address=(POLITE, 0))
-    return Client(context.wrap_socket(line, server_hostname="localhost"))
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Client(trusting(root).wrap_socket(line, server_hostname="localhost"))
 
 
 def one_call(address: str, kind: str, root: str) -> Callable[[], bool]:
     """Make a call of the polite client; True if it was answered."""
-    if kind == "tls":  # a connection each
+    if kind == "handshake":  # a connection each
 
         def call() -> bool:
             with encrypted(address, root) as client:
@@ -175,9 +182,10 @@ def one_call(address: str, kind: str, root: str) -> Callable[[], bool]:
         return call
     message = {"gzip": framed(gzip.compress(infer("quick", 16 * KIB)), 1), "large": framed(infer("quick", 75_000))}
     message |= {"infer": framed(infer("quick", 16)), "decoupled": framed(infer("sender", 1, 1))}
+    message["tls"] = message["infer"]
     headers = {"grpc_encoding": "gzip"} if kind == "gzip" else {}
     path = STREAM if kind == "decoupled" else INFER
-    client = greeted(Client(address, source=POLITE))
+    client = greeted(encrypted(address, root) if kind == "tls" else Client(address, source=POLITE))
 
     def infer_once() -> bool:
         stream = ask(client, message[kind], path, **headers)
@@ -361,6 +369,67 @@ def long_names(attacked: Attacked) -> str:
     return f"{len(attacked.kept)} Watches of 206 kB, as many ids of 1 MiB"
 
 
+def tiny_records(attacked: Attacked) -> str:
+    """Frames of an unknown type, with a record of TLS for each byte."""
+    host, port = attacked.address.rsplit(":", 1)
+    clients = [Records(host, int(port), attacked.root) for _ in range(8)]
+    count = 0
+    while attacked.goes_on():
+        for client in clients:
+            count += client.send(UNKNOWN * 200)
+    for client in clients:
+        client.line.close()
+    return f"{count} records of a byte"
+
+
+UNKNOWN = h2cases.frame(0x42, 0, 0, bytes(8))
+
+
+class Records:
+    """A connection with TLS that says where records begin and end."""
+
+    def __init__(self, host: str, port: int, root: str) -> None:
+        self.line = socket.create_connection((host, port), timeout=60)
+        self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = trusting(root).wrap_bio(self._coming, self._going, server_hostname="localhost")
+        while not self._has_shaken():
+            self._coming.write(self.line.recv(1 << 16))
+        self._tls.write(h2cases.PREFACE + h2cases.settings())
+
+    def _has_shaken(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            self.line.sendall(self._going.read())
+        return True
+
+    def send(self, data: bytes) -> int:
+        """A record for each byte; their number."""
+        for at in range(len(data)):
+            self._tls.write(data[at : at + 1])
+        self.line.sendall(self._going.read())
+        return len(data)
+
+
+def handshakes(attacked: Attacked) -> str:
+    """Connect, shake hands, and leave, four at a time."""
+    host, port = attacked.address.rsplit(":", 1)
+    context = trusting(attacked.root)
+
+    def work() -> int:
+        count = 0
+        while attacked.goes_on():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=60) as line:
+                context.wrap_socket(line, server_hostname="localhost").close()
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as threads:
+        return f"{sum(each.result() for each in [threads.submit(work) for _ in range(4)])} handshakes"
+
+
 @dataclass(frozen=True)
 class Attack:
     """An attack, and its polite client."""
@@ -374,7 +443,9 @@ class Attack:
 def attacks(calm: float, tls: tuple[str, ...]) -> Iterator[Attack]:
     yield Attack("empty messages of a stream that is not read", empty_messages)
     yield Attack("small answers out of large blocks", pinned_slices)
-    yield Attack("silent connections to a TLS port of 100 connections", silent_connections, "tls", tls)
+    yield Attack("silent connections to a TLS port of 100 connections", silent_connections, "handshake", tls)
+    yield Attack("handshakes of TLS, four at a time", handshakes, "tls", tls)
+    yield Attack("records of TLS with a byte each", tiny_records, "tls", tls)
     yield Attack("gzip bombs beside gzip", bombs, "gzip", ())
     yield Attack("two users of a connection that do not read", partial(slow_user, calm=calm), "")
     yield Attack("ServerLive, 500 in flight", partial(python_calls, path=LIVE))

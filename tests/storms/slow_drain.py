@@ -3,11 +3,11 @@
     python -m tests.storms.drain --slow --times 1000
     python -m tests.storms.drain --envoy 60
 
-Each round has a door of its own on TCP, TLS or a unix socket; a proxy that forwards every piece after a delay; a client
-(of frames, or grpcio) with some calls whose answers have up to 16 MiB; and an end during these calls, by the server's
-stop or by --grpc-max-connection-age. What must hold: every call that a handler began is answered OK, with all its
-bytes. With --envoy, clients call through Envoy for that many seconds, while its connections to the server end by age:
-no call may fail.
+Each round has a door of its own, with one I/O thread or three, on TCP, TLS or a unix socket; a proxy that forwards
+every piece after a delay; a client (of frames, or grpcio) with some calls whose answers have up to 16 MiB; and an end
+during these calls, by the server's stop or by --grpc-max-connection-age. What must hold: every call that a handler
+began is answered OK, with all its bytes. With --envoy, clients call through Envoy for that many seconds, while its
+connections to the server end by age: no call may fail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GIVE = "/bench.Drain/Give"
 LARGEST = 16 << 20
 MODEL = Identity("drained", (("FP32", 1),))
 PIECE = 64 << 10  # bytes that the proxy takes at a time
-LINES, CAUSES, CLIENTS = ("tcp", "tls", "unix"), ("stop", "age"), ("frames", "grpcio")
+LINES, CAUSES, CLIENTS, IO_THREADS = ("tcp", "tls", "unix"), ("stop", "age"), ("frames", "grpcio"), (1, 3)
 
 
 @dataclass
@@ -59,6 +59,7 @@ class Round:
     line: str
     cause: str
     client: str
+    io_threads: int
     sizes: list[int]
     delay: float  # seconds of the proxy for each piece
     after: float  # seconds between the first call and the end
@@ -73,7 +74,7 @@ class Round:
 
 def drawn(number: int, chance: random.Random) -> Round:
     sizes = [int(math.exp(chance.uniform(math.log(1 << 10), math.log(LARGEST)))) for _ in range(chance.randint(1, 4))]
-    kinds = (LINES[number % 3], CAUSES[number // 3 % 2], CLIENTS[number // 6 % 2])
+    kinds = (LINES[number % 3], CAUSES[number // 3 % 2], CLIENTS[number // 6 % 2], IO_THREADS[number // 12 % 2])
     return Round(*kinds, sizes, chance.uniform(0, 0.004), chance.uniform(0, 0.1))
 
 
@@ -151,7 +152,7 @@ async def play(at: Round, folder: Path, policy: ListenPolicy, root: Path) -> Non
         return bytes(size)
 
     age = ConnectionPolicy(max_age=at.after) if at.cause == "age" else ConnectionPolicy()
-    door = NativeDoor(policy=policy if at.line == "tls" else None, connections=age)
+    door = NativeDoor(policy=policy if at.line == "tls" else None, connections=age, io_threads=at.io_threads)
     handler = grpc.unary_unary_rpc_method_handler(give)
     door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Drain", {"Give": handler}),))
     await door.start(f"unix:{folder}/s" if at.line == "unix" else "127.0.0.1:0")

@@ -5,13 +5,17 @@ import contextlib
 import gc
 import json
 import logging
+import platform
 import re
+import sys
 import weakref
 
 import numpy as np
 import psutil
 import pytest
+from tritonclient import grpc as triton
 
+from bench.processes import ServerProcess, free_port
 from inferd.backends.python import process
 from inferd.backends.python.attendant import LONGEST_DELAY, Attendant, pause_after
 from inferd.server.engine.loading import endings
@@ -254,6 +258,53 @@ async def test_children_of_a_worker_end_with_it(tmp_path):
         child = psutil.Process(int((tmp_path / "child").read_text()))
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+# Runs a program whose processes cannot become subreapers (EINVAL), as under qemu-user.
+EMULATED = """
+import ctypes, os, platform, struct, sys
+
+prctl = {"x86_64": 157, "aarch64": 167}[platform.machine()]
+steps = [
+    (0x20, 0, 0, 0), (0x15, 0, 3, prctl),  # another system call is allowed
+    (0x20, 0, 0, 16), (0x15, 0, 1, 36),  # another operation than PR_SET_CHILD_SUBREAPER, too
+    (0x06, 0, 0, 0x00050000 | 22), (0x06, 0, 0, 0x7FFF0000),
+]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program):
+    sys.exit(f"seccomp: {os.strerror(ctypes.get_errno())}")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls")
+def test_orphans_of_a_worker_end_with_it_where_nobody_can_adopt_them(tmp_path):
+    """Guards models under an emulator, in which supervisors are no subreapers."""
+    code = f"""
+    import pathlib, subprocess
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def initialize(self, args):
+            subprocess.run(["sh", "-c", "sleep 3600 & echo $! > {tmp_path}/orphan"])
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    add_model(tmp_path / "models", "m", code)
+    port = free_port()
+    command = [sys.executable, "-c", EMULATED, sys.executable, "-m", "inferd", "serve"]
+    command += ["--model-repository", tmp_path / "models", "--grpc-port", str(port)]
+    server = ServerProcess(command, port, log=tmp_path / "log")
+    try:
+        orphan = psutil.Process(int((tmp_path / "orphan").read_text()))
+        given = triton.InferInput("x", [1, 2], "INT64").set_data_from_numpy(np.array([[3, 4]]))
+        with triton.InferenceServerClient(server.address) as client:
+            assert client.infer("m", [given]).as_numpy("y").tolist() == [[3, 4]]
+    finally:
+        assert server.stop() == 0
+    psutil.wait_procs([orphan], timeout=30)
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_shared_memory_has_no_name_that_could_be_left_behind(tmp_path):
