@@ -42,5 +42,7 @@ cdef struct PythonEvents:
 cdef void python_post(PythonEvents *events, PythonEvent *event) noexcept nogil
 # Within the front: the event is not run any more.
 cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nogil
+# On the event loop, because the descriptor is readable: read it, and run the events that wait.
+cdef int python_hear(PythonEvents *events) except -1
 # On the event loop, with the GIL and without the lock: run the events that wait. If one raises, the others stay.
 cdef int python_run(PythonEvents *events) except -1

@@ -136,17 +136,22 @@ cdef void python_withdraw(PythonEvents *events, PythonEvent *event) noexcept nog
         fetch_add32(&events.waiting, -1)
 
 
+cdef int python_hear(PythonEvents *events) except -1:
+    # First the descriptor: an event that is posted from now on writes it again. It may be readable without an event,
+    # because events are withdrawn.
+    cdef uint64_t count
+    read(events.fd, &count, sizeof(count))
+    return python_run(events)
+
+
 cdef int python_run(PythonEvents *events) except -1:
     # An event that is posted meanwhile is run the next time, so the loop comes to its other work.
     cdef PythonEvent *event
     cdef int32_t left
-    cdef uint64_t count
     cdef uint64_t one = 1
     if load32(&events.waiting) == 0:
         return 0
     front_enter()
-    if events.fd >= 0:
-        read(events.fd, &count, sizeof(count))
     left = events.waiting
     try:
         while events.first != NULL and left:

@@ -15,7 +15,15 @@ from libc.stdlib cimport free, realloc
 from posix.unistd cimport close, read
 
 from inferd._native.clock cimport now_ns
-from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_run, python_withdraw
+from inferd._native.front cimport (
+    PythonEvent,
+    front_enter,
+    front_leave,
+    python_hear,
+    python_post,
+    python_run,
+    python_withdraw,
+)
 
 import os
 
@@ -206,7 +214,10 @@ cdef class TimersHandle:
 
     def run_events(self) -> None:
         """Run what connections, calls and timers have for Python."""
-        python_run(&self.timers.python)
+        if self.timers.python.fd >= 0:
+            python_hear(&self.timers.python)
+        else:
+            python_run(&self.timers.python)
 
 
 cdef void ring(Timer *timer, int64_t now) noexcept nogil:

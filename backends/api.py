@@ -438,13 +438,15 @@ class NativeInstance(Instance):
     (`_native/execution/remote.pxd`), with which the event loop begins and ends batches without the instance's thread.
     `input_device` is the GPU on which the instance reads inputs where trusted clients have put them; the server copies
     other inputs to the host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at
-    `InputData.exclusive`.
+    `InputData.exclusive`. `brief` declares that an execution takes a few microseconds, waits for nothing, and that any
+    thread may do it, one batch at a time: then I/O threads execute small batches themselves, and no thread is woken.
     """
 
     executor: object
     gate: object = None
     remote: object = None
     input_device: int = -1
+    brief: bool = False
 
     def execute(self, batch: Batch) -> None:  # noqa: ARG002
         raise TypeError("a native instance is executed through its executor")

@@ -38,7 +38,7 @@ from inferd.server.front.listeners import ListenPolicy
 from inferd.server.front.native import NativeDoor
 from inferd.server.front.notifying import ServiceManager
 from inferd.server.front.services import Policy, install
-from inferd.server.memory import usable_memory
+from inferd.server.machine import usable_memory
 from inferd.server.observe.load import LoadMeter
 from inferd.server.observe.logs import Logs, configure
 from inferd.server.observe.recording import Recording

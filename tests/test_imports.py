@@ -121,7 +121,7 @@ RULES = (
     ),
     Rule(
         "server.observe",
-        may=("_native", "backends.api", "server.engine", "server.memory", "server.pb", *CORE),
+        may=("_native", "backends.api", "server.engine", "server.machine", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -144,7 +144,7 @@ RULES = (
     ),
     Rule(
         "server.composition",
-        may=("_native", "server.engine", "server.front", "server.memory", "server.observe", "server.rpc", *CORE),
+        may=("_native", "server.engine", "server.front", "server.machine", "server.observe", "server.rpc", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.app", may=("_native", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),

@@ -22,6 +22,7 @@ from inferd._native.execution.batch cimport (
     execute_fn,
 )
 from inferd._native.execution.batchlog cimport batch_log
+from inferd._native.execution.brief cimport BriefInstance, brief_connect
 from inferd._native.execution.isolation cimport execute_each, may_execute_each
 from inferd._native.execution.loop cimport ExecutionLoop
 from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
@@ -55,6 +56,7 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef execute_fn executor  # NULL: in Python
     cdef void *context
     cdef RemoteInstance remote   # its `remote` is NULL for most
+    cdef BriefInstance brief     # its `batch` is NULL for most
     cdef bint connected      # the loop may use it
     cdef int input_device    # -1: none
     cdef NativeBatch alternate_batch
@@ -85,6 +87,14 @@ cdef class InstanceLoop(ExecutionLoop):
             self.connected = lane.limiter is None and lane.lane.sequences == NULL
             if self.connected:
                 remote_connect(&self.remote)
+        elif (getattr(instance, "brief", False) and self.executor != NULL and self.gate == NULL
+                and lane.limiter is None and lane.lane.sequences == NULL):
+            self.brief.consumer = &self.consumer
+            self.brief.batch = &self.batch
+            self.brief.executor = self.executor
+            self.brief.context = self.context
+            self.brief.name = self.label
+            brief_connect(&self.brief)
 
     def __dealloc__(self):
         if self.connected:

@@ -42,6 +42,7 @@ cdef struct Bridge:
     RefusalNote notes[NOTED_REFUSALS]   # requests that no instance has taken
     uint32_t noted           # how many of these there are
     int64_t more_refused     # requests for which there was no room in `notes`
+    bint promised            # the I/O thread delivers before it sleeps
     bint watched             # Python waits for a condition that a delivery may fulfil
     PythonEvent news         # there are notes, or Python is to look at its conditions
 
@@ -50,6 +51,9 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
 # On the loop, only within another delivery: deliver one response at once. A sink that takes a single response gets
 # one, whatever the model sends: a response that is not final is held until the end of the request is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
+# In the front, before the caller makes responses itself: if it is an I/O thread that delivers at the end of its round
+# anyway, they need no signal.
+cdef void bridge_promise(Bridge *bridge) noexcept nogil
 # From any thread: have the loop run the callback soon, once. The callback must not move until then.
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
 # From any thread: have the loop read the descriptor. False: the system refuses.

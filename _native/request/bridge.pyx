@@ -45,7 +45,7 @@ from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, S
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
-from inferd._native.transport.io_thread cimport IoThreads, Source, io_forget, io_watch
+from inferd._native.transport.io_thread cimport IoThreads, Source, io_delivers, io_forget, io_watch
 
 cdef extern from *:
     """
@@ -136,6 +136,18 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
     bridge.tail = last
     unlock(&bridge.guard)
     signal(bridge)
+
+
+cdef void bridge_promise(Bridge *bridge) noexcept nogil:
+    if io_delivers() and not bridge.promised:
+        bridge.promised = exchange32(&bridge.signalled, 1) == 0
+
+
+cdef void keep_promise(void *context) noexcept nogil:
+    cdef Bridge *bridge = <Bridge *>context
+    if bridge.promised:
+        bridge.promised = False
+        deliver_all(bridge)
 
 
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil:
@@ -499,11 +511,14 @@ cdef class BridgeHandle:
             self.source.ready = deliver_ready
             io.io.after = tell_watchers
             io.io.after_context = &self.bridge
+            io.io.host.deliver = keep_promise
+            io.io.host.deliver_context = &self.bridge
             if not io_watch(&io.io, &self.source):
                 raise OSError(errno, "cannot watch the bridge")
         elif self.io is not None:
             io_forget(&self.io.io, &self.source)
             self.io.io.after = NULL
+            self.io.io.host.deliver = NULL
         self.io = io
         if self.on_hand_over is not None:
             self.on_hand_over(io is not None)

@@ -6,7 +6,7 @@ once: the timer is set when a read ends before the request does, or output ends 
 not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
 """
 
-from libc.stdint cimport INT64_MAX, SIZE_MAX, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, SIZE_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
@@ -121,8 +121,10 @@ cdef void stream_watch(Stream *stream) noexcept nogil:
 cdef void conn_watch(Conn *conn) noexcept nogil:
     # the latest streams are the first
     cdef Stream *stream = conn.open.first
-    cdef int64_t now = conn.host.now_ns
-    while stream != NULL and stream.arrived_ns == now:
+    cdef int32_t watched = conn.watched
+    if stream != NULL:
+        conn.watched = max(watched, stream.id)
+    while stream != NULL and stream.id > watched:
         if stream.call == NULL or stream.receiver.state != RECEIVED_ALL:
             charge_beginning(stream)
             stream_watch(stream)
@@ -160,7 +162,8 @@ cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
     # There is progress when all bytes have gone that waited at one time; then the bytes that wait now get a new time.
     cdef size_t waiting = handed + conn.output.size
     cdef size_t memory
-    conn.taken = conn.output.taken - min(<uint64_t>handed, conn.output.taken)
+    # records have heads, so with TLS more may wait than was taken
+    conn.taken = max(conn.taken, conn.output.taken - min(<uint64_t>handed, conn.output.taken))
     if conn.session == NULL:
         return
     if waiting == 0:

@@ -9,8 +9,10 @@ from libc.errno cimport errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
+from inferd._native.atomic cimport load32, store32
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
 from inferd._native.transport.io_thread cimport Io, IoThreads, Source, io_await, io_forget, io_watch_once
+from inferd._native.transport.stream cimport Host
 from inferd._native.transport.tls cimport (
     SHAKES_DONE,
     SHAKES_FAILED,
@@ -20,7 +22,11 @@ from inferd._native.transport.tls cimport (
     TlsSession,
     tls_accept,
 )
-from inferd._native.transport.workers cimport Job, thread_pool_submit
+from inferd._native.transport.workers cimport Job, thread_pool_submit, thread_pool_withdraw
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SHUT_RDWR
+    int shutdown(int fd, int how)
 
 cdef enum:
     COST = 1 << 20           # as many bytes of compression take about the time of a handshake
@@ -29,7 +35,9 @@ cdef enum:
 cdef void socket_is_ready(Source *source, uint32_t events) noexcept nogil:
     cdef Shaking *shaking = <Shaking *>source.owner
     cdef Io *io = shaking.io
-    if io.host.thread_pool == NULL or not thread_pool_submit(io.host.thread_pool, &shaking.job, shaking.client):
+    if load32(&shaking.job.cancelled):
+        has_shaken(&shaking.job)
+    elif io.host.thread_pool == NULL or not thread_pool_submit(io.host.thread_pool, &shaking.job, shaking.client):
         shake(&shaking.job)
         has_shaken(&shaking.job)
 
@@ -37,6 +45,8 @@ cdef void socket_is_ready(Source *source, uint32_t events) noexcept nogil:
 cdef uint64_t shake(Job *job) noexcept nogil:
     cdef Shaking *shaking = <Shaking *>job
     job.whole = True
+    if load32(&job.cancelled):
+        return 0
     shaking.state = tls_accept(shaking.tls, &shaking.why)
     return COST
 
@@ -44,13 +54,13 @@ cdef uint64_t shake(Job *job) noexcept nogil:
 cdef void has_shaken(Job *job) noexcept nogil:
     # Also if the pool has closed before it came to the job: then the handshake has failed.
     cdef Shaking *shaking = <Shaking *>job
-    cdef bint undone = not job.whole
+    cdef bint goes_on = job.whole and not load32(&job.cancelled)
     job.whole = False
-    if not undone and (shaking.state == SHAKES_READ or shaking.state == SHAKES_WRITE):
+    if goes_on and (shaking.state == SHAKES_READ or shaking.state == SHAKES_WRITE):
         if io_await(shaking.io, &shaking.source, shaking.state == SHAKES_WRITE):
             return
-        undone = True
-    if undone:
+        goes_on = False
+    if not goes_on:
         shaking.state = SHAKES_FAILED
     io_forget(shaking.io, &shaking.source)
     python_post(&shaking.io.host.timers.python, &shaking.over)
@@ -71,8 +81,7 @@ cdef class Handshake(TlsSession):
     Args:
         thread: waits for the socket, and lives until the handshake is over.
         context: of the listener.
-        fd: the socket, which does not block. The owner keeps it open until `on_over` is called; to give up, it shuts
-            the socket down.
+        fd: the socket, which does not block. The owner keeps it open until `on_over` is called.
         client: whose share of the thread pool it uses.
         on_over: called on the event loop once: the handshake is done, or has failed.
 
@@ -107,6 +116,18 @@ cdef class Handshake(TlsSession):
 
     def __dealloc__(self):
         free(self.shaking.why)
+
+    def abort(self) -> None:
+        """Give up: shut the socket down, and have the handshake fail soon; at once if the threads have ended."""
+        cdef Host *host = self.shaking.io.host
+        front_enter()
+        if not self.shaking.over.posted and self.on_over is not None:
+            store32(&self.shaking.job.cancelled, 1)
+            shutdown(self.shaking.source.fd, SHUT_RDWR)
+            if host.wake == NULL or (
+                    host.thread_pool != NULL and thread_pool_withdraw(host.thread_pool, &self.shaking.job)):
+                has_shaken(&self.shaking.job)
+        front_leave()
 
     @property
     def done(self) -> bool:

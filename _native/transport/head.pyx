@@ -201,5 +201,5 @@ cdef void head_complete(Stream *stream) noexcept nogil:
         stream.method.service.begin(stream)
     if stream.call == NULL or not stream.method.service.keeps_fields:
         stream_drop_fields(stream)
-    if stream.arrived_ns != stream.conn.host.now_ns:
-        stream_watch(stream)  # conn_watch does this for the calls that began in this round
+    if stream.id <= stream.conn.watched:
+        stream_watch(stream)  # conn_watch does this for the calls that began in this read

@@ -59,6 +59,8 @@ cdef bint io_watch_once(Io *io, Source *source) noexcept nogil
 cdef bint io_await(Io *io, Source *source, bint writable) noexcept nogil
 # Within the front: begin a round soon, because output was made outside of one; `context` is the Io.
 cdef void io_wake(void *context) noexcept nogil
+# Whether the caller is an I/O thread that will call Host.deliver in this round.
+cdef bint io_delivers() noexcept nogil
 # Within the front: have it wait for the descriptor no more.
 cdef void io_forget(Io *io, Source *source) noexcept nogil
 

@@ -49,7 +49,7 @@ from inferd._native.transport.http2 cimport (
     conn_linger,
     conn_shut,
 )
-from inferd._native.transport.ledger cimport account_exceeded
+from inferd._native.transport.ledger cimport account_exceeded, charge_release
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
 from inferd._native.transport.stream cimport (
     Host,
@@ -97,6 +97,7 @@ cdef extern from *:
         return ioctl(fd, SIOCOUTQ, &size) == 0 && size > 0 ? (size_t)size : 0;
     }
     static inline void inferd_shut_writing(int fd) { shutdown(fd, SHUT_WR); }
+    static __thread int inferd_delivers;  /* the thread's round still comes to Host.deliver */
     """
     enum:
         EPOLLIN
@@ -116,6 +117,7 @@ cdef extern from *:
     int make_wakeup "inferd_wakeup"() nogil
     size_t in_kernel "inferd_in_kernel"(int fd) nogil
     void shut_writing "inferd_shut_writing"(int fd) nogil
+    bint delivers "inferd_delivers"
 
 cdef enum:
     PREPARED = 1 << 20       # bytes of output prepared at a time
@@ -301,9 +303,10 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
     if socket.full or socket.waits:
         socket.waits = socket.full
         conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
-    if socket.dropped or conn.stalled or (socket.ended and not socket.full and not conn_compresses(conn)):
+    if socket.dropped or conn.stalled:
         socket_leave(socket)
-    elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)):
+    elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)
+            or (socket.ended and not socket.full and not conn_compresses(conn))):
         socket_shut(socket)
 
 
@@ -366,6 +369,7 @@ cdef void write_last(Socket *socket) noexcept nogil:
     if socket.last.size and not output_write(&socket.last, socket.source.fd):
         ask_for_room(socket, True)
         return
+    charge_release(&socket.conn.framed)
     if socket.ended:
         socket_leave(socket)
         return
@@ -432,12 +436,17 @@ cdef int let_go_of_objects(PythonEvent *event) except -1:
 
 cdef void flush_all(Io *io) noexcept nogil:
     # the output of all connections that have some, and what is due at the end of a round
+    global delivers
     cdef Host *host = io.host
     cdef Conn *conn
     end_round(host)
+    delivers = False
+    if host.deliver != NULL:
+        host.deliver(host.deliver_context)
     if account_exceeded(&host.account):
         host_relieve(host)
     host.others_ran = False
+    wake_others(io)
     io.dirty.now = io.dirty.first
     io.dirty.first = NULL
     while io.dirty.now != NULL:
@@ -447,6 +456,7 @@ cdef void flush_all(Io *io) noexcept nogil:
         if conn.socket != NULL:
             socket_flush(<Socket *>conn.socket)
         conn_collected(conn)
+        front_yield()
     end_round(host)  # of calls that waited until their peer took output
     wake_others(io)
     io.again = io.dirty.first != NULL  # those that have more to write than their turn allows
@@ -463,7 +473,12 @@ cdef void wake_others(Io *io) noexcept nogil:
         other = other.others
 
 
+cdef bint io_delivers() noexcept nogil:
+    return delivers
+
+
 cdef void io_run(Io *io) noexcept nogil:
+    global delivers
     cdef Ready ready[AT_ONCE]
     cdef int count, i
     cdef Source *source
@@ -472,6 +487,7 @@ cdef void io_run(Io *io) noexcept nogil:
         count = poll(io.poll_fd, ready, 0 if io.again else -1)
         front_enter_nogil()
         io.waits = False
+        delivers = True
         host_look(io.host)
         for i in range(count):
             if i:
@@ -647,11 +663,14 @@ cdef class IoThreads:
             session: of TLS, after its handshake; without one the socket is not encrypted.
 
         Raises:
-            OSError: the system refuses to watch it.
+            OSError: the system refuses to watch it, or the threads have ended.
         """
-        cdef Socket *socket = <Socket *>calloc(1, sizeof(Socket))
         cdef Conn *conn = &connection.conn
+        cdef Socket *socket
         cdef bint watched
+        if not self.threads:
+            raise OSError("the threads of the server have ended")
+        socket = <Socket *>calloc(1, sizeof(Socket))
         if socket == NULL:
             raise MemoryError("no memory for a connection")
         socket.source.fd = fd

@@ -8,7 +8,7 @@
 # connection, which is within its client's account, which is within the server's. At every moment the bytes of an
 # account are the sum of the charges within it. An account outlives the accounts within it.
 #
-# Used on the event loop only.
+# Used within the front only.
 
 from libc.stddef cimport size_t
 

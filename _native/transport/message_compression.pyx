@@ -69,7 +69,7 @@ ctypedef void (*done_fn)(Job *job) noexcept nogil
 
 cdef inline uint64_t client_of(const Stream *stream) noexcept nogil:
     # whose turns the job takes; a connection without a client counts as a client
-    return <uintptr_t>stream.conn.client if stream.conn.client != NULL else <uintptr_t>stream.conn
+    return stream.conn.client.number if stream.conn.client != NULL else <uintptr_t>stream.conn
 
 
 cdef void *task_new(Stream *stream, size_t size, run_fn run, done_fn done) noexcept nogil:

@@ -276,6 +276,7 @@ cdef struct Conn:
     uint64_t answer_frames   # HEADERS and DATA framed so far
     Budget budget            # for frames that advance no call
     int32_t last_stream      # the latest that the peer has opened
+    int32_t watched          # the latest for which conn_watch has set a timer, if it needs one
     int32_t over[REMEMBERED]  # the latest that the peer has ended or reset
     uint32_t over_count      # entries written to `over` so far; `over` is a ring
     bint told                # the peer has read the GOAWAY of conn_announce_shutdown
@@ -345,6 +346,9 @@ cdef struct Host:
     # Does the wake-ups that were put off. The endpoint calls it after each round.
     void (*end_round)(void *context) noexcept nogil
     void *round_context
+    # Delivers responses that calls of this round have already got. NULL: there are none.
+    void (*deliver)(void *context) noexcept nogil
+    void *deliver_context
     bint rounds              # the owner ends a round soon after `others_ran` (Endpoint.on_dirty)
     # Python has made output outside of a round: the I/O thread is to flush it soon. NULL: the event loop does that.
     void (*wake)(void *context) noexcept nogil

@@ -101,6 +101,7 @@ class IdentityInstance(NativeInstance):
 
     def __init__(self, delays_us: tuple[int, int], gather: bool, decoupled: bool) -> None:
         self.executor = make_executor(*delays_us, gather, decoupled)
+        self.brief = not decoupled and not any(delays_us)
 
 
 class IdentityGpuInstance(GpuInstance):

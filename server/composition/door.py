@@ -21,7 +21,7 @@ from inferd.server.front.native import NativeDoor
 from inferd.server.front.scrape import try_to_serve
 from inferd.server.front.tls import Credentials, CredentialsError
 from inferd.server.front.tokens import TokenFileError
-from inferd.server.memory import usable_memory
+from inferd.server.machine import cores, usable_memory
 from inferd.server.rpc.delays import DelayError, Delays
 from inferd.server.settings import Settings
 
@@ -162,7 +162,7 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
         send_timeout=settings.grpc_send_timeout / 1000,
         connections=_connections(settings),
         max_connections=settings.grpc_max_connections,
-        io_threads=settings.io_threads or max(1, len(os.sched_getaffinity(0)) // CORES_PER_IO_THREAD),
+        io_threads=settings.io_threads or max(1, cores() // CORES_PER_IO_THREAD),
         clients=ClientLimits(
             connections=settings.grpc_max_connections_per_client,
             calls=settings.grpc_max_calls_per_client,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from inferd._native.transport.handshake import Handshake
 from inferd._native.transport.io_thread import IoThreads
@@ -56,8 +55,7 @@ class PendingHandshake:
 
     def abort(self) -> None:
         """Have it fail soon."""
-        with suppress(OSError):
-            self._accepted.shutdown(socket.SHUT_RDWR)
+        self.session.abort()
 
 
 NEVER = 1e8  # seconds

@@ -230,6 +230,8 @@ class NativeDoor:
         self._workers.close()
         if self._io is None:
             return
+        for pending in self._handshakes:
+            pending.abort()
         try:
             self._timers.run_events()
         finally:

@@ -7,13 +7,16 @@ import socket
 import ssl
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import inferd_client.grpc as grpcclient
+from bench import messages
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 from tests.conformance import doors
 from tests.conformance.raw import Client
 from tests.front.certificates import Authority
@@ -23,6 +26,7 @@ CLIENTS, CALLS = 6, 25
 SIZES = (1, 1 << 10, 1 << 18)  # FP32 values: in one frame, and read to their place
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 FRAME = 1 << 14
+DEADLINE_EXCEEDED = 4
 LARGE = 1 << 20  # bytes of a message that never comes whole
 
 
@@ -39,12 +43,25 @@ def call(client, seed):
         assert np.array_equal(response[0], values)
 
 
-def leave_in_the_middle(address, context, stopping):
+def served_with_tls(folder):
+    """The options of a server with TLS, and what its clients need."""
+    authority = Authority(folder)
+    pair = authority.issue("server", "DNS:localhost", "IP:127.0.0.1")
+    context = ssl.create_default_context(cafile=authority.root)
+    context.set_alpn_protocols(["h2"])
+    return ["--grpc-use-ssl", f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"], context
+
+
+def connected(address, context):
     host, port = address.split(":")
+    peer = socket.create_connection((host, int(port)), timeout=60)
+    return Client(peer if context is None else context.wrap_socket(peer, server_hostname=host))
+
+
+def leave_in_the_middle(address, context, stopping):
     message = struct.pack("!BI", 0, LARGE) + bytes(LARGE // 32)
     while not stopping.is_set():
-        peer = socket.create_connection((host, int(port)), timeout=60)
-        with Client(peer if context is None else context.wrap_socket(peer, server_hostname=host)) as client:
+        with connected(address, context) as client:
             client.headers(INFER)
             for at in range(0, len(message), FRAME):
                 client.data(1, message[at : at + FRAME])
@@ -59,16 +76,35 @@ def slices_of_io_threads(pid):
     return found
 
 
+def test_a_request_that_stops_arriving_ends_beside_the_calls_of_another_thread(tmp_path):
+    """Between two steps of a read another thread moves the server's time on: the new calls of the read are known
+    nevertheless, and none stays for ever."""
+    options, context = served_with_tls(tmp_path)
+    models = write(tmp_path / "models", [Identity("identity", (("FP32", 1),))])
+    request = Fixed([messages.identity(64).request])
+    with (
+        doors.running_server("native", models, "--io-threads=2", "--grpc-receive-timeout=1000", *options) as server,
+        Driver(server.address, connections=4, context=context) as busy,
+        ThreadPoolExecutor(1) as other,
+    ):
+        load = other.submit(busy.run, request, in_flight=16, seconds=3)
+        streams = []
+        while not load.done():
+            client = connected(server.address, context)
+            for _ in range(20):
+                streams.append((client, client.headers(INFER)))
+                client.data(streams[-1][1], struct.pack("!BI", 0, LARGE) + bytes(100))
+        assert load.result().correct
+        for client, stream in streams:
+            assert client.answer(stream).status == DEADLINE_EXCEEDED
+        for client, _ in streams:
+            client.socket.close()
+
+
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_each_thread_serves_its_connections(tmp_path, encrypted):
     """Tensors of many sizes come back whole on all connections at once, while other clients leave in mid-message."""
-    options, context = [], None
-    if encrypted:
-        authority = Authority(tmp_path)
-        pair = authority.issue("server", "DNS:localhost", "IP:127.0.0.1")
-        options = ["--grpc-use-ssl", f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"]
-        context = ssl.create_default_context(cafile=authority.root)
-        context.set_alpn_protocols(["h2"])
+    options, context = served_with_tls(tmp_path) if encrypted else ([], None)
     models = write(tmp_path / "models", [Identity("identity", (("FP32", 1),))])
     with doors.running_server("native", models, f"--io-threads={THREADS}", *options) as server:
         clients = [

@@ -17,6 +17,7 @@ import pytest
 
 from inferd.server.front.tls import Credentials, CredentialsError
 from tests.conformance import doors
+from tests.conformance.raw import Client
 from tests.front import host
 from tests.front.certificates import Authority, openssl
 from tests.replacing import replace
@@ -122,6 +123,19 @@ def test_without_http2_there_is_no_connection(door, authority, server_pair, prot
         except (ssl.SSLError, ConnectionError):
             return
         assert first == b""
+
+
+def test_a_client_that_ends_tls_gets_the_end_of_the_server(authority, server_pair):
+    """Both ends say close_notify, so that the client knows that it has got all that the server has sent."""
+    with started("native", server_pair) as process:
+        name, port = process.address.rsplit(":", 1)
+        plain = socket.create_connection((name, int(port)), timeout=60)
+        encrypted = client_context(authority, "h2").wrap_socket(plain, server_hostname=name)
+        with Client(encrypted) as client:
+            client.h2.ping(bytes(8))
+            client.flush()
+            client.receive_until(lambda: client.pings)
+            encrypted.unwrap()
 
 
 @both_doors

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import threading
 
@@ -158,6 +159,16 @@ def test_what_happens_while_python_hears_of_it_is_heard_the_next_time(door):
     door.timers.run_events()
     assert len(heard) <= 2
     assert not door.calls
+
+
+def test_a_call_that_is_reset_before_python_hears_of_it_leaves_the_loop_asleep(door):
+    """The descriptor that wakes the event loop is not readable any more, or the loop would turn without end."""
+    client, _ = door.connect()
+    client.reset(client.headers("/test.Door/Talk"))
+    wait_until(lambda: door.endpoint.resets == 1)
+    door.timers.run_events()
+    assert not door.calls
+    assert select.select([door.timers.hear()], [], [], 0)[0] == []
 
 
 @pytest.mark.parametrize("times", [1, 3])

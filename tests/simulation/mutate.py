@@ -243,35 +243,7 @@ FAULTS = (
     shared(
         "threads are woken before what their connections get meanwhile",
         "transport/io_thread",
-        "    end_round(host)\n"
-        "    if account_exceeded(&host.account):\n"
-        "        host_relieve(host)\n"
-        "    host.others_ran = False\n"
-        "    io.dirty.now = io.dirty.first\n"
-        "    io.dirty.first = NULL\n"
-        "    while io.dirty.now != NULL:\n"
-        "        conn = io.dirty.now\n"
-        "        io.dirty.now = conn.next_dirty\n"
-        "        conn.dirty = False\n"
-        "        if conn.socket != NULL:\n"
-        "            socket_flush(<Socket *>conn.socket)\n"
-        "        conn_collected(conn)\n"
-        "    end_round(host)  # of calls that waited until their peer took output\n"
-        "    wake_others(io)\n",
-        "    end_round(host)\n"
-        "    wake_others(io)\n"
-        "    if account_exceeded(&host.account):\n"
-        "        host_relieve(host)\n"
-        "    host.others_ran = False\n"
-        "    io.dirty.now = io.dirty.first\n"
-        "    io.dirty.first = NULL\n"
-        "    while io.dirty.now != NULL:\n"
-        "        conn = io.dirty.now\n"
-        "        io.dirty.now = conn.next_dirty\n"
-        "        conn.dirty = False\n"
-        "        if conn.socket != NULL:\n"
-        "            socket_flush(<Socket *>conn.socket)\n"
-        "        conn_collected(conn)\n"
+        "    end_round(host)  # of calls that waited until their peer took output\n    wake_others(io)\n",
         "    end_round(host)  # of calls that waited until their peer took output\n",
     ),
     shared(

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from inferd.server.memory import machine_memory
-from inferd.server.memory import memory as limited_memory
+from inferd.server.machine import machine_memory
+from inferd.server.machine import memory as limited_memory
 from inferd.server.observe.metrics.text import Family, Sample
 
 CPU = Family("process_cpu_seconds_total", "Processor time that the process has used", "counter")

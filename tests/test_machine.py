@@ -1,10 +1,13 @@
-"""The memory that the server may use: the lowest limit of its control groups, of both versions, and of the machine."""
+"""The memory and cores that the server may use: the lowest limit of its control groups, of both versions, and of the
+machine."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from inferd.server.memory import Memory, memory
+from inferd.server.machine import Memory, cores, memory
 
 MIB = 1 << 20
 
@@ -53,3 +56,27 @@ def test_the_first_version_of_groups(root):
     assert memory(root) == Memory(3 * MIB, MIB)
     group(root / "sys/fs/cgroup/memory/docker/a", 2**63 - 4096, MIB, 0, first=True)
     assert memory(root) == Memory(3 * MIB, MIB)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [("max 100000", 8), ("200000 100000", 2), ("250000 100000", 3), ("1000 100000", 1)]
+)
+def test_a_quota_of_cores(root, monkeypatch, told, expected):
+    """The part of a core that is left over counts as a core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert cores(root) == 8
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "sys/fs/cgroup/cpu.max").write_text(f"{told}\n")
+    assert cores(root) == expected
+
+
+def test_a_quota_of_cores_in_the_first_version_of_groups(root, monkeypatch):
+    """A quota of -1 is none, and a group above may have a lower one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (root / "proc/self/cgroup").write_text("5:cpu,cpuacct:/a\n")
+    for folder, quota in (("a", -1), ("", 400_000)):
+        path = root / "sys/fs/cgroup/cpu" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (path / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores(root) == 4
