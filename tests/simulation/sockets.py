@@ -90,6 +90,11 @@ class End:
         """When there was no room for what the server had to say, last."""
         return int(self._world.world_full_ns(self.wire))
 
+    @property
+    def silent_ns(self) -> int:
+        """For how long the server had read nothing, until now or until it closed its end."""
+        return int(self._world.world_silence(self.wire))
+
     def flows(self, since_ns: int) -> bool:
         """Whether the server could say at once all that it had to say since then."""
         return self.full_ns < since_ns and not self.untaken
