@@ -390,12 +390,18 @@ class Simulation:
             Hostile(self, self.hostile_left)
             self.later(self.random.randint(0, 3 * MS), self._visit)
 
+    def _soonest(self) -> int:
+        """When something can go on."""
+        return min(self.world.next(), self.events[0][0] if self.events else NEVER)
+
     def _pass_time(self) -> bool:
         if self.desk.loop.ready:
             return True
-        soonest = min(self.world.next(), self.events[0][0] if self.events else NEVER)
         self.oracle.rest()
-        self.bounds.rest(soonest)
+        self.bounds.rest(self._soonest())
+        if self.sockets.hear() or self.world.runnable():
+            return True  # a thread has run while this one was interrupted
+        soonest = self._soonest()
         if soonest == NEVER:
             if not self.calls_open and not any(client.talks for client in self.clients):
                 self.bounds.quiet()

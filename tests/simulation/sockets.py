@@ -234,11 +234,12 @@ class Sockets:
         del self._ends[end.wire]
         self.simulation.world.quick.world_forget(end.wire)
 
-    def hear(self) -> None:
-        """Peers hear of what has happened to their connections."""
-        count = self.simulation.world.quick.world_news(self._news, MOST_NEWS)
+    def hear(self) -> int:
+        """Peers hear of what has happened to their connections; of how many."""
+        count = int(self.simulation.world.quick.world_news(self._news, MOST_NEWS))
         for place in range(count):
             self._ends[self._news[place]].hear()
+        return count
 
 
 def ask_socket(world: World, fd: int, _request: int, _argument: bytes) -> bytes:
