@@ -41,6 +41,15 @@ OTHERS_OPTIONS = {
     *("draw", "again", "measure"),  # of tests.mutants
     *("install", "page", "rounds"),  # of bench.peers
     *("check", "record"),  # of bench.instructions
+    *(
+        "architectures",
+        "variant",
+        "include",
+        "sysroot",
+        "no-build-isolation",
+        "no-deps",
+        "platform",
+    ),  # of a cross build
     "rate",
 }
 """Options in the pages that are not the server's."""
