@@ -3,17 +3,20 @@ are old, or because it ends itself. It ends those of peers at once that are sile
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from inferd.server.front.connection_monitor import TOO_OLD
 from inferd.server.front.door import STOPPING
+from tests.simulation.sockets import OPEN
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
     from tests.simulation.crowd import Refused
     from tests.simulation.simulation import Simulation
+    from tests.simulation.sockets import End
     from tests.simulation.talks import Talk
 
 AGES = (0.001, 0.01, 0.1)  # seconds
@@ -21,6 +24,7 @@ GRACES = (0.005, 0.05, 1.05, 3.0)
 SILENCES = ((0.005, 0.0003), (0.02, 0.001), (0.1, 0.005))  # seconds until a peer is asked, by the pace, and to answer
 MOST_DROPS = 200
 DROPS_NS = 1_000_000  # between two, at most
+GOES_NS = 50_000_000  # in which a socket that the door closes is closed
 STRIKES = 2
 FREE = 2  # PINGs beside those that count: the first one, and the one that is too many
 ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
@@ -44,6 +48,11 @@ class Drops:
         if self.on:
             self._simulation.later(self._random.randint(0, DROPS_NS), self._drop)
 
+    @staticmethod
+    def _look(end: End) -> None:
+        if end.peer is not None and end.seen == OPEN:
+            raise Violation(f"{end.address}: the door has closed its socket, and it is open")
+
     def _drop(self) -> None:
         simulation = self._simulation
         drivers = sorted(simulation.door._drivers, key=lambda driver: driver._connection.peer)
@@ -51,6 +60,7 @@ class Drops:
             chosen = self._random.choice(drivers)
             if (end := simulation.sockets.end_at(chosen._connection.peer)) is not None:
                 end.dropped = True
+                simulation.later(GOES_NS, partial(self._look, end))
             simulation.bounds.left(soon=True)
             chosen.abort()
         self._left -= 1

@@ -36,6 +36,7 @@ LATE_END = 10_000 * MS  # in which a connection has ended whose end was announce
 QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
 TEXT = 10  # times as long are numbers as strings, about, and to write them takes long
+VAST = 1 << 25  # bytes that are under way to a client with such tensors
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
@@ -246,7 +247,8 @@ class Client:
         self.wire = Wire(self.temper.window, 1 << 24)
         self.pipe = Pipe()
         random = Random(f"{simulation.outcome.seed} client {self.number} socket {self.life}")
-        self.end = simulation.sockets.connect(self, self.number, random, self.temper.chunk)
+        output = VAST if self.temper.largest > LARGE else 0  # more than a connection may write in one turn
+        self.end = simulation.sockets.connect(self, self.number, random, self.temper.chunk, output=output)
         self.tell(f"connects, {self.temper.name}")
 
     def tell(self, what: str) -> None:

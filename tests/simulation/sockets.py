@@ -41,10 +41,14 @@ class End:
         random: of the peer.
         grain: bytes that the server reads at a time, at most; 0 for any.
         roomy: its buffers have room for what is said without reading.
+        output: bytes from the server that are under way, at most; 0: as drawn.
     """
 
-    def __init__(self, sockets: Sockets, peer: Peer, number: int, random: Random, grain: int, roomy: bool) -> None:
-        sizes = (random.choice(USUAL if roomy else random.choice((SMALL, USUAL, USUAL))) for _ in range(2))
+    def __init__(
+        self, sockets: Sockets, peer: Peer, number: int, random: Random, grain: int, roomy: bool, output: int = 0
+    ) -> None:
+        sizes = [random.choice(USUAL if roomy else random.choice((SMALL, USUAL, USUAL))) for _ in range(2)]
+        sizes[1] = output or sizes[1]
         self._sockets = sockets
         self._world = sockets.simulation.world.quick
         self.peer: Peer | None = peer
@@ -217,9 +221,11 @@ class Sockets:
         self._ends: dict[int, End] = {}
         self._news = (ctypes.c_int * MOST_NEWS)()
 
-    def connect(self, peer: Peer, number: int, random: Random, grain: int = 0, *, roomy: bool = False) -> End:
+    def connect(
+        self, peer: Peer, number: int, random: Random, grain: int = 0, *, roomy: bool = False, output: int = 0
+    ) -> End:
         """A peer of this number connects."""
-        end = End(self, peer, number, random, grain, roomy)
+        end = End(self, peer, number, random, grain, roomy, output)
         self._ends[end.wire] = end
         self.waiting.append(end)
         if self.listening is not None:
