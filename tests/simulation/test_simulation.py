@@ -26,12 +26,12 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "5", "--random"))
+    print(run("--seeds", "3", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():
     """Neither what the process has done before, nor whether the story is kept, makes a difference."""
-    print(run("--first", "14", "--seeds", "2", "--twice"))
+    print(run("--first", "14", "--seeds", "1", "--twice"))
 
 
 def test_a_crowd_beside_them_finds_every_rule_kept():
@@ -49,7 +49,7 @@ QUIET = {"clients": 2, "calls": 40, "models": ["plain", "quick"], "fixed": {"tra
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
 CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
 STREAMS = {"models": ["plain"], "clients": 1, "calls": 4, "regions": False, "operator": False, "cancels": False}
-REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}
+REFUSED = {"models": ["levels"], "clients": 2, "calls": 20, **CALLS}
 ENDS = {"models": ["mourned", "slow"], "clients": 2, "calls": 14, "deadlines": False, "traces": False, **CALLS}
 
 
@@ -72,9 +72,13 @@ def test_whatever_memory_is_refused_a_call_has_one_outcome(seed, scale):
     print(run("--takes", "--first", str(seed), "--scale", json.dumps(scale)))
 
 
+# else the client may not come to its last call, or lose the connection on which it waits
+FORGETFUL = json.dumps({"forgetful": True, "fixed": {"drops": 0, "keepalive": 0}})
+
+
 def test_what_is_broken_is_found_and_shrunk():
     """An oracle that finds nothing would let everything pass: here the end of a call is never sent."""
-    command = [sys.executable, "-m", "tests.simulation", "--seeds", "1", "--scale", '{"forgetful": true}']
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "1", "--scale", FORGETFUL]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 1
     assert "The story of seed 0, shrunk to 1 calls" in done.stdout
