@@ -67,6 +67,12 @@ def shared(name: str, file: str, old: str, new: str, why: str = "", users: tuple
 FAULTS = (
     # pairs of features, limits and counters
     fault(
+        "what an I/O thread has executed itself is not delivered at the end of its round",
+        "request/bridge",
+        "    if bridge.promised:\n        bridge.promised = False\n        deliver_all(bridge)\n",
+        "    bridge.promised = False\n",
+    ),
+    fault(
         "a rejection leaves the order of answers, and is not delivered",
         "request/bridge",
         "    if request.order_entry != NULL:\n        leave_order(request)\n    request_expired(request)\n",
