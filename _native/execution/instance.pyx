@@ -88,7 +88,7 @@ cdef class InstanceLoop(ExecutionLoop):
             if self.connected:
                 remote_connect(&self.remote)
         elif (getattr(instance, "brief", False) and self.executor != NULL and self.gate == NULL
-                and lane.limiter is None and lane.lane.sequences == NULL):
+                and lane.limiter is None and lane.lane.sequences == NULL and not self.executions[0].isolates):
             self.brief.consumer = &self.consumer
             self.brief.batch = &self.batch
             self.brief.executor = self.executor
