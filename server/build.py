@@ -103,6 +103,11 @@ def stale_sources() -> str:
 
 def explained(error: BaseException) -> str:
     """An explanation of an import error that the build or the installation has caused; empty for any other error."""
+    if type(error).__module__.startswith("google.protobuf."):  # its check of generated code
+        return (
+            f"protobuf does not fit the packages that need it: '{sys.executable} -m pip check' names those, and "
+            f"'{sys.executable} -m pip install --upgrade \"protobuf<8\"' may help ({error})"
+        )
     if not isinstance(error, OF_IMPORTS):
         return ""
     name = getattr(error, "name", None) or ""

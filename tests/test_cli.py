@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+from google.protobuf import runtime_version
 
 from inferd.server import build, cli
 from inferd.server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
@@ -488,6 +489,14 @@ def test_an_error_that_is_not_of_the_build_is_not_hidden(monkeypatch, tmp_path, 
     broken_import(error)
     with pytest.raises(type(error)):
         cli.main(BASE)
+
+
+def test_a_protobuf_that_does_not_fit_is_one_sentence(capsys, broken_import) -> None:
+    """As after the installation of another package, which wanted an older one."""
+    broken_import(runtime_version.VersionError("Detected incompatible Protobuf Gencode/Runtime versions"))
+    assert cli.main(BASE) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "protobuf does not fit the packages that need it" in line
 
 
 def test_a_missing_module_is_named(monkeypatch, capsys, broken_import) -> None:

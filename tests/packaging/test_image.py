@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import ServerProcess, free_port
+from tests.front.certificates import Authority
 from tests.observe.collector import http_collector
 from tests.packaging.served import check_answer, write_repository
 from tests.storage.stores import azure, azurite, s3
@@ -74,6 +75,30 @@ def test_it_serves_and_drains(root, configuration, tmp_path, arguments) -> None:
         assert server.processes()[0].uids().real == 1000
         check_answer(server.address)
         subprocess.run([*inside, *configuration["Healthcheck"]["Test"][1:]], check=True)
+    finally:
+        assert server.stop() == 0
+
+
+def test_it_serves_with_tls_and_its_health_check_follows(root, configuration, tmp_path) -> None:
+    """Variables say that there is TLS, as in a container, and no flag."""
+    repository = write_repository(tmp_path / "models")
+    authority = Authority(repository / ".tls")  # no model: its name begins with a dot
+    authority.issue("localhost", "DNS:localhost")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    port = free_port()
+    tls = {
+        "INFERD_GRPC_USE_SSL": "true",
+        "INFERD_GRPC_SERVER_CERT": "/models/.tls/localhost.pem",
+        "INFERD_GRPC_SERVER_KEY": "/models/.tls/localhost.key",
+    }
+    inside = within(root, repository, configuration, INFERD_GRPC_PORT=str(port), **tls)
+    server = ServerProcess([*inside, *configuration["Entrypoint"]], port, log=tmp_path / "log", patience=60)
+    try:
+        check_answer(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
+        subprocess.run([*inside, *configuration["Healthcheck"]["Test"][1:]], check=True)
+        plain = within(root, repository, configuration, INFERD_GRPC_PORT=str(port))
+        assert subprocess.run([*plain, *configuration["Healthcheck"]["Test"][1:]], check=False).returncode == 1
     finally:
         assert server.stop() == 0
 

@@ -63,6 +63,17 @@ def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
         assert server.stop() == 0
 
 
+def test_tritonclient_may_be_installed_after_it(tmp_path) -> None:
+    """With the newest packages that both allow: what pip changes for the client leaves the server able to start."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv" / "bin" / "pip", "install", "--quiet"]
+    subprocess.run([*pip, WHEELS[-1]], check=True)
+    subprocess.run([*pip, "tritonclient[grpc]"], check=True)
+    subprocess.run([pip[0], "check"], check=True)
+    code = "import inferd.server.app, inferd.server.front.grpcio, tritonclient.grpc"
+    subprocess.run([tmp_path / "venv" / "bin" / "python", "-c", code], check=True, cwd="/")
+
+
 def test_it_brings_its_libraries(environment) -> None:
     """libnghttp2 and OpenSSL come out of the wheel, not from the system."""
     code = "import inferd._native.transport.io_thread; print(open('/proc/self/maps').read())"

@@ -1,5 +1,5 @@
 """The end of connections: the server announces it, refuses further calls, and at last fails the open ones; because they
-are old, or because it ends itself."""
+are old, or because it ends itself. It ends those of peers at once that are silent, or send PINGs in a row."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 AGES = (0.001, 0.01, 0.1)  # seconds
 GRACES = (0.005, 0.05, 1.05, 3.0)
+SILENCES = ((0.02, 0.001), (0.1, 0.005))  # seconds until a peer is asked, and until it has to answer; by the pace
+STRIKES = 2
+FREE = 2  # PINGs beside those that count: the first one, and the one that is too many
 ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
 
 
@@ -29,6 +32,14 @@ def judge_refused(client: Client, what: object, *, executed: bool) -> None:
         raise Violation(f"{what}: it is refused, and its client had opened none after the announcement")
     if executed:
         raise Violation(f"{what}: it is refused for the end of its connection, and was executed")
+
+
+def may_drop(client: Client) -> bool:
+    """Whether the server may end a connection at once: its peer was silent, or has sent PINGs in a row."""
+    simulation = client.simulation
+    if simulation.silence_ns and (client.end.silent_ns >= simulation.silence_ns or simulation.preempts):
+        return True  # a thread that is interrupted may have read later than it says
+    return simulation.strikes and client.wire.farewell == "too_many_pings" and client.wire.pings >= STRIKES + FREE
 
 
 def is_too_late(call: Call | Refused | Talk, text: str) -> bool:

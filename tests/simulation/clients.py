@@ -13,7 +13,7 @@ import numpy as np
 
 from inferd.server.front.door import STOPPING
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests.simulation.ages import judge_refused
+from tests.simulation.ages import judge_refused, may_drop
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.regions import SLOT, Region
@@ -690,6 +690,8 @@ class Client:
             return True  # the grace is over: who takes longer to read the last answers does not get them
         if simulation.held_limit and self.end.full_ns:
             return True  # the server holds too much, and this client has not read what it was sent
+        if may_drop(self):
+            return True
         if self.calls or self.talks or (self.end.seen == BROKEN and not simulation.stood_ns):
             return False
         return self.wire.farewell == "max_age" or (self.wire.went_away == 0 and simulation.operator.is_stopping)

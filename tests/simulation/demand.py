@@ -55,7 +55,8 @@ class Demand:
         simulation = self._simulation
         budget = simulation.operator.control.budget if self.on else 0
         if budget and (taken := _bytes(simulation.versions)) > budget and not self.lacks_room(()):
-            raise Violation(f"models of {taken} bytes are there, and the budget is {budget}")
+            there = ", ".join(sorted(simulation.versions))
+            raise Violation(f"models of {taken} bytes are there, and the budget is {budget}: {there}")
 
     def rest(self) -> None:
         """When nothing can go on: nobody waits for a model that is there.

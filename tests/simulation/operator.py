@@ -28,6 +28,7 @@ from inferd.backends.api import BackendError, ModelSource
 from inferd.server.caching import LocalCache
 from inferd.server.engine import config as configuration
 from inferd.server.engine.config.preparation import Prepared, VersionConfig
+from inferd.server.engine.config.reading import Outline
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.candidates import Maker
@@ -39,7 +40,7 @@ from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from inferd.server.errors import ConfigError, ServerError
 from inferd.server.pb import model_config_pb2
-from tests.simulation.kinds import STEPS
+from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
 
@@ -429,6 +430,11 @@ def forget_shop() -> None:
         del each.shop
 
 
+def outline_of(folder: ModelFolder, _: configuration.Options) -> Outline:
+    """What the text of a model's configuration would say of its steps."""
+    return Outline(folder.versions, frozenset(step.model for step in KINDS[folder.name].steps))
+
+
 def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resources: Any) -> Engine:
     """The engine of a simulation, with its repository."""
     for each in WATCHED:
@@ -436,6 +442,7 @@ def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resour
     inferd.server.engine.loading.candidates.LoadedVersion = WatchedVersion  # type: ignore[misc]
     inferd.server.engine.models.registry.ModelTable = WatchedTable  # type: ignore[misc]
     inferd.server.engine.housekeeping.deliveries.BridgeHandle = FallibleBridge  # type: ignore[misc]
+    configuration.outline = outline_of  # type: ignore[assignment]
     inferd.server.engine.engine.Maker = ShopMaker  # type: ignore[misc]
     inferd.server.engine.engine.Demand = WatchedDemand  # type: ignore[misc]
     inferd.server.engine.engine.remove_left_folders = lambda: None  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
 from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
-from tests.simulation.ages import AGES, GRACES
+from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES
 from tests.simulation.audit import audit_connections, free_kept
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
@@ -207,9 +207,15 @@ class Simulation:
         self.service.use_regions(self.regions, shared=True)
         # threads that compress and inflate what is large
         self.sockets = Sockets(self)
-        policy = ConnectionPolicy(max_streams=100, max_ping_strikes=0)
+        self.strikes = self.has("strikes", 0.5, when=not scale.crowd)  # PINGs in a row end a connection
+        policy = ConnectionPolicy(max_streams=100, max_ping_strikes=STRIKES if self.strikes else 0)
         if self.ages:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
+        self.silence_ns = 0  # in which a peer has to answer a PING
+        if self.has("keepalive", 0.3, when=not scale.crowd):
+            often, patience = (self.pace * each for each in Random(f"{seed} keepalive").choice(SILENCES))
+            policy = replace(policy, keepalive_time=often, keepalive_timeout=patience)
+            self.silence_ns = int(patience * SECOND)
         pool = int(self._draw("pool", 1, 2))
         self.receive_timeout = self._draw("receive timeout", 0, 10)  # seconds
         self.door = self.desk.make_door(
@@ -384,12 +390,18 @@ class Simulation:
             Hostile(self, self.hostile_left)
             self.later(self.random.randint(0, 3 * MS), self._visit)
 
+    def _soonest(self) -> int:
+        """When something can go on."""
+        return min(self.world.next(), self.events[0][0] if self.events else NEVER)
+
     def _pass_time(self) -> bool:
         if self.desk.loop.ready:
             return True
-        soonest = min(self.world.next(), self.events[0][0] if self.events else NEVER)
         self.oracle.rest()
-        self.bounds.rest(soonest)
+        self.bounds.rest(self._soonest())
+        if self.sockets.hear() or self.world.runnable():
+            return True  # a thread has run while this one was interrupted
+        soonest = self._soonest()
         if soonest == NEVER:
             if not self.calls_open and not any(client.talks for client in self.clients):
                 self.bounds.quiet()

@@ -90,6 +90,11 @@ class End:
         """When there was no room for what the server had to say, last."""
         return int(self._world.world_full_ns(self.wire))
 
+    @property
+    def silent_ns(self) -> int:
+        """For how long the server had read nothing, until now or until it closed its end."""
+        return int(self._world.world_silence(self.wire))
+
     def flows(self, since_ns: int) -> bool:
         """Whether the server could say at once all that it had to say since then."""
         return self.full_ns < since_ns and not self.untaken
@@ -229,11 +234,12 @@ class Sockets:
         del self._ends[end.wire]
         self.simulation.world.quick.world_forget(end.wire)
 
-    def hear(self) -> None:
-        """Peers hear of what has happened to their connections."""
-        count = self.simulation.world.quick.world_news(self._news, MOST_NEWS)
+    def hear(self) -> int:
+        """Peers hear of what has happened to their connections; of how many."""
+        count = int(self.simulation.world.quick.world_news(self._news, MOST_NEWS))
         for place in range(count):
             self._ends[self._news[place]].hear()
+        return count
 
 
 def ask_socket(world: World, fd: int, _request: int, _argument: bytes) -> bytes:

@@ -113,6 +113,7 @@ class Wire:
         self.last_stream = ALL_STREAMS  # that the server takes
         self.farewell = ""
         self.unanswered = 0  # PINGs
+        self.pings = 0  # that it has sent
         self.most_window = self.send_window  # that there ever was
         self._in = bytearray()
         self._block: tuple[Stream, bool, bytearray] | None = None
@@ -151,6 +152,7 @@ class Wire:
     def ping(self) -> None:
         self.out += frame(PING, 0, 0, b"simulate")
         self.unanswered += 1
+        self.pings += 1
 
     def give(self, stream: Stream | None, size: int) -> None:
         """Let the server send so much more."""

@@ -547,6 +547,8 @@ static struct wire {
     struct queue in, out;     /* to the server and from it */
     size_t grain;             /* bytes that are read at a time, at most; 0: any */
     int64_t full_ns;          /* when there was no room for what the server had to say, last */
+    int64_t read_ns;          /* when the server has read what came, last */
+    int64_t closed_ns;        /* when it has closed its end */
     int reads;
     uint64_t read, done;      /* bytes: all that the server has read; those that it has also acted upon */
     int saw_end, done_end;    /* the same of the end */
@@ -769,6 +771,7 @@ static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
         total += got;
     }
     wire->read += total;
+    wire->read_ns = now;
     wire->reads++;
     if (wire->starved) wire->starved = 0, wire->news = has_news = 1;
     return (ssize_t)total;
@@ -858,6 +861,7 @@ int world_accept(int number) {
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (fd < 0 || fd >= FDS || wire_at[fd]) abort();
     wires[number].fd = fd;
+    wires[number].read_ns = now;
     wire_at[fd] = (short)(number + 1);
     return fd;
 }
@@ -872,6 +876,7 @@ void world_close(int number) {
     wire_at[wire->fd] = 0;
     close(wire->fd);
     wire->fd = wire->poll_fd = -1;
+    wire->closed_ns = now;
     wire->server = wire->in.size ? BROKEN : CLOSED;
     if (wire->server == BROKEN) wire->out.size = 0;
     wire->news = has_news = 1;
@@ -925,6 +930,10 @@ void world_forget(int number) { wires[number].used = 0; }
 uint64_t world_done(int number) { return wires[number].done; }
 int world_done_end(int number) { return wires[number].done_end || wires[number].server != OPEN; }
 int64_t world_full_ns(int number) { return wires[number].full_ns; }
+/* For how long the server had read nothing, until now or until it closed its end. */
+int64_t world_silence(int number) {
+    return (wires[number].server == OPEN ? now : wires[number].closed_ns) - wires[number].read_ns;
+}
 int world_reads(int number) { return wires[number].reads; }
 /* Bytes that the server has written and the peer has not taken. */
 size_t world_untaken(int number) { return wires[number].out.size; }

@@ -76,7 +76,7 @@ class World:
         quick.world_connect.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
         quick.world_send.argtypes = quick.world_take.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
         quick.world_send.restype = quick.world_take.restype = quick.world_late.restype = ctypes.c_int64
-        quick.world_waiting.restype = quick.world_full_ns.restype = ctypes.c_int64
+        quick.world_waiting.restype = quick.world_full_ns.restype = quick.world_silence.restype = ctypes.c_int64
         quick.world_done.restype = ctypes.c_uint64
         quick.world_untaken.restype = ctypes.c_size_t
         self.run = lib.world_run

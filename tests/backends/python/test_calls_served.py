@@ -128,6 +128,16 @@ async def test_a_chain_of_three(tmp_path):
         assert [answer.array().item() for answer in answers] == [value + 3 for value in range(50)]
 
 
+async def test_the_time_of_a_model_that_is_called_adds_up(tmp_path):
+    """Its time in the queue begins when its request does, not when the caller had asked for it."""
+    async with serving(tmp_path, a=CHAIN, ab=CHAIN) as engine:
+        for _ in range(5):
+            await ask(engine, 1, model="ab")
+        said = engine.model("a").statistics().inference_stats
+        parts = said.queue.ns + said.compute_input.ns + said.compute_infer.ns + said.compute_output.ns
+        assert (said.success.count, said.success.ns) == (5, parts)
+
+
 async def test_what_is_called_is_kept_for_the_caller_who_is_served(tmp_path):
     """Where callers are kept apart, none learns by the cache of a model what others ask the models that call it."""
     add_model(tmp_path, "a", CHAIN, CONFIG + "response_cache { enable: true }")
