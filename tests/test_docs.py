@@ -37,6 +37,7 @@ OTHERS_OPTIONS = {
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
+    *("architectures", "variant", "include"),  # mmdebstrap
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
     *("draw", "again", "measure"),  # of tests.mutants
     *("install", "page", "rounds"),  # of bench.peers

@@ -696,7 +696,7 @@ FAULTS = (
     fault(
         "nobody watches the clock for a batch that waits",
         "scheduling/dispatcher",
-        "    return watch(line, wake_ns, asking, by_loop, called)\n",
+        "    return watch(line, wake_ns, asking, by_front, called)\n",
         "    return called\n",
     ),
     fault(
