@@ -37,11 +37,19 @@ OTHERS_OPTIONS = {
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
-    *("architectures", "variant", "include"),  # mmdebstrap
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
     *("draw", "again", "measure"),  # of tests.mutants
     *("install", "page", "rounds"),  # of bench.peers
     *("check", "record"),  # of bench.instructions
+    *(
+        "architectures",
+        "variant",
+        "include",
+        "sysroot",
+        "no-build-isolation",
+        "no-deps",
+        "platform",
+    ),  # of a cross build
     "rate",
 }
 """Options in the pages that are not the server's."""

@@ -403,12 +403,12 @@ async def hang(engine, root) -> Pending:
 
 async def test_what_an_unloaded_model_executes_for_nobody_is_ended(tmp_path, caplog):
     """An execution that hangs keeps its worker while somebody waits for it, and stub-timeout-seconds after that."""
-    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=EXPLICIT, m=HANGING) as engine:
+    async with serving(tmp_path, {"stub-timeout-seconds": "3"}, control=EXPLICIT, m=HANGING) as engine:
         pending = await hang(engine, tmp_path)
         await engine.unload("m")
         [worker] = workers()
         with pytest.raises(psutil.TimeoutExpired):  # somebody waits
-            await asyncio.to_thread(worker.wait, 1.5)
+            await asyncio.to_thread(worker.wait, 3.5)
         pending.ticket.cancel()
         await asyncio.to_thread(worker.wait, 30)
         await until(lambda: [entry.state for entry in engine.index()] == ["UNAVAILABLE"])
@@ -420,7 +420,7 @@ async def test_what_an_unloaded_model_executes_for_nobody_is_ended(tmp_path, cap
 async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, monkeypatch):
     """And as long as they live, the index does not say that the model is gone."""
     monkeypatch.setattr(endings, "LOOK_SECONDS", 0.1)
-    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=EXPLICIT, m=HANGING) as engine:
+    async with serving(tmp_path, {"stub-timeout-seconds": "5"}, control=EXPLICIT, m=HANGING) as engine:
         waiting = []
         for _ in range(endings.MOST_REPLACED):
             waiting.append(await hang(engine, tmp_path))
@@ -442,18 +442,20 @@ async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, mo
 async def test_a_change_that_waits_for_models_that_hang_is_told_once(tmp_path, caplog):
     """And the looks at the repository go on: they find the changes of other models."""
     control = ModelControl(ControlMode.POLL, poll_seconds=3600)
-    async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=control, m=HANGING) as engine:
+    async with serving(tmp_path, {"stub-timeout-seconds": "5"}, control=control, m=HANGING) as engine:
         waiting = []
-        for number in range(endings.MOST_REPLACED + 1):
-            waiting.append(await hang(engine, tmp_path))
-            (tmp_path / "m" / "1" / "model.py").write_text(f"{HANGING}# {number}")
+        try:
+            for number in range(endings.MOST_REPLACED + 1):
+                waiting.append(await hang(engine, tmp_path))
+                (tmp_path / "m" / "1" / "model.py").write_text(f"{HANGING}# {number}")
+                await engine._poller.look()
+            add_model(tmp_path, "n", MISCHIEF)
             await engine._poller.look()
-        add_model(tmp_path, "n", MISCHIEF)
-        await engine._poller.look()
-        assert (await ask(engine, 1, model="n")).status == 0
-        assert caplog.text.count("what has changed waits for one of them") == 1
-        for each in waiting:
-            each.ticket.cancel()
+            assert (await ask(engine, 1, model="n")).status == 0
+            assert caplog.text.count("what has changed waits for one of them") == 1
+        finally:
+            for each in waiting:
+                each.ticket.cancel()
 
 
 @pytest.mark.parametrize("method", ["initialize(self, args)", "auto_complete_config(config)"])
