@@ -124,8 +124,8 @@ cdef enum:
     TURN = 4 << 20           # bytes that one connection may write before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
-    PORTION = 4 << 10        # bytes of the smallest records that are decrypted within a millisecond
-    RECORDS_AT_ONCE = 256    # of one turn
+    PORTION = 1 << 10        # bytes at least, in which the smallest records are decrypted within 0.2 ms
+    RECORDS_AT_ONCE = 64     # of one turn
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
@@ -689,7 +689,7 @@ cdef class IoThreads:
             socket.io.sockets += 1
             if session is not None:
                 socket.tls = session.tls
-                socket.portion = PORTION
+                socket.portion = 4 * PORTION
                 session.tls = NULL
                 mark_dirty(conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
                 io_wake(socket.io)

@@ -28,7 +28,7 @@ from inferd._native.transport.compression cimport (
     inflater_end,
     inflater_slice,
 )
-from inferd._native.transport.ledger cimport Charge, charge_make, charge_release
+from inferd._native.transport.ledger cimport STAGE_INFLATING, Charge, charge_make, charge_release, charge_resize
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
 from inferd._native.transport.stream cimport Host, Incoming, Stream, incoming_free
 from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
@@ -38,11 +38,13 @@ cdef enum:
     INFLATE_HERE = 16 << 10          # the same for received messages
     INFLATED_HERE = 64 << 10         # and for their inflated size
     BEGINNING = 16 << 10             # the cost of beginning a job, in bytes
+    COUNTED = 1 << 20                # steps in which the memory of unfinished output is counted
 
 cdef struct Task:
     Job job
     Stream *stream           # NULL: it is gone
     Charge *charge           # of the message, which the job holds
+    Charge output            # for what is there of the result
 
 cdef struct Inflation:
     Task task
@@ -98,6 +100,8 @@ cdef void compression_abandon(Job **job) noexcept nogil:
     store32(&task.job.cancelled, 1)
     charge_release(task.charge)
     charge_make(task.charge, &thread_pool.departed, task.charge.stage, task.charge.bytes)
+    charge_release(&task.output)
+    charge_make(&task.output, &thread_pool.departed, STAGE_INFLATING, task.output.bytes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,6 +134,7 @@ cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) n
     cdef Inflation *inflation = <Inflation *>task_new(stream, sizeof(Inflation), run_inflation, inflation_done)
     if inflation == NULL:
         return False
+    inflation.task.job.grew = inflation_grew
     inflation.message = message
     inflation.task.charge = &message.charge
     inflation.then = then
@@ -158,11 +163,23 @@ cdef uint64_t run_inflation(Job *job) noexcept nogil:
     if inflation.inflater.begun:
         inflation.result = inflater_slice(&inflation.inflater, &worked, &inflation.out)
     job.whole = inflation.result != RESULT_MORE
+    if not job.whole:
+        job.output = (inflation.inflater.room.used + COUNTED - 1) & ~<size_t>(COUNTED - 1)
     return cost + worked
+
+
+cdef void inflation_grew(Job *job) noexcept nogil:
+    # Jobs of all clients are begun, and take turns: what they have inflated so far counts like what they will have.
+    cdef Task *task = <Task *>job
+    if task.output.account == NULL:
+        charge_make(&task.output, &task.stream.conn.account, STAGE_INFLATING, job.told)
+    else:
+        charge_resize(&task.output, job.told)
 
 
 cdef void inflation_done(Job *job) noexcept nogil:
     cdef Inflation *inflation = <Inflation *>job
+    charge_release(&inflation.task.output)
     inflater_end(&inflation.inflater)
     if inflation.result == RESULT_MORE:
         inflation.result = RESULT_CANCELLED

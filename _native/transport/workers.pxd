@@ -18,14 +18,21 @@ cdef struct Job:
     uint64_t (*run)(Job *job) noexcept nogil
     bint whole
     void (*done)(Job *job) noexcept nogil    # afterwards, on the loop; frees the job
+    size_t output            # bytes of memory that its result takes so far: set by `run`
+    # On the loop, within the pool's guard, after `output` has become `told`. NULL: nobody asks.
+    void (*grew)(Job *job) noexcept nogil
+    size_t told
+    bint telling             # it is in ThreadPool.grown
+    Job *grown               # the following one there
     int32_t cancelled        # atomic: the result is not wanted; `run` may end early
     Job *following           # in ThreadPool.finished
 
 cdef struct ThreadPool:
-    Mutex guard              # protects the rest, and Job.waits
+    Mutex guard              # protects the rest, and Job.waits, told, telling and grown
     Condition work
     Shares shares            # of the clients that have jobs
     Job *finished            # the latest first
+    Job *grown               # jobs that take more memory than was told
     bint closing
     int event_fd             # readable when jobs are finished
     Account departed         # used on the loop: the bytes held by jobs of calls that have ended
@@ -34,7 +41,7 @@ cdef struct ThreadPool:
 cdef bint thread_pool_submit(ThreadPool *thread_pool, Job *job, uint64_t client) noexcept nogil
 # On the loop: withdraw a job that no thread has begun. False: it is running, or done.
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
-# On the loop: call `done` of every finished job.
+# On the loop: call `grew` of jobs that have grown, then `done` of every finished job.
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil
 
 

@@ -55,8 +55,19 @@ cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
     if waited:
         shares_leave(&thread_pool.shares, &job.waiting)
         job.waits = False
+        forget_growth(thread_pool, job)
     unlock(&thread_pool.guard)
     return waited
+
+
+cdef void forget_growth(ThreadPool *thread_pool, Job *job) noexcept nogil:
+    cdef Job **place = &thread_pool.grown
+    while job.telling:
+        if place[0] == job:
+            place[0] = job.grown
+            job.telling = False
+        else:
+            place = &place[0].grown
 
 
 cdef Job *take(ThreadPool *thread_pool) noexcept nogil:
@@ -85,14 +96,31 @@ cdef void give_back(ThreadPool *thread_pool, Job *job, uint64_t cost) noexcept n
     else:
         shares_put_back(&thread_pool.shares, &job.waiting)
         job.waits = True  # this thread takes work again itself, so no other need be woken
+        if job.grew != NULL and job.output != job.told:
+            alone = tell(thread_pool, job)
     unlock(&thread_pool.guard)
     if alone:
         write(thread_pool.event_fd, &one, sizeof(one))
 
 
-cdef inline bint finish(ThreadPool *thread_pool, Job *job) noexcept nogil:
+cdef inline bint is_signalled(const ThreadPool *thread_pool) noexcept nogil:
+    return thread_pool.finished != NULL or thread_pool.grown != NULL
+
+
+cdef bint tell(ThreadPool *thread_pool, Job *job) noexcept nogil:
     # returns whether the loop must be signalled
-    cdef bint alone = thread_pool.finished == NULL
+    cdef bint alone = not is_signalled(thread_pool)
+    job.told = job.output
+    if not job.telling:
+        job.telling = True
+        job.grown = thread_pool.grown
+        thread_pool.grown = job
+    return alone
+
+
+cdef inline bint finish(ThreadPool *thread_pool, Job *job) noexcept nogil:
+    # the same
+    cdef bint alone = not is_signalled(thread_pool)
     job.following = thread_pool.finished
     thread_pool.finished = job
     return alone
@@ -107,6 +135,11 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
     lock(&thread_pool.guard)
     job = thread_pool.finished
     thread_pool.finished = NULL
+    while thread_pool.grown != NULL:
+        following = thread_pool.grown
+        thread_pool.grown = following.grown
+        following.telling = False
+        following.grew(following)
     unlock(&thread_pool.guard)
     while job != NULL:  # in the order of completion
         following = job.following

@@ -7,6 +7,7 @@ What the server holds at most is small here, so that each attack is over in a mo
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import threading
 
@@ -250,6 +251,24 @@ def test_the_id_of_a_sequence_has_an_end(watched):
             ask(4097)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details().endswith("expected a text of at most 4096 bytes, got 4097")
+
+
+def test_what_is_being_inflated_counts(watched):
+    """Each of many clients has one message that inflates to 64 MiB. All are begun, and take turns."""
+    message = framed(gzip.compress(bytes(64 * MIB), 9), 1)
+    with contextlib.ExitStack() as others:
+        clients = []
+        for number in range(12):
+            client = others.enter_context(raw.Client(watched.address, source=f"127.0.0.{number + 10}"))
+            client.receive_until(lambda c=client: c.h2.max_outbound_frame_size > 16384)
+            send(client, client.headers(INFER, grpc_encoding="gzip"), message)
+            client.socket.settimeout(0.01)
+            clients.append(client)
+        wait_until(lambda: watched.look() and not poll(clients) and all(c.answers[1].ended for c in clients))
+        refused = [client.answers[1] for client in clients if client.answers[1].status == RESOURCE_EXHAUSTED]
+        assert refused, "all have been inflated at once"
+        assert "more bytes than its limit" in refused[0].details
+    watched.check()
 
 
 def test_connections_of_a_client_are_weighed_together(server, watched):

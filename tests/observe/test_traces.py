@@ -89,6 +89,7 @@ def test_one_request_in_so_many_is_written_to_a_file_as_triton_writes_it(reposit
         order += ("COMPUTE_END", "REQUEST_END")
         times = [each["times"][name] for name in order]
         assert times == sorted(times)
+    assert file.stat().st_mode & 0o777 == 0o600, "traces can contain the tensors of requests"
 
 
 def test_tensors_steps_and_files_of_so_many_traces(repository, tmp_path):
