@@ -3,6 +3,7 @@ are old, or because it ends itself. It ends those of peers at once that are sile
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from inferd.server.front.connection_monitor import TOO_OLD
@@ -12,14 +13,49 @@ from tests.simulation.wire import Violation
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
     from tests.simulation.crowd import Refused
+    from tests.simulation.simulation import Simulation
     from tests.simulation.talks import Talk
 
 AGES = (0.001, 0.01, 0.1)  # seconds
 GRACES = (0.005, 0.05, 1.05, 3.0)
-SILENCES = ((0.02, 0.001), (0.1, 0.005))  # seconds until a peer is asked, and until it has to answer; by the pace
+SILENCES = ((0.005, 0.0003), (0.02, 0.001), (0.1, 0.005))  # seconds until a peer is asked, by the pace, and to answer
+MOST_DROPS = 200
+DROPS_NS = 1_000_000  # between two, at most
 STRIKES = 2
 FREE = 2  # PINGs beside those that count: the first one, and the one that is too many
 ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
+
+
+class Drops:
+    """The door closes sockets at once now and then, as it does with those of peers for whom it has no time left.
+
+    Args:
+        simulation: whose door it is.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._random = Random(f"{simulation.outcome.seed} drops")
+        self.on = simulation.has("drops", 0.2, when=simulation.scale.operator and not simulation.scale.crowd)
+        self._left = MOST_DROPS
+
+    def begin(self) -> None:
+        """From now on."""
+        if self.on:
+            self._simulation.later(self._random.randint(0, DROPS_NS), self._drop)
+
+    def _drop(self) -> None:
+        simulation = self._simulation
+        drivers = sorted(simulation.door._drivers, key=lambda driver: driver._connection.peer)
+        if drivers and not simulation.operator.is_stopping:
+            chosen = self._random.choice(drivers)
+            if (end := simulation.sockets.end_at(chosen._connection.peer)) is not None:
+                end.dropped = True
+            simulation.bounds.left(soon=True)
+            chosen.abort()
+        self._left -= 1
+        if self._left:
+            self.begin()
 
 
 def judge_refused(client: Client, what: object, *, executed: bool) -> None:
@@ -35,8 +71,11 @@ def judge_refused(client: Client, what: object, *, executed: bool) -> None:
 
 
 def may_drop(client: Client) -> bool:
-    """Whether the server may end a connection at once: its peer was silent, or has sent PINGs in a row."""
+    """Whether the server may end a connection at once: its peer was silent, or has sent PINGs in a row, or the door has
+    no time for it."""
     simulation = client.simulation
+    if client.end.dropped:
+        return True
     if simulation.silence_ns and (client.end.silent_ns >= simulation.silence_ns or simulation.preempts):
         return True  # a thread that is interrupted may have read later than it says
     return simulation.strikes and client.wire.farewell == "too_many_pings" and client.wire.pings >= STRIKES + FREE

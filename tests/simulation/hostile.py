@@ -74,7 +74,7 @@ class Hostile:
         seen = h2cases.Seen(h2cases.frames(bytes(self.got)), self.end.seen != OPEN)
         self.end.part(reset=False)
         self.simulation.tell(self.name, f"leaves: {seen}")
-        if self.simulation.is_faulty or self.simulation.held_limit:
+        if self.simulation.is_faulty or self.simulation.held_limit or self.end.dropped:
             return
         # the server ignores bytes behind the answer to its call: their stream is closed
         if self.end.reads > 1 and seen.answered and any(frame.stream_id for frame in seen.frames):

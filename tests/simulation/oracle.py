@@ -141,8 +141,12 @@ class Oracle:
         if call.deadline_ns >= 0 and not (kind.steps or kind.splits or kind.sequence):  # else the loop has to end it
             self._gone(call, now + call.deadline_ns)
         if (
-            not call.client.temper.prompt or kind.reuses or kind.steps or not call.client.end.flows(call.opened_ns)
-        ):  # it may be parked, for its client has much to read
+            not call.client.temper.prompt
+            or call.client.packs
+            or kind.reuses
+            or kind.steps
+            or not call.client.end.flows(call.opened_ns)
+        ):  # it may be parked, for its client has much to read, or wait for the threads that inflate
             return
         self.simulation.executions.arrived[call.number] = (call.level, call.opened_ns, now, not call.yields)
         # the time in the queue of a request that has caused its model to be loaded begins when the model is there

@@ -16,7 +16,7 @@ from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
 from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
-from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES
+from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES, Drops
 from tests.simulation.audit import audit_connections, free_kept
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
@@ -211,10 +211,13 @@ class Simulation:
         policy = ConnectionPolicy(max_streams=100, max_ping_strikes=STRIKES if self.strikes else 0)
         if self.ages:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
+        self.drops = Drops(self)
         self.silence_ns = 0  # in which a peer has to answer a PING
         if self.has("keepalive", 0.3, when=not scale.crowd):
-            often, patience = (self.pace * each for each in Random(f"{seed} keepalive").choice(SILENCES))
-            policy = replace(policy, keepalive_time=often, keepalive_timeout=patience)
+            often, patience = Random(f"{seed} keepalive").choice(SILENCES)
+            policy = replace(
+                policy, keepalive_time=self.pace * often, keepalive_timeout=patience, max_pings_without_data=0
+            )
             self.silence_ns = int(patience * SECOND)
         pool = int(self._draw("pool", 1, 2))
         self.receive_timeout = self._draw("receive timeout", 0, 10)  # seconds
@@ -397,8 +400,9 @@ class Simulation:
     def _pass_time(self) -> bool:
         if self.desk.loop.ready:
             return True
-        self.oracle.rest()
-        self.bounds.rest(self._soonest())
+        if not self.world.copying():  # else a thread goes on when its system call is over
+            self.oracle.rest()
+            self.bounds.rest(self._soonest())
         if self.sockets.hear() or self.world.runnable():
             return True  # a thread has run while this one was interrupted
         soonest = self._soonest()
@@ -419,6 +423,7 @@ class Simulation:
         if self.crowd is not None:
             self.crowd.begin()
         self.later(self.random.randint(0, 3 * MS), self._visit)
+        self.drops.begin()
         self.world.set_faults(self.faults_ppm)
         self.world.fail_at(self.scale.fails_at, self.scale.fails)
         if self.stops_early:

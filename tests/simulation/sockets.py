@@ -52,6 +52,7 @@ class End:
         self.wire = int(self._world.world_connect(*sizes, grain))
         self.sent = 0  # bytes that the server's end has, or had
         self.knew = False  # the peer knew that the connection ends, before further calls were refused
+        self.dropped = False  # the door has closed it at once
         self.over = ""  # what open calls were told when their time was over
         self._marks: deque[tuple[int, Callable[[], None], bool]] = deque()
 

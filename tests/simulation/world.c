@@ -61,6 +61,8 @@ says, and the other ends belong to the simulation. */
 #define FDS 4096
 #define WATCHES 256     /* descriptors that threads wait for by epoll */
 #define LATE_NS 200000  /* that the I/O thread runs late */
+#define SLOW_PERMILLE 100 /* reads and writes of sockets that take time, beside other threads */
+#define SLOW_NS 100000    /* and how long, at most */
 #define IO "inferd-io"  /* how its name begins */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
@@ -105,6 +107,7 @@ static int main_held, main_fronts, main_may_fail, problem_count;
 static pthread_mutex_t *front[2];   /* its mutexes: those that are tried */
 static int one_at_a_time;           /* an epoll reports one descriptor at a time */
 static int has_news;                /* for peers */
+static int copying;                 /* threads that are in a system call which takes time */
 static int io_ran;                  /* since the main thread asked */
 static int64_t late_ns = -1;        /* when the I/O thread ran late last */
 static char problem[1024];
@@ -737,6 +740,17 @@ static int sim_epoll_wait(int poll_fd, struct epoll_event *events, int most, int
 /* Some of what could be read or written, now and then. */
 static size_t part_of(size_t size) { return size > 1 && chance(100) ? 1 + draw() % (size - 1) : size; }
 
+/* Others run meanwhile: the copies of a system call take time. */
+static void copies(void) {
+    if (self == NULL || !is_io(self) || self->fronts || self->held || !preempt_permille || !chance(SLOW_PERMILLE)) {
+        maybe_yield();
+        return;
+    }
+    copying++;
+    world_sleep((int64_t)(draw() % SLOW_NS));
+    copying--;
+}
+
 static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
     struct wire *wire = wire_of(fd);
     size_t wanted = 0, left, total = 0;
@@ -746,7 +760,7 @@ static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
         if (size < 0 && errno == EBADF && self != NULL) complain("thread %s reads a socket that is closed", self->name);
         return size;
     }
-    maybe_yield();
+    copies();
     wire->reader = self;
     if (wire->fd != fd) return complain("a socket that is closed is read"), errno = EBADF, -1;
     if (wire->in.size == 0) {
@@ -799,7 +813,7 @@ static ssize_t sim_writev(int fd, const struct iovec *parts, int count) {
         if (size < 0 && errno == EBADF && self != NULL) complain("thread %s writes a socket that is closed", self->name);
         return size;
     }
-    maybe_yield();
+    copies();
     if (wire->shut) return complain("a socket that was shut is written"), errno = EPIPE, -1;
     if (wire->peer == BROKEN) {
         if (wire->told_broken) return errno = EPIPE, -1;
@@ -961,6 +975,7 @@ int world_io_ran(void) {
     return ran;
 }
 
+int world_copying(void) { return copying; }
 int64_t world_late(void) { return late_ns; }
 void world_one_at_a_time(int one) { one_at_a_time = one; }
 /* somebody is within the front */
@@ -1274,7 +1289,7 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
         if (wires[i].used && wires[i].fd >= 0) world_close(i);
         wires[i].used = 0;
     }
-    watch_count = io_ran = one_at_a_time = 0;
+    watch_count = io_ran = copying = one_at_a_time = 0;
     late_ns = -1;
     return 0;
 }

@@ -99,6 +99,7 @@ class World:
         self.fail_at = quick.world_fail_at
         self.io_ran = quick.world_io_ran
         self.late = quick.world_late
+        self.copying = quick.world_copying
         self.one_at_a_time = quick.world_one_at_a_time
         self.front_is_held = quick.world_front_is_held
         self.quick = quick
