@@ -145,7 +145,7 @@ cdef int python_hear(PythonEvents *events) except -1:
 
 
 cdef int python_run(PythonEvents *events) except -1:
-    # An event that is posted meanwhile is run the next time, so the loop comes to its other work.
+    # An event that is posted meanwhile is run the next time, so the event loop comes to its other work.
     cdef PythonEvent *event
     cdef int32_t left
     cdef uint64_t one = 1

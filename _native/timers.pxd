@@ -19,7 +19,7 @@ cdef struct Timers:
     uint64_t order           # of the next timer that is set
     int fd                   # readable when the earliest timer may be due; -1: nobody waits for that
     int64_t armed_ns         # the time for which `fd` is set; 0: none
-    PythonEvents python      # what the loop's Python is to hear
+    PythonEvents python      # what the front's Python is to hear
 
 cdef bint timers_grow(Timers *timers) noexcept nogil
 # Make room for one more timer, if there is none. False: no memory.

@@ -237,7 +237,7 @@ cdef class Alarm:
     """Calls a function at a deadline; none is set at first, and none remains when this object is gone.
 
     Args:
-        timers: those of the loop that calls the function.
+        timers: those of the event loop that calls the function.
         function: called without arguments, never before the deadline.
     """
 

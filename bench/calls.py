@@ -151,8 +151,9 @@ class Rig:
             self.buffer[: len(part)] = part
             self.connection.received(len(part))
         while self.lane.in_flight:
-            if not select.select([self.bridge.event_fd], [], [], 60)[0]:
+            if not select.select([self.bridge.event_fd, self.bridge.timers.fd], [], [], 60)[0]:
                 raise RuntimeError("an answer is missing")
+            self.bridge.expire()
             self.bridge.drain()
         self.endpoint.flush_dirty()
         written = b"".join(map(bytes, self.connection.take_ready()))

@@ -1,5 +1,5 @@
 # Identical requests: those in flight are executed once, and responses may be kept for later ones, here or in a store
-# outside of the server. Used on the loop.
+# outside of the server. Used in the front.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -36,7 +36,7 @@ cdef struct Memos:
     Memo *last
 
 cdef struct Store:
-    # Keeps responses outside of the server, also for other servers. Used on the loop; nothing blocks.
+    # Keeps responses outside of the server, also for other servers. Used in the front; nothing blocks.
     void *owner              # NULL: there is no store
     # Begin to look the key up; sets memo.lookup. Later, not within a delivery, coalescer_found or coalescer_missing is
     # called once, unless `forget` is called before. False: the store cannot be asked now.

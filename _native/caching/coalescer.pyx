@@ -14,7 +14,7 @@ With a store outside of the server, the memo first waits for the lookup in the s
 store does not have the key. Requests with the same key that come meanwhile share the result, be it a response from the
 store or an execution.
 
-Everything happens on the loop. `inferd._native.caching.cache_key` defines which requests are identical.
+Everything happens in the front. `inferd._native.caching.cache_key` defines which requests are identical.
 """
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t

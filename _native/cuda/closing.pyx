@@ -1,8 +1,8 @@
 """The thread that releases CUDA resources for which the driver may take long.
 
 Closing a region of a client may wait until the device has finished all its work; releasing page-locked memory unlocks
-its pages. The last user of either may be the event loop, which must not wait. So the loop passes the resource to this
-thread and continues.
+its pages. The last user of either may be the event loop, which must not wait. So the event loop passes the resource to
+this thread and continues.
 """
 
 from libc.stdint cimport uint64_t
@@ -80,7 +80,7 @@ cdef void close_all() noexcept nogil:
 
 
 def wait_closed() -> None:
-    """Wait until all that was handed over so far is closed. Not on the loop: this may wait for the device."""
+    """Wait until all that was handed over so far is closed. Not on the event loop: this may wait for the device."""
     cdef uint64_t until
     with nogil:
         lock(&guard)

@@ -19,7 +19,7 @@ cdef struct Ensemble:
     Lane lane
     EnsemblePlan plan
     int32_t closed           # atomic
-    # Used on the loop only:
+    # Used in the front only:
     Submission *submission
     uint32_t requests        # requests in the ensemble
     uint32_t max_inflight    # limit of the requests of one step; 0: any number

@@ -7,7 +7,7 @@ outputs need are executed.
 Each response of a decoupled step begins a frame (`inferd._native.ensembles.frame`), in which the steps behind it are
 executed again. The ensemble responds once for each frame, in the order of their beginnings.
 
-Everything happens on the loop, without a lock. A run ends once, by `finish`: with its last response, with the
+Everything happens in the front, without a lock. A run ends once, by `finish`: with its last response, with the
 first error of a step, or when no client waits for it. Steps that still run are then abandoned.
 """
 

@@ -113,7 +113,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
 
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
-    # Whether the request waited too long. Only the loop ends a request of a sequence, with those that depend on it.
+    # Whether the request waited too long. Only the front ends a request of a sequence, with those that depend on it.
     if request.sequenced.sequence != NULL:
         return False
     if 0 < request.terms.deadline_ns <= batch.taken_ns:

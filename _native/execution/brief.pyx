@@ -1,9 +1,9 @@
 """Instances whose executions are brief: a few microseconds, without waiting for anything.
 
-To wake the instance's thread for such an execution, and then the loop for the response, takes several times as long as
-the execution. So while that thread waits for a batch, its consumer is lent to the loop
+To wake the instance's thread for such an execution, and then the front for the response, takes several times as long as
+the execution. So while that thread waits for a batch, its consumer is lent to the front
 (`inferd._native.scheduling.calling`), which executes the batch at once. The thread is called for batches with more
-bytes than the loop should copy, and with inputs on a GPU.
+bytes than the front should copy, and with inputs on a GPU.
 """
 
 from libc.stddef cimport size_t

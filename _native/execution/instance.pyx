@@ -46,7 +46,7 @@ cdef class InstanceLoop(ExecutionLoop):
     Args:
         instance: an inferd.backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn"
             around an `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named
-            "inferd.remote" around a `Remote`, the loop begins and ends executions itself; with an `input_device`,
+            "inferd.remote" around a `Remote`, the front begins and ends executions itself; with an `input_device`,
             inputs on that GPU stay there; with a true `stoppable`, it is told when no client waits any more for the
             batch that it executes; with a false `writes_inputs`, its inputs may be memory that others can see; with an
             `alternate`, the two execute batches alternately.
@@ -57,7 +57,7 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef void *context
     cdef RemoteInstance remote   # its `remote` is NULL for most
     cdef BriefInstance brief     # its `batch` is NULL for most
-    cdef bint connected      # the loop may use it
+    cdef bint connected      # the front may use it
     cdef int input_device    # -1: none
     cdef NativeBatch alternate_batch
     cdef object alternate    # None: it has none
@@ -88,7 +88,7 @@ cdef class InstanceLoop(ExecutionLoop):
             if self.connected:
                 remote_connect(&self.remote)
         elif (getattr(instance, "brief", False) and self.executor != NULL and self.gate == NULL
-                and lane.limiter is None and lane.lane.sequences == NULL):
+                and lane.limiter is None and lane.lane.sequences == NULL and not self.executions[0].isolates):
             self.brief.consumer = &self.consumer
             self.brief.batch = &self.batch
             self.brief.executor = self.executor

@@ -1,4 +1,4 @@
-# Instances whose work runs in another process: the loop can begin and end an execution without waiting for it.
+# Instances whose work runs in another process: the front can begin and end an execution without waiting for it.
 
 from inferd._native.execution.batch cimport NativeBatch
 from inferd._native.request.request cimport Request
@@ -10,14 +10,14 @@ cdef enum Progress:
     BLOCKED                  # the next step may take time: the executor does the rest on the instance's thread
 
 cdef struct Remote:
-    # What a backend offers for one instance beside its executor, with the same context: steps for the loop, which never
-    # wait.
+    # What a backend offers for one instance beside its executor, with the same context: steps for the front, which do
+    # not wait.
     void *context
     bint (*ready)(void *context) noexcept nogil      # whether an execution can begin now
     Progress (*begin)(NativeBatch *batch, void *context) noexcept nogil
     Progress (*advance)(NativeBatch *batch, void *context) noexcept nogil
-    # Set by the instance. The backend calls it on the loop when there may be something to read. NULL: the loop does not
-    # read.
+    # Set by the instance. The backend calls it in the front when there may be something to read. NULL: the front reads
+    # nothing.
     void (*readable)(void *owner) noexcept nogil
     void *owner
 
@@ -27,10 +27,10 @@ cdef struct RemoteInstance:
     Consumer *consumer
     NativeBatch *batch
     const char *name
-    bint running             # for the loop: a batch is being executed
-    bint begun               # the thread is called to end a batch that the loop has begun
+    bint running             # for the front: a batch is being executed
+    bint begun               # the thread is called to end a batch that the front has begun
 
-# Let the loop use the instance while its thread waits for a batch. To be called before the thread runs.
+# Let the front use the instance while its thread waits for a batch. To be called before the thread runs.
 cdef void remote_connect(RemoteInstance *self) noexcept nogil
 # The opposite: the thread has left its lane.
 cdef void remote_disconnect(RemoteInstance *self) noexcept nogil

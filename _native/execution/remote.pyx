@@ -1,9 +1,9 @@
-"""Instances whose work runs in another process, with no thread of the server between the loop and that process.
+"""Instances whose work runs in another process, with no thread of the server between the front and that process.
 
-While the thread of such an instance waits for a batch, its consumer may be lent to the loop
-(`inferd._native.scheduling.calling`). The loop then sends the next batch itself, reads the results, and sends the batch
-that has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be copied,
-inputs on a GPU, a worker that is gone or not started yet.
+While the thread of such an instance waits for a batch, its consumer may be lent to the front
+(`inferd._native.scheduling.calling`). The front then sends the next batch itself, reads the results, and sends the
+batch that has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be
+copied, inputs on a GPU, a worker that is gone or not started yet.
 """
 
 from inferd._native.execution.batch cimport batch_begin, batch_finish

@@ -1,4 +1,4 @@
-# Small allocations of one thread. A piece that is freed waits in a list for the next allocation of its size. This takes
+# Small allocations in the front. A piece that is freed waits in a list for the next allocation of its size. This takes
 # no lock and a dozen instructions each way.
 
 from libc.stddef cimport size_t
@@ -29,7 +29,7 @@ cdef union Piece:
     char room[SMALL_STEP]    # aligns the bytes like malloc's
 
 cdef struct Smalls:
-    # of one thread; all zeros is an empty one
+    # of the front; all zeros is an empty one
     Piece *free[SMALL_CLASSES]
     uint32_t count[SMALL_CLASSES]
 

@@ -1,4 +1,4 @@
-"""Small allocations of one thread, see the header.
+"""Small allocations in the front, see the header.
 
 A call takes and gives a dozen small pieces, most of them in libnghttp2. The C library also has lists for each thread,
 but only of seven pieces each; with some dozens of calls in flight nearly all allocations would take its slow path.

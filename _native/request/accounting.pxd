@@ -11,7 +11,7 @@ from inferd._native.request.statistics cimport Bounds, Execution, Failure, time_
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil
 # Count a request that was executed alone since `taken_ns` and has ended now, and note its phases.
 cdef void account_detached(Request *request, int64_t taken_ns) noexcept nogil
-# On the loop: count a response of a decoupled model that passes the bridge.
+# In the front: count a response of a decoupled model that passes the bridge.
 cdef void account_response(Request *request, const Response *response) noexcept nogil
 # Why the request failed, for counters elsewhere.
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil

@@ -10,11 +10,11 @@ from inferd._native.timers cimport Timers, TimersHandle
 from inferd._native.transport.io_thread cimport IoThreads, Source
 
 cdef struct WatchedDescriptor:
-    # a descriptor that the loop reads for another part of the server
+    # a descriptor that the front reads for another part of the server
     int fd
     bint once                # `read` always reads everything, so that only new bytes need to be reported
     void *owner
-    # On the loop: the descriptor is readable, or its other end is closed. False: stop watching it.
+    # In the front: the descriptor is readable, or its other end is closed. False: stop watching it.
     bint (*read)(WatchedDescriptor *descriptor) noexcept nogil
 
 cdef enum:
@@ -30,12 +30,12 @@ cdef struct Bridge:
     Response *tail
     PostedCallback *first_callback
     PostedCallback *last_callback
-    int32_t signalled        # atomic: the loop has been signalled and has not looked yet
+    int32_t signalled        # atomic: the front has been signalled and has not looked yet
     int event_fd             # written when a list gets its first entry
     int poll_fd              # readable when event_fd or a watched descriptor is readable
     Mutex reading            # held while watched descriptors are read
-    # Used on the loop thread only:
-    Timers *timers           # of the loop
+    # Used in the front thread only:
+    Timers *timers           # of the front
     uint32_t in_house        # requests that are admitted and not freed
     void (*after)(void *context) noexcept nogil     # called after a round of deliveries
     void *after_context
@@ -46,27 +46,27 @@ cdef struct Bridge:
     bint watched             # Python waits for a condition that a delivery may fulfil
     PythonEvent news         # there are notes, or Python is to look at its conditions
 
-# From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
+# From any thread: hand over a chain of responses. The front delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
-# On the loop, only within another delivery: deliver one response at once. A sink that takes a single response gets
+# In the front, only within another delivery: deliver one response at once. A sink that takes a single response gets
 # one, whatever the model sends: a response that is not final is held until the end of the request is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
 # In the front, before the caller makes responses itself: if it is an I/O thread that delivers at the end of its round
 # anyway, they need no signal.
 cdef void bridge_promise(Bridge *bridge) noexcept nogil
-# From any thread: have the loop run the callback soon, once. The callback must not move until then.
+# From any thread: have the front run the callback soon, once. The callback must not move until then.
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
-# From any thread: have the loop read the descriptor. False: the system refuses.
+# From any thread: have the front read the descriptor. False: the system refuses.
 cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: arm a watched descriptor again, so that `read` is called for bytes that are still there.
+# In the front: arm a watched descriptor again, so that `read` is called for bytes that are still there.
 cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# From any thread but the loop, without the GIL: stop reading the descriptor. `read` does not run after the return.
+# From any thread but the front, without the GIL: stop reading the descriptor. `read` does not run after the return.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: set the request's timer, if it has limits. At the deadline of a request that is not inner the sink gets
+# In the front: set the request's timer, if it has limits. At the deadline of a request that is not inner the sink gets
 # DEADLINE_EXCEEDED; at request.expires_ns the lane's scheduler decides, or the object that the request waits for.
 # False: no memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: the sink no longer wants a response. A queued request leaves the queue. If an instance executes the
+# In the front: the sink no longer wants a response. A queued request leaves the queue. If an instance executes the
 # request, the bridge tells that instance.
 cdef void bridge_abandon(Request *request) noexcept nogil
 
@@ -74,8 +74,8 @@ cdef void bridge_abandon(Request *request) noexcept nogil
 cdef class BridgeHandle:
     # a Bridge for Python
     cdef Bridge bridge
-    cdef readonly TimersHandle timers    # of the loop
-    cdef IoThreads io         # delivers; None: the loop does
+    cdef readonly TimersHandle timers    # of the front
+    cdef IoThreads io         # delivers; None: the front does
     cdef Source source       # of the I/O thread
-    cdef public object on_news       # called on the loop when requests were refused, or a delivery was watched
-    cdef public object on_hand_over  # called on the loop when an I/O thread begins (True) or ends (False) to deliver
+    cdef public object on_news       # called on the event loop when requests were refused, or a delivery was watched
+    cdef public object on_hand_over  # the same when an I/O thread begins (True) or ends (False) to deliver

@@ -1,14 +1,14 @@
-"""The bridge: responses and callbacks from every other thread to the loop, which owns the sinks.
+"""The bridge: responses and callbacks from every other thread to the front, which owns the sinks.
 
-Instance threads append chains of responses, and write to an eventfd if the loop has not been signalled yet. The loop
+Instance threads append chains of responses, and write to an eventfd if the front has not been signalled yet. The front
 calls each sink's `deliver`, and frees the request after its final response. A sink gets the end at most once: by
 the final response, by DEADLINE_EXCEEDED from the timer, or not at all if it has left (`bridge_abandon`). If a
 model's responses must be in order (`inferd._native.request.order`), early ones wait here.
 
-The loop can itself read a descriptor through which other processes send (a watched descriptor), so that no
-thread wakes only to wake the loop.
+The front can itself read a descriptor through which other processes send (a watched descriptor), so that no
+thread wakes only to wake the front.
 
-Only the owner of a request may free it. The loop owns it before it is queued, after it got it back from the lane,
+Only the owner of a request may free it. The front owns it before it is queued, after it got it back from the lane,
 and after its final response came over the bridge. In between the lane owns it, then the instance.
 """
 
@@ -224,7 +224,7 @@ cdef void bridge_abandon(Request *request) noexcept nogil:
 
 
 cdef bint has_waited_enough(Request *request) noexcept nogil:
-    # True: the request has waited too long, and belongs to the loop. False: it may wait on, or an instance has it.
+    # True: the request has waited too long, and belongs to the front. False: it may wait on, or an instance has it.
     cdef Lane *lane = <Lane *>request.lane
     if request.wait != NULL:
         return request.wait.expire != NULL and request.wait.expire(request)
@@ -442,7 +442,7 @@ cdef int tell_news(PythonEvent *event) except -1:
 cdef class BridgeHandle:
     """The bridge to one event loop.
 
-    Register `event_fd` with `drain` and `timers.fd` with `expire` as readers of the loop.
+    Register `event_fd` with `drain` and `timers.fd` with `expire` as readers of the event loop.
     """
 
     def __cinit__(self):
@@ -500,10 +500,10 @@ cdef class BridgeHandle:
         front_leave()
 
     def deliver_on(self, IoThreads io) -> None:
-        """Let an I/O thread that does not run deliver; None: the loop delivers again.
+        """Let an I/O thread that does not run deliver; None: the event loop delivers again.
 
-        `on_hand_over` is told, so that the loop waits for `TimersHandle.hear` instead of the bridge's and the timers'
-        descriptors, or the other way round.
+        `on_hand_over` is told, so that the event loop waits for `TimersHandle.hear` instead of the bridge's and the
+        timers' descriptors, or the other way round.
         """
         if io is not None:
             self.source.fd = self.bridge.poll_fd

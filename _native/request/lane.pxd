@@ -19,21 +19,21 @@ cdef struct Scheduler:
     # The functions of a kind of lane that requests need; instances use BatchScheduler of
     # `inferd._native.scheduling.calling`. They get the struct that begins with the lane.
 
-    # On the loop: take a request, which then belongs to the lane. Does not block for long, and does not wake instances.
+    # In the front: take a request, which then belongs to the lane. Does not block for long, and wakes no instance.
     # Anything but PUSHED: the request still belongs to the caller.
     Pushed (*push)(Lane *lane, Request *request) noexcept nogil
-    # On the loop, after requests were pushed: called once for all that arrived together, for larger batches and fewer
+    # In the front, after requests were pushed: called once for all that arrived together, for larger batches and fewer
     # wake-ups.
     void (*wake)(Lane *lane) noexcept nogil
-    # On the loop: return a request to the caller because nobody waits for it any more. False: an instance has it.
+    # In the front: return a request to the caller because nobody waits for it any more. False: an instance has it.
     bint (*remove)(Lane *lane, Request *request) noexcept nogil
-    # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
+    # In the front: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
     # which refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
-    # On the loop: set expires_ns and yields of a request that waits for a shared one in this lane, by the queue policy
+    # In the front: set expires_ns and yields of a request that waits for a shared one in this lane, by the queue policy
     # that its terms choose.
     void (*limit)(Lane *lane, Request *request) noexcept nogil
-    # On the loop: a request that was pushed has other terms from now on. False: they no longer matter, because an
+    # In the front: a request that was pushed has other terms from now on. False: they no longer matter, because an
     # instance has it.
     bint (*reconsider)(Lane *lane, Request *request, const Terms *terms) noexcept nogil
     # Refuse further requests; instances finish accepted requests and then end.
@@ -46,7 +46,7 @@ cdef struct Scheduler:
 cdef struct SequenceHooks:
     # the functions of a lane whose requests belong to sequences
 
-    # On the instance's thread, or on the loop: the instance has finished a request whose `sequence` is set. Called
+    # On the instance's thread, or in the front: the instance has finished a request whose `sequence` is set. Called
     # before the request is answered, or, if it left its batch, before it is freed; clears `sequence`.
     void (*request_done)(Lane *lane, Request *request) noexcept nogil
     # An instance reschedules the request, with its new state. It then belongs to the lane. NULL except for iterative
@@ -54,7 +54,7 @@ cdef struct SequenceHooks:
     void (*again)(Lane *lane, Request *request) noexcept nogil
     # Whether a sequence with this id takes further requests here. NULL for iterative sequences.
     bint (*has)(Lane *lane, const Correlation *correlation) noexcept nogil
-    # On the loop: a sequence with this id begins on the lane that replaces this one, so the sequence here ends. NULL
+    # In the front: a sequence with this id begins on the lane that replaces this one, so the sequence here ends. NULL
     # for iterative sequences.
     void (*end)(Lane *lane, const Correlation *correlation) noexcept nogil
 
@@ -72,7 +72,7 @@ cdef struct Lane:
     ResponseOrder *order     # responses leave in the order of requests; NULL: when they are ready
     const Scheduler *scheduler
     Arena *arena             # where large messages for the model are received; NULL: in ordinary memory
-    int64_t received         # bytes of clients' request messages; on the loop
+    int64_t received         # bytes of clients' request messages; in the front
     int64_t sent             # bytes of the responses to them; see add_own
     const SequenceHooks *sequences   # NULL if requests are independent
     # Called by an instance, on any thread, with the rows and the time of a batch that it has executed. NULL if the

@@ -37,37 +37,37 @@ cdef inline void request_move(Request *request, RequestState before, RequestStat
     store32(<int32_t *>&request.state, <int32_t>after)
 
 
-# On the loop: whether it waits in its lane; an instance may take it at any time.
+# In the front: whether it waits in its lane; an instance may take it at any time.
 cdef inline bint request_is_queued(const Request *request) noexcept nogil:
     return load32(<const int32_t *>&request.state) == <int32_t>REQUEST_QUEUED
 
 
-# On the loop: a new request waits for an object of this kind.
+# In the front: a new request waits for an object of this kind.
 cdef inline void request_wait(Request *request, const Wait *wait, void *awaited) noexcept nogil:
     request_move(request, REQUEST_NEW, REQUEST_WAITING)
     request.wait = wait
     request.awaited = awaited
 
 
-# On the loop: the request waits no longer.
+# In the front: the request waits no longer.
 cdef inline void request_stop_waiting(Request *request, RequestState after) noexcept nogil:
     request_move(request, REQUEST_WAITING, after)
     request.wait = NULL
     request.awaited = NULL
 
 
-# On the loop: admit a new request: it counts against the server's limit.
+# In the front: admit a new request: it counts against the server's limit.
 cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept nogil:
     request.admitted = True
     in_house[0] += 1
 
 
-# On the loop: its maker keeps a request with its response beyond its end, and frees it.
+# In the front: its maker keeps a request with its response beyond its end, and frees it.
 cdef inline void request_keep(Request *request) noexcept nogil:
     request_move(request, REQUEST_TAKEN, REQUEST_KEPT)
 
 
-# On the loop: the final response of a request has passed the bridge, or nobody wants one. False: its maker keeps it.
+# In the front: the final response of a request has passed the bridge, or nobody wants one. False: its maker keeps it.
 cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogil:
     if request.admitted:
         request.admitted = False
@@ -78,6 +78,6 @@ cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogi
     return True
 
 
-# On the loop: a request whose final response has not come has other terms from now on. Only for one that its maker has
+# In the front: a request whose final response has not come has other terms from now on. Only for one that its maker has
 # submitted. False: they no longer matter, because an instance has it.
 cdef bint request_reconsider(Request *request, const Terms *terms) noexcept nogil

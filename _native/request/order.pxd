@@ -12,7 +12,7 @@ cdef struct OrderEntry:
     Response *last
 
 cdef struct ResponseOrder:
-    # Used on the loop.
+    # Used in the front.
     PostedCallback callback  # the first member; see order_callback in inferd._native.request.bridge
     void *lane               # Lane of the requests
     void *bridge             # Bridge through which they return

@@ -9,7 +9,7 @@ from inferd._native.threads cimport Mutex
 from inferd._native.traceparent cimport TraceContext
 
 cdef struct Sampling:
-    # which requests are traced, of the server or of one model; the recorder's lock protects it, the loop counts
+    # which requests are traced, of the server or of one model; the recorder's lock protects it, the front counts
     int32_t on               # atomic; requests may be traced
     bint tensors             # with their data
     int64_t rate             # one request in so many; 0: only those whose client asks for it
@@ -69,7 +69,7 @@ cdef struct Record:
     Block *peer              # contains the client's address; NULL: unknown
 
 cdef struct Recorder:
-    # one for a server; used on the loop, except for the list
+    # one for a server; used in the front, except for the list
     int32_t on               # atomic: some requests may be recorded
     Sampling sampling        # of all models without their own
     uint32_t access_rate     # one request in so many goes to the access log; 0: none
@@ -85,19 +85,19 @@ cdef struct Recorder:
     size_t bytes             # of texts and tensors in the list, and of inputs of requests that have not ended
     uint64_t lost            # records that were discarded because the list was full, by number or by bytes
 
-# On the loop, for a request that has arrived and is decoded: begin a record if one may be needed. `own` is the sampling
-# of its model, NULL for the server's; `context` is the client's trace context.
+# In the front, for a request that has arrived and is decoded: begin a record if one may be needed. `own` is the
+# sampling of its model, NULL for the server's; `context` is the client's trace context.
 cdef void record_begin(Recorder *recorder, Request *request, const TraceContext *context, Sampling *own) noexcept nogil
-# On the loop: the same for a request that is made on behalf of another one, if that has a record.
+# In the front: the same for a request that is made on behalf of another one, if that has a record.
 cdef void record_inner(Request *request, const Request *outer) noexcept nogil
-# On the loop: note the lookup of a request with a record in the response cache.
+# In the front: note the lookup of a request with a record in the response cache.
 cdef void record_looked_up(Request *request, int64_t begin_ns, int64_t end_ns, bint found) noexcept nogil
-# On the loop: a request with a record gets the response to `work`, which was made for another one.
+# In the front: a request with a record gets the response to `work`, which was made for another one.
 cdef void record_shares(Request *request, const Request *work) noexcept nogil
 # From any thread: an instance is about to execute a request with a record. Copies its inputs, if they are needed,
 # before the model can write to them.
 cdef void record_taken(Request *request) noexcept nogil
-# On the loop: a request with a record gets a response.
+# In the front: a request with a record gets a response.
 cdef void record_response(Request *request, const Response *response) noexcept nogil
 # A request with a record ends: keep the record if it is needed.
 cdef void record_end(Request *request) noexcept nogil

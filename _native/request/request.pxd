@@ -99,15 +99,15 @@ cdef enum RequestState:
     REQUEST_ENDED            # its final response has passed the bridge
     REQUEST_STATES
 
-# Called on the loop: nobody waits any more for the response to a request that an instance executes. Must be quick.
+# Called in the front: nobody waits any more for the response to a request that an instance executes. Must be quick.
 ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 
-# Called on the loop, perhaps with the GIL: nobody waits any more for any of the requests that are executed together.
+# Called in the front, perhaps with the GIL: nobody waits any more for any of the requests that are executed together.
 # Must be quick.
 ctypedef void (*stop_fn)(void *owner) noexcept nogil
 
 cdef struct Wait:
-    # The functions of a kind of object for which requests wait. Called on the loop, while the request waits.
+    # The functions of a kind of object for which requests wait. Called in the front, while the request waits.
 
     # Remove the request from where it waits; it then belongs to the caller.
     void (*leave)(Request *request) noexcept nogil
@@ -117,7 +117,7 @@ cdef struct Wait:
     # The request has other terms from now on. False: they no longer matter. NULL: they never do.
     bint (*reconsider)(Request *request, const Terms *terms) noexcept nogil
 
-# Called on the loop for each response, in order; the last one is final. `response` is NULL if the request ends without
+# Called in the front for each response, in order; the last one is final. `response` is NULL if the request ends without
 # a response of an instance; see `status` and `details`. The sink copies or shares what it keeps.
 ctypedef void (*deliver_fn)(void *sink, Response *response, int status, const char *details) noexcept nogil
 
@@ -224,7 +224,7 @@ cdef void request_expired(Request *request) noexcept nogil
 cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil
 # Stop following. After the return `told` does not run any more.
 cdef void request_unfollow(Request *request) noexcept nogil
-# On the loop: nobody waits for the response any more.
+# In the front: nobody waits for the response any more.
 cdef void request_abandon(Request *request) noexcept nogil
 
 cdef struct Watched:

@@ -201,7 +201,7 @@ cdef struct WatchedList:
     Watched *first
     Watched *last
 
-# The loop holds it while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
+# The front holds it while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
 cdef Mutex watching
 cdef WatchedList all_watched
 mutex_init(&watching, NULL)

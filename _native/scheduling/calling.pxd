@@ -1,4 +1,4 @@
-# Carries out the dispatcher's decisions: calls threads that wait for batches, and begins batches on the loop.
+# Carries out the dispatcher's decisions: calls threads that wait for batches, and begins batches in the front.
 
 from libc.stdint cimport int64_t
 
@@ -29,15 +29,15 @@ cdef void consumer_release(Consumer *consumer) noexcept nogil
 # From any thread: the consumer gets GIVEN_END when it takes next, or now if it waits.
 cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil
 
-# On the loop, which has ended a batch on the instance: the next batch. NULL: the instance is no longer lent to the
+# In the front, which has ended a batch on the instance: the next batch. NULL: the instance is no longer lent to the
 # loop.
 cdef Request *consumer_next(Consumer *consumer) noexcept nogil
-# On the loop: pass this batch, which has not begun, to the instance's thread. NULL: GIVEN_BACK.
+# In the front: pass this batch, which has not begun, to the instance's thread. NULL: GIVEN_BACK.
 cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil
 
-# Decide after a change in the line. The caller holds the dispatcher's lock, which is released. `on_loop`: instances
-# that the loop can use begin at once.
-cdef void line_look(Line *line, bint on_loop) noexcept nogil
+# Decide after a change in the line. The caller holds the dispatcher's lock, which is released. `in_front`: instances
+# that the front can use begin at once.
+cdef void line_look(Line *line, bint in_front) noexcept nogil
 # With the lock: the same after changes in several lines; on any thread.
 cdef void lines_look(Dispatcher *dispatcher, int64_t now) noexcept nogil
 # With the lock, once: the lane is about to be closed, and the line no longer needs its alarm.

@@ -6,10 +6,10 @@ a thread that is woken before would run into the lock on its core, and sleep aga
 its consumer. Requests that come before it runs join the batch if the policy allows it.
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
-each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps
-(`inferd._native.execution.remote`): the consumer is lent. If the loop cannot continue with it, the thread is called; if
-there is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the loop replaces
-the thread's own wait.
+each batch. So an instance whose work runs in another process lets the front begin batches while its thread sleeps
+(`inferd._native.execution.remote`): the consumer is lent. If the front cannot continue with it, the thread is called;
+if there is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the front
+replaces the thread's own wait. Brief instances are lent, too (`inferd._native.execution.brief`).
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -96,15 +96,15 @@ cdef inline int64_t time_of(const Line *line) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # With the guard held
 
-cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop, Ringing *ringing) noexcept nogil:
-    # Call the called consumers, except `asking`. Returns those whose batches the loop is to begin, as a chain.
+cdef Consumer *call(Consumer *called, const Consumer *asking, bint in_front, Ringing *ringing) noexcept nogil:
+    # Call the called consumers, except `asking`. Returns those whose batches the front is to begin, as a chain.
     cdef Consumer *lent = NULL
     cdef Consumer *following
     while called != NULL:
         following = called.next_called
         called.told = False
         if called != asking:
-            if on_loop and called.ready != NULL and called.state == CONSUMER_CALLED and called.given == GIVEN_BATCH:
+            if in_front and called.ready != NULL and called.state == CONSUMER_CALLED and called.given == GIVEN_BATCH:
                 called.state = CONSUMER_LENT
                 called.next_called = lent
                 lent = called
@@ -119,7 +119,7 @@ cdef void decide(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     call(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False, ringing)
 
 
-cdef Consumer *decide_on_loop(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
+cdef Consumer *decide_in_front(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     # the consumers that are to begin, as a chain
     cdef Consumer *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True, ringing)
     if line.idle_count and line.watcher == NULL and line.watched_ns != NEVER:
@@ -128,7 +128,7 @@ cdef Consumer *decide_on_loop(Line *line, Consumer *asking, Ringing *ringing) no
 
 
 cdef void begin_all(Consumer *lent) noexcept nogil:
-    # on the loop, without the guard
+    # in the front, without the guard
     cdef Consumer *following
     cdef Request *batch
     while lent != NULL:
@@ -139,14 +139,14 @@ cdef void begin_all(Consumer *lent) noexcept nogil:
         lent = following
 
 
-cdef void line_look(Line *line, bint on_loop) noexcept nogil:
+cdef void line_look(Line *line, bint in_front) noexcept nogil:
     cdef Dispatcher *dispatcher = line.dispatcher
     cdef Consumer *lent = NULL
     cdef Ringing ringing
     ringing.count = 0
     line_touch(line)
-    if on_loop:
-        lent = decide_on_loop(line, NULL, &ringing)
+    if in_front:
+        lent = decide_in_front(line, NULL, &ringing)
     else:
         decide(line, NULL, &ringing)
     unlock(&dispatcher.guard)
@@ -334,7 +334,7 @@ cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# On the loop
+# In the front
 
 cdef Request *consumer_next(Consumer *consumer) noexcept nogil:
     cdef Line *line = consumer.line
@@ -348,7 +348,7 @@ cdef Request *consumer_next(Consumer *consumer) noexcept nogil:
         ring_later(&ringing, consumer)
     else:
         consumer_ask(consumer, line)
-        lent = decide_on_loop(line, consumer, &ringing)
+        lent = decide_in_front(line, consumer, &ringing)
         if consumer.state == CONSUMER_CALLED and consumer.given == GIVEN_BATCH:
             consumer.state = CONSUMER_LENT
             batch = consumer.batch
@@ -374,11 +374,11 @@ cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil:
 
 
 cdef void set_alarm(Line *line, Ringing *ringing) noexcept nogil:
-    # With the guard held: have the loop look at watched_ns, or before.
+    # With the guard held: have the front look at watched_ns, or before.
     cdef Lane *lane = <Lane *>line.owner
     cdef bint was_set = line.alarm.slot != 0
     if was_set and line.alarm.due_ns <= line.watched_ns:
-        return  # after looking too early, the loop sets the alarm again
+        return  # after looking too early, the front sets the alarm again
     if not was_set:
         fetch_add32(&lane.in_flight, 1)  # keeps the lane alive until then
     line.alarm.fire = look

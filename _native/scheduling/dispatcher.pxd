@@ -31,12 +31,12 @@ cdef enum ConsumerState:
     CONSUMER_AWAY            # its instance executes, or has not asked yet
     CONSUMER_IDLE            # its thread waits, and may get a batch
     CONSUMER_CALLED          # it was given a batch, or an end, that its thread has not seen yet
-    CONSUMER_LENT            # its thread waits while the loop executes a batch with the instance
+    CONSUMER_LENT            # its thread waits while the front executes a batch with the instance
 
 cdef enum Given:
     GIVEN_BATCH              # execute it
     GIVEN_END                # nothing more will come
-    GIVEN_BACK               # the loop cannot continue with the instance: get ready, and ask again
+    GIVEN_BACK               # the front cannot continue with the instance: get ready, and ask again
 
 cdef struct Bell:
     # A condition that may outlive its consumer. So a thread can ring it when it has released the lock, and the woken
@@ -49,8 +49,8 @@ cdef struct Consumer:
     uint32_t index           # 0, 1, ... among the instances of the version
     Claim *claim             # to the resources that it needs to execute; NULL: none
     const char *why          # the reason for its last batch, as text
-    # For an instance that the loop can use, too (see `inferd._native.execution.remote`); otherwise NULL. `ready`:
-    # whether a batch can begin now; `begin`, on the loop: begin this one.
+    # For an instance that the front can use, too (see `inferd._native.execution.remote`); otherwise NULL. `ready`:
+    # whether a batch can begin now; `begin`, in the front: begin this one.
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
@@ -92,7 +92,7 @@ cdef struct Line:
     uint32_t beside          # idle consumers beside the one for which a batch is planned
     Consumers idle           # the one that came last is first
     uint32_t idle_count
-    Consumer *watcher        # the idle consumer whose thread looks again at `watched_ns`; NULL: none, or the loop looks
+    Consumer *watcher        # the idle consumer whose thread looks again at `watched_ns`; NULL: none, or the front does
     int64_t watched_ns       # NEVER: at no time
     bint touched             # the line has changed since the last decision
     Line *next_touched
@@ -100,7 +100,7 @@ cdef struct Line:
     uint64_t passed_since    # virtual time of the dispatcher when that began
     Line *previous           # among lacking lines
     Line *next
-    # for the loop, which uses instances (`inferd._native.scheduling.calling`)
+    # for the front, which uses instances (`inferd._native.scheduling.calling`)
     void *bridge             # Bridge of the requests; NULL: no request has come yet
     Timer alarm              # set to watched_ns
     PostedCallback silence   # clears the alarm when the lane is closed
@@ -139,7 +139,7 @@ cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil
 cdef void claim_give(Claim *claim) noexcept nogil
 
 # Decide about all lines that have changed, and, if resources were given back, about lines that lack some. `asking` is
-# the consumer whose thread or loop decides; it goes first and is not called. Returns called consumers, and idle ones
-# whose `watch_ns` has changed, as a chain by `next_called`. With `by_loop`, consumers that the loop can use do not look
-# again themselves: the loop takes care of `watched_ns` of lines without a watcher.
-cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_loop) noexcept nogil
+# the consumer that decides, or for which the front does; it goes first and is not called. Returns called consumers, and
+# idle ones whose `watch_ns` has changed, as a chain by `next_called`. With `by_front`, consumers that the front can use
+# do not look again themselves: the front takes care of `watched_ns` of lines without a watcher.
+cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_front) noexcept nogil

@@ -15,7 +15,7 @@ always have work execute in inverse proportion to their priorities. A claim with
 virtual time that the others have reached: it neither catches up nor waits for them.
 
 When the requests of a line wait for more requests, the line must be looked at again once that no longer pays: one idle
-consumer watches the clock for it (`Line.watcher`), or the loop does.
+consumer watches the clock for it (`Line.watcher`), or the front does.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -270,19 +270,19 @@ cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) n
     return NULL
 
 
-cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
-    # have a consumer, or the loop, look at that time or before
+cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_front, Consumer *called) noexcept nogil:
+    # have a consumer, or the front, look at that time or before
     cdef Consumer *consumer
     if wake_ns == NEVER or line.idle_count == 0 or line.watched_ns <= wake_ns:
         return called
     line.watched_ns = wake_ns
-    if is_asking(asking, line) and not (by_loop and asking.ready != NULL):
+    if is_asking(asking, line) and not (by_front and asking.ready != NULL):
         consumer = asking
     elif line.watcher != NULL:
         consumer = line.watcher
     else:
         consumer = line.idle.first
-        if by_loop and consumer.ready != NULL:
+        if by_front and consumer.ready != NULL:
             return called
     if line.watcher != NULL:
         line.watcher.watch_ns = NEVER
@@ -291,13 +291,13 @@ cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop
     return called if consumer == asking else tell(called, consumer)
 
 
-cdef Consumer *watch_or_end(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop,
+cdef Consumer *watch_or_end(Line *line, int64_t wake_ns, Consumer *asking, bint by_front,
                             Consumer *called) noexcept nogil:
     # there is no batch in the line
     delist(line)
     if line.over:
         return call_all(line, called)
-    return watch(line, wake_ns, asking, by_loop, called)
+    return watch(line, wake_ns, asking, by_front, called)
 
 
 cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
@@ -306,7 +306,7 @@ cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept no
     line.plan(line, now, plan)
 
 
-cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
+cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_front, Consumer *called) noexcept nogil:
     # look at a line without resources: give out its batches
     cdef BatchPlan plan
     cdef Request *batch
@@ -314,13 +314,13 @@ cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_loop, Con
     while line.idle_count:
         make_plan(line, now, &plan)
         if plan.count == 0:
-            return watch_or_end(line, plan.wake_ns, asking, by_loop, called)
+            return watch_or_end(line, plan.wake_ns, asking, by_front, called)
         consumer = ready_consumer(line, asking, &called)
         if consumer == NULL:
             break
         batch = line.cut(line, now, &plan)
         if batch == NULL:
-            return watch_or_end(line, plan.wake_ns, asking, by_loop, called)
+            return watch_or_end(line, plan.wake_ns, asking, by_front, called)
         called = give(consumer, batch, plan.why, called)
     return called
 
@@ -352,7 +352,7 @@ cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noe
     return called
 
 
-cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_loop) noexcept nogil:
+cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_front) noexcept nogil:
     cdef Consumer *called = NULL
     cdef Consumer *consumer
     cdef Line *line
@@ -364,7 +364,7 @@ cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking
             if self.limited:
                 called = look_limited(line, now, asking, called)
             else:
-                called = look(line, now, asking, by_loop, called)
+                called = look(line, now, asking, by_front, called)
         consumer = best_lacking(self)
         if consumer == NULL:
             return called

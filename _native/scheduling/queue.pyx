@@ -471,7 +471,7 @@ cdef class QueueLane(LaneHandle):
         """Have `first` called once, when the first request has come. Call this before any request can find the lane.
 
         Args:
-            first: called on the loop, without arguments; None: nothing is called.
+            first: called on the event loop, without arguments; None: nothing is called.
         """
         cdef Queue *queue = self.queue()
         self.first = first

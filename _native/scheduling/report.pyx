@@ -1,7 +1,7 @@
 """inference.ModelStatisticsResponse, encoded from the counters of lanes.
 
-Clients ask a server of ten thousand models for all of them every few seconds, on the loop that serves requests. So no
-Python object is made of a counter, and only the counters that the message has are read.
+Clients ask a server of ten thousand models for all of them every few seconds, and the event loop has other calls to
+serve. So no Python object is made of a counter, and only the counters that the message has are read.
 """
 
 from libc.stddef cimport size_t

@@ -1,7 +1,7 @@
 """Splitting: a request with more rows than max_batch_size becomes several, for different batches and instances.
 
 The parts share the data of the whole request. It waits for them, with its own deadline, and is answered with the last
-part; the first error ends it, and the queued parts. Everything happens on the loop.
+part; the first error ends it, and the queued parts. Everything happens in the front.
 """
 
 from libc.stddef cimport size_t

@@ -20,11 +20,11 @@ cdef struct Sequencer:
     Dispatcher own
     Slots slots
     Line **lines             # for each instance: slots.slot_set_count lines
-    # used on the loop
+    # used in the front
     Timer timer              # for idle sequences
     bint armed               # the timer is set, and counts as in flight
     Notice leaving           # clears the timer after the lane was closed
-    Notice drained           # wakes the loop when the last sequence of a draining lane has ended
+    Notice drained           # wakes the front when the last sequence of a draining lane has ended
     bint told                # `drained` has been posted
 
 

@@ -4,7 +4,7 @@
 has a line of the dispatcher (`inferd._native.scheduling.dispatcher`) of its own, because sequences are tied to
 instances.
 
-One timer of the loop ends idle sequences. It is set while any sequence is live, and counts as a request in flight, so
+One timer of the front ends idle sequences. It is set while any sequence is live, and counts as a request in flight, so
 the lane outlives it.
 """
 
@@ -104,7 +104,7 @@ cdef void stir(Sequencer *self) noexcept nogil:
 
 
 cdef void tell(Sequencer *self) noexcept nogil:
-    # wake the loop when the last sequence of a draining lane has ended; with the lock held
+    # wake the front when the last sequence of a draining lane has ended; with the lock held
     if self.slots.draining and not self.told and self.slots.table.count == 0 and self.slots.bridge != NULL:
         self.told = True
         post(self, &self.drained, drained)
@@ -118,7 +118,7 @@ cdef void post(Sequencer *self, Notice *notice, void (*run)(PostedCallback *call
 
 
 cdef void drained(PostedCallback *callback) noexcept nogil:
-    # on the loop, which then looks whether its lanes have drained
+    # in the front, which then looks whether its lanes have drained
     fetch_add32(&(<Notice *>callback).lane.lane.in_flight, -1)
 
 
@@ -257,7 +257,7 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
 # Idle sequences, and the end
 
 cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
-    # on the loop
+    # in the front
     self.timer.fire = sweep
     self.timer.owner = self
     if timers_set((<Bridge *>self.slots.bridge).timers, &self.timer, due):
@@ -266,7 +266,7 @@ cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
 
 
 cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
-    # On the loop: end sequences that have idled for too long. A sequence that becomes idle later is due after the next
+    # In the front: end sequences that have idled for too long. A sequence that becomes idle later is due after the next
     # sweep.
     cdef Sequencer *self = <Sequencer *>timer.owner
     cdef int64_t next
@@ -280,7 +280,7 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
 
 
 cdef void disarm(PostedCallback *callback) noexcept nogil:
-    # on the loop, after the lane was closed
+    # in the front, after the lane was closed
     cdef Sequencer *self = (<Notice *>callback).lane
     if self.armed:
         timers_clear((<Bridge *>self.slots.bridge).timers, &self.timer)
@@ -480,7 +480,7 @@ cdef class SequenceLane(LaneHandle):
     def remember(self, SequenceLane other not None) -> None:
         """Refuse requests of sequences that are open on another lane, which is about to be closed, with that reason.
 
-        Call this on the loop, where no sequence begins meanwhile.
+        Call this in the front, where no sequence begins meanwhile.
         """
         cdef Sequencer *self_ = self.sequencer()
         cdef Sequencer *other_ = other.sequencer()
@@ -495,7 +495,7 @@ cdef class SequenceLane(LaneHandle):
         unlock(&self_.dispatcher.guard)
 
     def stream_ended(self, stream: int) -> None:
-        """End the sequences that are tied to this stream. On the loop."""
+        """End the sequences that are tied to this stream. In the front."""
         cdef Sequencer *self_ = self.sequencer()
         lock(&self_.dispatcher.guard)
         slots_leave(&self_.slots, stream, now_ns())

@@ -2,7 +2,7 @@
 
 A model with such a cache is too slow to be executed for each request, so Python is fast enough here. The
 coalescer (`inferd._native.caching.coalescer`) holds the request back, with identical ones that come meanwhile, until
-the lookup has a result. Everything happens on the loop.
+the lookup has a result. Everything happens in the front.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -197,7 +197,7 @@ cdef class StoreBase:
 
 
 class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
-    """Keeps responses outside of the server. Its methods run on the loop; they must be quick and raise nothing."""
+    """Keeps responses outside of the server. Its methods run on the event loop, are quick, and raise nothing."""
 
     @abc.abstractmethod
     def look(self, lookup: Lookup) -> bool:

@@ -19,7 +19,7 @@ cdef struct ExchangeDoor:
     Submission *submission
     uint32_t window          # requests of one stream that may be open
     const LoadReport *report  # for load balancers, sent with the status
-    # One stream is over: the sequences that are tied to it end. Called on the loop, outside of all calls of streams.
+    # One stream is over: the sequences that are tied to it end. Called in the front, outside of all calls of streams.
     void (*over)(void *context, uint64_t number) noexcept nogil
     void *over_context
     Exchanges exchanges

@@ -263,7 +263,7 @@ cdef class InferService:
 
     Args:
         table: the models.
-        bridge: the way back to the loop; the owner registers its descriptors.
+        bridge: the way back to the front; the owner registers its descriptors.
         max_inflight: requests that may be in flight; further ones are refused. 0 for any number.
     """
 
@@ -368,7 +368,7 @@ cdef class InferService:
 
     @property
     def timers(self) -> TimersHandle:
-        """The timers of the loop. The owner of the bridge fires them when it drains the bridge."""
+        """The timers of the front. The owner of the bridge fires them when it drains the bridge."""
         return self.bridge.timers
 
     @property
@@ -443,7 +443,7 @@ cdef class InferService:
 
         Args:
             tensors: of each request: shape and bytes by name.
-            done: called on the loop with the text of the first error; it is empty if there was none.
+            done: called on the event loop with the text of the first error; it is empty if there was none.
 
         Raises:
             ValueError: the tensors do not fit the model.
@@ -476,7 +476,7 @@ cdef class InferService:
         """Let requests for models that are not loaded wait until `resume`.
 
         Args:
-            load: called on the loop for each such request, soon after its submission, with the name of the model,
+            load: called on the event loop for each such request, soon after its submission, with the name of the model,
                 whether another model made the request, and the model whose load waits for the response (empty: no load
                 does). It returns an error text, with which the request is refused; empty: the request waits.
         """
@@ -536,10 +536,10 @@ cdef class InferService:
 
         Args:
             message: its bytes.
-            deliver: called on the loop, never from inside this method, as deliver(status, details, response): a gRPC
-                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, except in a
-                stream for decoupled models: its last response is delivered when the ticket is `done`, and is None if
-                it only ends the request.
+            deliver: called on the event loop, never from inside this method, as deliver(status, details, response): a
+                gRPC status code, the error text, and the encoded ModelInferResponse (None after an error). Once, except
+                in a stream for decoupled models: its last response is delivered when the ticket is `done`, and is None
+                if it only ends the request.
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
             stream_number: of the stream, for sequences that end with it; 0 for none.

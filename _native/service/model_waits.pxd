@@ -33,11 +33,11 @@ cdef struct ModelWait:
     Str model                # lives as long as the wait
     void *owner
     ModelAsk *ask            # until the wait ends
-    # Called on the loop: the model is there, or (a status other than OK) its load has failed. The wait has ended.
+    # Called in the front: the model is there, or (a status other than OK) its load has failed. The wait has ended.
     void (*resume)(ModelWait *wait, int status, const char *details) noexcept nogil
 
 cdef struct ModelWaits:
-    # a list of them, in order; used on the loop
+    # a list of them, in order; used in the front
     ModelWait *first
     ModelWait *last
 

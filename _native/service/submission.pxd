@@ -32,7 +32,7 @@ cdef struct Awaiting:
     Request *last
 
 cdef struct Submission:
-    # used on the loop
+    # used in the front
     Table *table
     Bridge *bridge
     uint32_t max_inflight    # limit of Bridge.in_house; 0: none
@@ -64,7 +64,7 @@ cdef extern from *:
     """
     const uint64_t CALLER_SERVER "INFERD_CALLER_SERVER"
 
-# On the loop: decode a message from outside, admit it, find its model, check and queue it. Takes over `block`. The
+# In the front: decode a message from outside, admit it, find its model, check and queue it. Takes over `block`. The
 # request, whose sink is set, always comes back over the bridge. A negative timeout means none; `context` is the
 # client's trace context, NULL for none.
 cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
@@ -74,17 +74,17 @@ cdef void submit_message(Submission *submission, Request *request, Block *block,
 cdef void submit_call(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
                       size_t forwarded, int64_t timeout_ns, uint64_t caller,
                       const TraceContext *context) noexcept nogil
-# On the loop: queue a request that the server itself has made. Its lane (table_find), its sink and, if it has one, its
+# In the front: queue a request that the server itself has made. Its lane (table_find), its sink and, if it has one, its
 # deadline are set, and its tensors are checked (request_check). It comes back over the bridge.
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
-# On the loop: queue a request that a coalescer has held back; its bridge is set.
+# In the front: queue a request that a coalescer has held back; its bridge is set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
-# On the loop: submit again the requests that wait for this model (NULL: for any model); they do not wait again. With a
+# In the front: submit again the requests that wait for this model (NULL: for any model); they do not wait again. With a
 # status other than OK they are refused with that status. Steps of ensembles that wait continue, or fail, too.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
 # Whether a request, or a step of an ensemble, waits for this model.
 cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil
-# On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
+# In the front: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil
 # The same after a read from a connection at `at_ns`; `another`: the read before was from another connection. True: the

@@ -1,7 +1,7 @@
 """The tokens of callers, found in a time that does not depend on their number.
 
 A thread builds a table while another table is in force; a table in force is never changed. So however large the file
-is, the loop only exchanges one pointer.
+is, the front only exchanges one pointer.
 
 The id of a token is its SipHash-2-4 with a key of the process. It stands for the caller between two messages of a
 call, and is the same in every table with the same key.

@@ -64,13 +64,13 @@ cdef class Endpoint:
         spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        workers: inflate and compress large messages, see `collect_jobs`; without them the loop does that itself.
+        workers: inflate and compress large messages, see `collect_jobs`; without them the event loop does that itself.
         max_held: bytes of requests without a response, and of responses that clients have not read, over all
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. 0: no limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first
             MiB that has come, and for each 256 KiB of the rest; 0 for any time.
         send_timeout: seconds that a client may take for a response, in the same way.
-        timers: the timers of the loop; None: timers of the endpoint, see `expire`.
+        timers: the timers of the event loop; None: timers of the endpoint, see `expire`.
 
     Set `clock` to a function that returns seconds to replace time.monotonic(); not together with `timers`.
     """
@@ -164,7 +164,7 @@ cdef class Endpoint:
 
     @property
     def on_dirty(self):
-        """Called when `flush_dirty` must be called at the end of the loop's round; None: nothing is called."""
+        """Called when `flush_dirty` must be called at the end of the event loop's round; None: nothing is called."""
         return self.dirty_hook
 
     @on_dirty.setter

@@ -150,7 +150,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
 
 
 cdef bint may_be_tiny(Conn *conn) noexcept nogil:
-    # tens of thousands in one read would keep the loop from other connections
+    # tens of thousands in one read would keep the front from other connections
     if budget_spend(&conn.budget, TINY_COST, conn.host.spare_frames, conn.host.now_ns):
         return True
     conn_calm(conn, "too_many_messages")

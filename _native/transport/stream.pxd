@@ -60,7 +60,7 @@ cdef enum Answer:
     ANSWER_LAST              # the headers are submitted, and the status is final
     ANSWER_CUT               # RST_STREAM is submitted
 
-# The functions that serve the calls of a method: one table for each kind of service. The loop calls them while it
+# The functions that serve the calls of a method: one table for each kind of service. The front calls them while it
 # receives or collects bytes, and `closed` also when the transport ends a call.
 cdef struct Service:
     bint single              # a call has one request message
@@ -264,7 +264,7 @@ cdef struct Conn:
     Conn *next_dirty
     Dirty *writer            # of the thread that writes its output
     bint in_call             # its thread is in a system call for it, outside of the front: see io_thread.pyx
-    bint dirty               # in the host's list
+    bint dirty               # in the list of its writer
     ConnState state          # how far the end of the connection has come
     bint stalled             # the peer took no output for too long: the socket is closed, and the output discarded
     bint http1               # the peer speaks HTTP/1: the last output is an HTTP/1 response
@@ -285,7 +285,7 @@ cdef enum:
     MAX_NATIVES = 4
     WRITABLE_BELOW = 64 << 10    # unsent bytes of a stream below which its call may continue
 
-# Callbacks of compression, on the loop. `message` has the inflated bytes if the result is RESULT_OK, else the received
+# Callbacks of compression, in the front. `message` has the inflated bytes if the result is RESULT_OK, else the received
 # ones. `deflated` is NULL if the plain message is to be sent. The callback takes over all of them.
 ctypedef void (*inflated_fn)(Stream *stream, Incoming *message, Result result) noexcept nogil
 ctypedef void (*deflated_fn)(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil
@@ -321,13 +321,13 @@ cdef struct Host:
     size_t max_message       # bytes of a request message; 0: unlimited
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, for responses of native methods; 0: no compression
-    ThreadPool *thread_pool  # inflates and compresses large messages; NULL: the loop does that
+    ThreadPool *thread_pool  # inflates and compresses large messages; NULL: the front does that
     bint traced              # Stream.context is needed
     uint32_t max_streams
     uint64_t direct          # bytes of request messages that were read directly, see direct_read.pyx
     int64_t receive_ns       # the time for a request to arrive, see expiry.pxd; 0: no limit
     int64_t send_ns          # the same for the peer to take a response
-    Timers *timers           # of the loop
+    Timers *timers           # of the front
     Conns connections        # all, the latest first
     uint32_t connection_count
     size_t peak              # maximum of host_kept since memory was last returned

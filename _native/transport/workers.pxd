@@ -1,4 +1,4 @@
-# The thread pool: work that would block the event loop too long, and the way of its results back to the loop.
+# The thread pool: work that would block the event loop too long, and the way of its results back to the front.
 #
 # A thread does a slice of a job, charges the client for it (`inferd._native.shares`), and takes a job of the client
 # whose turn is next. So a client with large messages, or with many, does not delay another client's small one.
@@ -17,9 +17,9 @@ cdef struct Job:
     # sets `whole` when there is no more to do.
     uint64_t (*run)(Job *job) noexcept nogil
     bint whole
-    void (*done)(Job *job) noexcept nogil    # afterwards, on the loop; frees the job
+    void (*done)(Job *job) noexcept nogil    # afterwards, in the front; frees the job
     size_t output            # bytes of memory that its result takes so far: set by `run`
-    # On the loop, within the pool's guard, after `output` has become `told`. NULL: nobody asks.
+    # In the front, within the pool's guard, after `output` has become `told`. NULL: nobody asks.
     void (*grew)(Job *job) noexcept nogil
     size_t told
     bint telling             # it is in ThreadPool.grown
@@ -35,13 +35,13 @@ cdef struct ThreadPool:
     Job *grown               # jobs that take more memory than was told
     bint closing
     int event_fd             # readable when jobs are finished
-    Account departed         # used on the loop: the bytes held by jobs of calls that have ended
+    Account departed         # used in the front: the bytes held by jobs of calls that have ended
 
-# On the loop: submit a job of a client. False: no memory.
+# In the front: submit a job of a client. False: no memory.
 cdef bint thread_pool_submit(ThreadPool *thread_pool, Job *job, uint64_t client) noexcept nogil
-# On the loop: withdraw a job that no thread has begun. False: it is running, or done.
+# In the front: withdraw a job that no thread has begun. False: it is running, or done.
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
-# On the loop: call `grew` of jobs that have grown, then `done` of every finished job.
+# In the front: call `grew` of jobs that have grown, then `done` of every finished job.
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil
 
 

@@ -1,8 +1,8 @@
 """The thread pool: threads that compress and inflate large messages, which would block the event loop too long.
 
 Jobs run without the GIL, a slice at a time, by the turns of their clients. Finished ones wait in a list, and an eventfd
-signals the loop, which calls their `done`. The threads have a higher nice value than the rest of the process: when
-cores are scarce, the loop and instances go first.
+signals the front, which calls their `done`. The threads have a higher nice value than the rest of the process: when
+cores are scarce, the front and instances go first.
 """
 
 from libc.stdint cimport uint64_t
@@ -108,7 +108,7 @@ cdef inline bint is_signalled(const ThreadPool *thread_pool) noexcept nogil:
 
 
 cdef bint tell(ThreadPool *thread_pool, Job *job) noexcept nogil:
-    # returns whether the loop must be signalled
+    # returns whether the front must be signalled
     cdef bint alone = not is_signalled(thread_pool)
     job.told = job.output
     if not job.telling:
@@ -155,7 +155,7 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
 cdef class Workers:
     """Threads for the jobs of one event loop.
 
-    The owner registers `event_fd` as a reader of the loop and drains the pool.
+    The owner registers `event_fd` as a reader of the event loop and drains the pool.
 
     Args:
         threads: how many; they run from `start` to `close`.

@@ -142,14 +142,14 @@ cdef void list_outlets(Watch *watch, pollfd *fds) noexcept nogil:
     cdef Channel *channel = watch.channel
     lock(&channel.guard)  # other threads add packets that a full socket did not take
     fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if channel.side.first != NULL else 0)
-    # The loop reads the socket of calls. Without a loop, a worker that calls breaks a rule.
+    # The front reads the socket of calls. Without it, a worker that calls breaks a rule.
     fds[<int>AT_CALLS].fd = channel.calls.fd if channel.calls.first != NULL or channel.submission == NULL else -1
     unlock(&channel.guard)
     fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
 
 
 cdef bint watch_is_ending(Watch *watch) noexcept nogil:
-    # the executor sets this state, or the loop
+    # the executor sets this state, or the front
     cdef bint out
     lock(&watch.channel.guard)
     out = watch.channel.state == WORKER_ENDING

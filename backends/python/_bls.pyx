@@ -1,8 +1,8 @@
 """Business logic scripting: calls that a model makes to other models.
 
 A call is a serialized ModelInferRequest, and the server treats it like every other message: decodes it in place, checks
-it with the same error texts, and queues it. The loop itself reads it from the socket of calls, so that no other thread
-must wake. A call that is too large for a packet comes on the side socket, and a callback passes it to the loop. The
+it with the same error texts, and queues it. The front itself reads it from the socket of calls, so that no other thread
+must wake. A call that is too large for a packet comes on the side socket, and a callback passes it to the front. The
 loop sends the responses to the worker, as serialized ModelInferResponse messages. No thread of the server waits for
 them, so calls may be nested to any depth: the calling model waits in its own worker, and occupies only its own
 instance.
@@ -42,10 +42,10 @@ from inferd.backends.python._wire cimport BLS_CANCEL, BLS_CREDIT, BLS_REQUEST, B
 
 cdef enum:
     MOST_PACKETS = 32        # packets that are read at a time
-    MOST_WISHES = 1 << 16    # changes of calls that the loop has not seen yet
+    MOST_WISHES = 1 << 16    # changes of calls that the front has not seen yet
 
 cdef struct Wish:
-    # a change of a channel's calls, for the loop to make
+    # a change of a channel's calls, for the front to make
     PostedCallback callback
     Channel *channel
     uint64_t life            # of the worker whose calls they are
@@ -143,7 +143,7 @@ cdef void bls_abandon(Channel *channel) noexcept nogil:
 
 
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
-    # By a callback, because a request cannot be abandoned while another one is. On another thread than the loop's the
+    # By a callback, because a request cannot be abandoned while another one is. On another thread than the front's the
     # request has not been sent to the worker yet, so it has no calls.
     if load32(&channel.call_count):
         wish(channel, 0, number, 0)

@@ -28,7 +28,7 @@ cdef struct BlsCall:
     size_t size
     uint64_t bytes           # bytes that count against the limit
     uint64_t parent          # number of the request on whose behalf the call is made; 0: none
-    # used on the loop
+    # used in the front
     Channel *loading         # of the model whose load waits for the call, as far as is known; NULL: none does
     Request *request         # NULL: the call is over
     BlsCall *next            # the next call in the same bucket of ids
@@ -38,7 +38,7 @@ cdef struct BlsCall:
     Held *first_held
     Held *last_held
 
-# All on the loop.
+# All in the front.
 
 # Send a response to the worker, at once or when there is credit for it.
 cdef void call_answer(BlsCall *call, const Response *response, bint final) noexcept nogil

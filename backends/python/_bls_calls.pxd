@@ -10,7 +10,7 @@ from inferd.backends.python._wire cimport Head
 # From any thread: read a BLS_REQUEST; the callback of the call makes it. NULL: it was refused, or the worker is ended.
 cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
 
-# All below on the loop.
+# All below in the front.
 
 # Make the call, which is in flight from then on.
 cdef void call_make(PostedCallback *callback) noexcept nogil

@@ -1,4 +1,4 @@
-"""The calls to other models in flight. The loop makes, finds, cancels and ends each of them.
+"""The calls to other models in flight. The front makes, finds, cancels and ends each of them.
 
 A call inherits the deadline of the request on whose behalf it is made, and is cancelled with it when the client leaves.
 The number of the worker's life and the id that the worker has given to the call identify it; another worker may use the

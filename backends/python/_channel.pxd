@@ -50,7 +50,7 @@ cdef struct Channel:
     Team *team
     Lane *lane               # of the requests that it executes, under the guard; NULL: none has come
     void *submission         # Submission, for BLS calls; NULL: none are possible
-    void *bls_calls[BLS_BUCKETS]  # BlsCalls in flight, by id; used on the loop
+    void *bls_calls[BLS_BUCKETS]  # BlsCalls in flight, by id; used in the front
     void *bls_families[BLS_BUCKETS]  # the same by the request on whose behalf they are made
     int64_t timeout_ns       # longest execution; 0: no limit
 
@@ -64,7 +64,7 @@ cdef struct Channel:
     Outlet calls
     int pid_fd               # readable when the worker has ended
     int supervisor           # socket to the supervisor, which ends the worker when it is shut down; -1: a thread
-    bint executing           # an execution is in progress: the instance's thread, or the loop, uses `work`
+    bint executing           # an execution is in progress: the instance's thread, or the front, uses `work`
     bint maps_regions        # the worker can map shared memory of trusted clients; written while nothing is executed
     bint leaving             # do not wait for another worker
     Slots slots
@@ -76,11 +76,11 @@ cdef struct Channel:
     int32_t overdue          # the worker was ended because its execution took too long
     const char *fault        # the rule that the worker has broken and was ended for; NULL: none
     int32_t deaf             # atomic: the worker has broken a rule, and nothing more is read from it
-    int32_t wishes           # atomic: changes of its calls that the loop has not processed
+    int32_t wishes           # atomic: changes of its calls that the front has not processed
     int32_t called           # atomic: the Python part of the attendant is needed
     int wake_fd              # wakes the attendant
 
-    # used by the executor: the instance's thread, or the loop
+    # used by the executor: the instance's thread, or the front
     uint64_t execution       # id of the current EXECUTE
     uint64_t *numbers        # of the batch's requests
     uint32_t number_capacity
@@ -92,11 +92,11 @@ cdef struct Channel:
     # used on the attendant's thread only
     uint8_t *side_packet
 
-    # used on the loop only, while there is a worker
+    # used in the front only, while there is a worker
     WatchedDescriptor descriptor  # the socket of calls
     WatchedDescriptor results  # the work socket
     Remote remote
-    Timer limit              # of an execution that the loop has begun
+    Timer limit              # of an execution that the front has begun
     uint8_t *calls_packet
 
 cdef Team *team_new() noexcept nogil

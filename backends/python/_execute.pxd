@@ -2,7 +2,7 @@
 
 from inferd.backends.python._channel cimport Channel
 
-# On the attendant's thread: let the loop read the work socket of the worker that is up, and stop that.
+# On the attendant's thread: let the front read the work socket of the worker that is up, and stop that.
 cdef void results_open(Channel *channel) noexcept nogil
 cdef void results_close(Channel *channel) noexcept nogil
 

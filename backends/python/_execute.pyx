@@ -1,7 +1,7 @@
 """How a batch gets to the worker of a Python model's instance, EXECUTE, and back, DONE, without the GIL.
 
-Two threads take the same steps: the instance's thread, which waits between them (`execute`), and the loop, which does
-not (`begin_here` and `advance`). The loop leaves everything that takes longer than a step should to the thread.
+Two threads take the same steps: the instance's thread, which waits between them (`execute`), and the front, which does
+not (`begin_here` and `advance`). The front leaves everything that takes longer than a step should to the thread.
 """
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
@@ -52,7 +52,7 @@ from inferd.backends.python._slots cimport slot_give, slot_take
 from inferd.backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef enum:
-    MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch
+    MOST_COPIED = 256 << 10  # bytes of inputs that the front copies for a batch
     MOST_WISHES = 32         # wishes that it grants a worker at a time
 
 cdef enum Heard:
@@ -256,7 +256,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef Head head
     cdef bint up
     if channel.executing:
-        fail_with_worker(channel, batch)  # so the loop has left the batch to the thread
+        fail_with_worker(channel, batch)  # so the front has left the batch to the thread
     elif not begin(channel, batch, True, &up):
         if not up:
             fail_without_worker(channel, batch, False)
@@ -272,7 +272,7 @@ cdef bint may_take(void *context) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# On the loop
+# In the front
 
 cdef bint may_begin(void *context) noexcept nogil:
     cdef Channel *channel = <Channel *>context
@@ -351,7 +351,7 @@ cdef void results_open(Channel *channel) noexcept nogil:
     if channel.submission == NULL:
         return
     channel.results.fd = channel.work
-    channel.results.once = True  # outside of an execution the loop does not read the packets
+    channel.results.once = True  # outside of an execution the front does not read the packets
     channel.results.owner = channel
     channel.results.read = read_results
     if not bridge_attach((<Submission *>channel.submission).bridge, &channel.results):

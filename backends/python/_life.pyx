@@ -14,7 +14,7 @@
     CLOSED     the instance is closed                 CLOSED    the attendant itself has failed
 
 The attendant moves the worker, and it alone learns that the worker has ended. Any thread may request the end: the
-executor, which finds the socket closed or the time over; a reader of packets that break a rule; the loop. Beside the
+executor, which finds the socket closed or the time over; a reader of packets that break a rule; the front. Beside the
 state, requests *wait* for the next worker, or are refused until one is up, because the last starts failed
 (`Channel.patient`).
 """

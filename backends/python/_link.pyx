@@ -103,7 +103,7 @@ cdef class Link:
 
     @property
     def remote(self) -> object:
-        """For NativeInstance.remote. Call `allow_calls` before, which sets the loop."""
+        """For NativeInstance.remote. Call `allow_calls` before, which sets the bridge."""
         return make_remote(self.channel)
 
     @property

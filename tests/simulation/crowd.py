@@ -30,7 +30,7 @@ MOST = 60  # calls of a line that are open: with so many it waits
 READING = ((30 * US, 1 << 20), (300 * US, 1 << 20), (MS, 1 << 20), (2 * MS, 6000))  # until it reads, and how much
 CHUNKS = 40  # that arrive at a time, at most
 BITS = {name: bit for bit, name in enumerate(CHOSEN)}  # of kinds that a crowd may ask
-STYLES = ("fresh", "in place", "native", "native gathered", "again", "gpu")
+STYLES = ("fresh", "in place", "native", "native brief", "native gathered", "again", "gpu")
 
 
 class Mood(ctypes.Structure):

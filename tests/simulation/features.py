@@ -16,7 +16,7 @@ from tests.simulation.kind import BATCHING, IDLE_US, INITIAL, MAX_ROWS, Kind, ga
 
 FEATURES = {
     "scheduler": ("dynamic", "alone", "direct", "oldest", "iterative", "ensemble"),
-    "style": ("fresh", "in place", "native", "native gathered", "native decoupled", "worker", "gpu"),
+    "style": ("fresh", "in place", "native", "native brief", "native gathered", "native decoupled", "worker", "gpu"),
     "delay": ("none", "some", "adaptive"),
     "preferred": ("any", "some"),  # sizes; of direct sequences, the part of the slots
     "levels": ("one", "three"),
@@ -46,7 +46,7 @@ QUEUES = ("dynamic", "alone")
 BATCHED = ("dynamic",)
 PYTHON = ("fresh", "in place")
 STYLES = FEATURES["style"]
-NATIVE = ("native", "native gathered")
+NATIVE = ("native", "native brief", "native gathered")
 NO_STATES = "sequences of the world add numbers up"
 ONLY_ROWS = "the world's {} take rows of numbers"
 
@@ -81,7 +81,7 @@ RULES = (
     Rule("style", STYLES[1:], "scheduler", (*QUEUES, *SEQUENCES)),
     Rule("fails", ("yes",), "scheduler", (*QUEUES, *SEQUENTIAL), "its steps fail, and what is executed again does not"),
     # what the world cannot play
-    Rule("style", ("native", "native gathered", "native decoupled", "gpu"), "scheduler", QUEUES, NO_STATES),
+    Rule("style", (*NATIVE, "native decoupled", "gpu"), "scheduler", QUEUES, NO_STATES),
     Rule("style", ("worker",), "scheduler", (*QUEUES, "oldest"), NO_STATES),
     Rule("style", ("in place",), "scheduler", (*QUEUES, "oldest"), NO_STATES),
     Rule("state", ("history",), "style", ("fresh",), NO_STATES),

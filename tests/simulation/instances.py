@@ -70,11 +70,12 @@ class Executions:
 
 
 class NativeSimulated(IdentityInstance):
-    """The identity backend's own executor; its delays pass in virtual time."""
+    """The identity backend's own executor; its delays pass in virtual time. Brief ones have none."""
 
     def __init__(self, backend: SimulatedBackend) -> None:
         kind = backend.kind
-        super().__init__((kind.duration_us // 2, 3), kind.style.endswith("gathered"), kind.decoupled)
+        delays = (0, 0) if kind.style == "native brief" else (kind.duration_us // 2, 3)
+        super().__init__(delays, kind.style.endswith("gathered"), kind.decoupled)
 
 
 class SimulatedInstance(Instance):

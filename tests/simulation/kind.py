@@ -53,9 +53,10 @@ class Kind:
         instances: how many there may be.
         factor: y is so many times x, but for the number in front.
         more: outputs beside y, and what they are multiples by.
-        style: how instances work: "fresh" output, "in place", "native", "native gathered", "native decoupled", which
-            answers each row on its own, "gpu", "worker", in a process of its own, "again", which is executed more than
-            once, or "odd", which says by `g`, BOOL [1], whether the number of the request is.
+        style: how instances work: "fresh" output, "in place", "native", "native brief", which takes no time, "native
+            gathered", "native decoupled", which answers each row on its own, "gpu", "worker", in a process of its own,
+            "again", which is executed more than once, or "odd", which says by `g`, BOOL [1], whether the number of the
+            request is.
         rows: of the largest batch.
         duration_us: the longest execution; the shortest takes no time.
         delay_us: a batch may wait so long for more requests; None where nobody can say.

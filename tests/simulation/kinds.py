@@ -53,6 +53,7 @@ CHOSEN = {
         Kind("failing", fails=True),
         Kind("native", style="native", factor=1, weight=4),
         Kind("gathered", style="native gathered", factor=1),
+        Kind("brief", style="native brief", factor=1, weight=4),
         Kind("words", style="native", factor=1, text=True),
         Kind("sentences", style="native gathered", factor=1, text=True, splits=True, batching=DELAYED),
         Kind("spoken", factor=1, text=True),

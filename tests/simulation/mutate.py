@@ -67,6 +67,12 @@ def shared(name: str, file: str, old: str, new: str, why: str = "", users: tuple
 FAULTS = (
     # pairs of features, limits and counters
     fault(
+        "what an I/O thread has executed itself is not delivered at the end of its round",
+        "request/bridge",
+        "    if bridge.promised:\n        bridge.promised = False\n        deliver_all(bridge)\n",
+        "    bridge.promised = False\n",
+    ),
+    fault(
         "a rejection leaves the order of answers, and is not delivered",
         "request/bridge",
         "    if request.order_entry != NULL:\n        leave_order(request)\n    request_expired(request)\n",
@@ -315,15 +321,9 @@ FAULTS = (
     shared(
         "the signal of the pool is read when its jobs have been taken",
         "transport/workers",
-        "    read(thread_pool.event_fd, &count, sizeof(count))\n    lock(&thread_pool.guard)\n"
-        "    job = thread_pool.finished\n    thread_pool.finished = NULL\n    while thread_pool.grown != NULL:\n"
-        "        following = thread_pool.grown\n        thread_pool.grown = following.grown\n"
-        "        following.telling = False\n        following.grew(following)\n    unlock(&thread_pool.guard)\n",
-        "    lock(&thread_pool.guard)\n    job = thread_pool.finished\n    thread_pool.finished = NULL\n"
-        "    while thread_pool.grown != NULL:\n        following = thread_pool.grown\n"
-        "        thread_pool.grown = following.grown\n        following.telling = False\n"
-        "        following.grew(following)\n    unlock(&thread_pool.guard)\n"
-        "    read(thread_pool.event_fd, &count, sizeof(count))\n",
+        "    unlock(&thread_pool.guard)\n    while job != NULL:  # in the order of completion\n",
+        "    unlock(&thread_pool.guard)\n    read(thread_pool.event_fd, &count, sizeof(count))\n"
+        "    while job != NULL:  # in the order of completion\n",
     ),
     # versions that end while other threads have their requests
     shared(
@@ -593,8 +593,8 @@ FAULTS = (
     fault(
         "of several messages that are compressed, one is heard of",
         "transport/workers",
-        "    cdef bint alone = not is_signalled(thread_pool)\n    job.following",
-        "    cdef bint alone = is_signalled(thread_pool)\n    job.following",
+        "    # the same\n    cdef bint alone = not is_signalled(thread_pool)\n",
+        "    # the same\n    cdef bint alone = is_signalled(thread_pool)\n",
     ),
     fault(
         "a call of which Python has not heard is closed, and told of",
@@ -695,7 +695,7 @@ FAULTS = (
     fault(
         "nobody watches the clock for a batch that waits",
         "scheduling/dispatcher",
-        "    return watch(line, wake_ns, asking, by_loop, called)\n",
+        "    return watch(line, wake_ns, asking, by_front, called)\n",
         "    return called\n",
     ),
     fault(
