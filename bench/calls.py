@@ -150,7 +150,7 @@ class Rig:
             part = data[at : at + len(self.buffer)]
             self.buffer[: len(part)] = part
             self.connection.received(len(part))
-        while self.lane.in_flight:
+        while self.bridge.in_house:
             if not select.select([self.bridge.event_fd, self.bridge.timers.fd], [], [], 60)[0]:
                 raise RuntimeError("an answer is missing")
             self.bridge.expire()
