@@ -282,8 +282,8 @@ class Options:
     """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
 
     io_threads: int = 0
-    """Threads that read and write the sockets of clients; 0 for one for each four cores, and at least one. Not with
-    --transport grpcio."""
+    """Threads that read and write the sockets of clients; 0 for one for each four cores that the process may use, and
+    at least one. Not with --transport grpcio."""
 
     # -- Limits of the native transport --
 
