@@ -37,7 +37,7 @@ from inferd.server.caching import LocalCache
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ControlMode, ModelControl
-from inferd.server.memory import usable_memory
+from inferd.server.machine import usable_memory
 from inferd.server.pb import grpc_service_pb2 as pb
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"

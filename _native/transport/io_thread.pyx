@@ -457,6 +457,8 @@ cdef void flush_all(Io *io) noexcept nogil:
             socket_flush(<Socket *>conn.socket)
         conn_collected(conn)
         front_yield()
+    if account_exceeded(&host.account):
+        host_relieve(host)  # of output that sockets have not taken
     end_round(host)  # of calls that waited until their peer took output
     wake_others(io)
     io.again = io.dirty.first != NULL  # those that have more to write than their turn allows
