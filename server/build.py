@@ -77,7 +77,7 @@ def describe() -> Iterator[str]:
 def _libraries() -> str:
     try:
         from inferd._native.transport.libraries import library_versions
-    except OF_IMPORTS:  # extensions that do not fit are told of below, or when the server starts
+    except OF_IMPORTS:  # `stale_sources` explains it, or the start of the server does
         return ""
     return f", {', '.join(library_versions())}"
 

@@ -1,17 +1,15 @@
-# Instances whose executions are brief: the front executes small batches itself while the instance's thread waits.
+# Brief executions: the front does them itself while the instance's thread waits.
 
-from inferd._native.execution.batch cimport NativeBatch, execute_fn
-from inferd._native.scheduling.dispatcher cimport Consumer
+from inferd._native.execution.batch cimport execute_fn
+from inferd._native.execution.remote cimport Remote
 
 cdef enum:
     BRIEF_BYTES = 65536      # of the inputs of a batch that the front executes
 
-cdef struct BriefInstance:
-    Consumer *consumer
-    NativeBatch *batch
+cdef struct Brief:
+    Remote remote
     execute_fn executor
     void *context
-    const char *name
 
-# Let the front use the instance while its thread waits for a batch. To be called before the thread runs.
-cdef void brief_connect(BriefInstance *self) noexcept nogil
+# Have `remote` execute batches in one step.
+cdef void brief_init(Brief *self, execute_fn executor, void *context) noexcept nogil

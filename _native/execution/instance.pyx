@@ -8,7 +8,7 @@ Only a full batch is taken so early: any other waits in the lane, where it can s
 cimport cython
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
-from libc.stdint cimport uint32_t
+from libc.stdint cimport SIZE_MAX, uint32_t
 
 from inferd._native.atomic cimport load64
 from inferd._native.clock cimport now_ns
@@ -22,7 +22,7 @@ from inferd._native.execution.batch cimport (
     execute_fn,
 )
 from inferd._native.execution.batchlog cimport batch_log
-from inferd._native.execution.brief cimport BriefInstance, brief_connect
+from inferd._native.execution.brief cimport BRIEF_BYTES, Brief, brief_init
 from inferd._native.execution.isolation cimport execute_each, may_execute_each
 from inferd._native.execution.loop cimport ExecutionLoop
 from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
@@ -46,17 +46,17 @@ cdef class InstanceLoop(ExecutionLoop):
     Args:
         instance: an inferd.backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn"
             around an `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named
-            "inferd.remote" around a `Remote`, the front begins and ends executions itself; with an `input_device`,
-            inputs on that GPU stay there; with a true `stoppable`, it is told when no client waits any more for the
-            batch that it executes; with a false `writes_inputs`, its inputs may be memory that others can see; with an
-            `alternate`, the two execute batches alternately.
+            "inferd.remote" around a `Remote`, the front begins and ends executions itself; with a true `brief`, it
+            executes small batches; with an `input_device`, inputs on that GPU stay there; with a true `stoppable`, it
+            is told when no client waits any more for the batch that it executes; with a false `writes_inputs`, its
+            inputs may be memory that others can see; with an `alternate`, the two execute batches alternately.
     """
 
     cdef NativeBatch batch
     cdef execute_fn executor  # NULL: in Python
     cdef void *context
-    cdef RemoteInstance remote   # its `remote` is NULL for most
-    cdef BriefInstance brief     # its `batch` is NULL for most
+    cdef RemoteInstance remote   # its `remote` is NULL if the front never uses the instance
+    cdef Brief brief             # the `remote` of a brief instance
     cdef bint connected      # the front may use it
     cdef int input_device    # -1: none
     cdef NativeBatch alternate_batch
@@ -65,6 +65,8 @@ cdef class InstanceLoop(ExecutionLoop):
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
                   ClaimHandle claim=None):
+        # with sequences the next batch needs the states of this one, and a claim covers one execution
+        cdef bint free = lane.lane.sequences == NULL and lane.limiter is None
         executor = getattr(instance, "executor", None)
         remote = getattr(instance, "remote", None)
         if executor is not None:
@@ -73,28 +75,25 @@ cdef class InstanceLoop(ExecutionLoop):
         self.input_device = getattr(instance, "input_device", -1)
         batch_init(&self.batch, lane.lane)
         self.set_execution(&self.executions[0], &self.batch, instance)
-        # with sequences the next batch needs the states of this one, and a claim covers one execution
-        if lane.lane.sequences == NULL and lane.limiter is None:
+        if free:
             self.alternate = getattr(instance, "alternate", None)
         if self.alternate is not None:
             batch_init(&self.alternate_batch, lane.lane)
             self.set_execution(&self.executions[1], &self.alternate_batch, self.alternate)
         if remote is not None:
             self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
-            self.remote.consumer = &self.consumer
-            self.remote.batch = &self.batch
-            self.remote.name = self.label
-            self.connected = lane.limiter is None and lane.lane.sequences == NULL
-            if self.connected:
-                remote_connect(&self.remote)
-        elif (getattr(instance, "brief", False) and self.executor != NULL and self.gate == NULL
-                and lane.limiter is None and lane.lane.sequences == NULL and not self.executions[0].isolates):
-            self.brief.consumer = &self.consumer
-            self.brief.batch = &self.batch
-            self.brief.executor = self.executor
-            self.brief.context = self.context
-            self.brief.name = self.label
-            brief_connect(&self.brief)
+            self.remote.most = SIZE_MAX
+        elif free and self.executor != NULL and getattr(instance, "brief", False) and (
+                self.gate == NULL and not self.executions[0].isolates):
+            brief_init(&self.brief, self.executor, self.context)
+            self.remote.remote = &self.brief.remote
+            self.remote.most = BRIEF_BYTES
+        self.remote.consumer = &self.consumer
+        self.remote.batch = &self.batch
+        self.remote.name = self.label
+        self.connected = free and self.remote.remote != NULL
+        if self.connected:
+            remote_connect(&self.remote)
 
     def __dealloc__(self):
         if self.connected:

@@ -1,5 +1,7 @@
 # Instances whose work runs in another process: the front can begin and end an execution without waiting for it.
 
+from libc.stddef cimport size_t
+
 from inferd._native.execution.batch cimport NativeBatch
 from inferd._native.request.request cimport Request
 from inferd._native.scheduling.dispatcher cimport Consumer
@@ -24,6 +26,7 @@ cdef struct Remote:
 cdef struct RemoteInstance:
     # an instance with a Remote
     Remote *remote
+    size_t most              # bytes of inputs of a batch that the front begins
     Consumer *consumer
     NativeBatch *batch
     const char *name

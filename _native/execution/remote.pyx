@@ -3,8 +3,12 @@
 While the thread of such an instance waits for a batch, its consumer may be lent to the front
 (`inferd._native.scheduling.calling`). The front then sends the next batch itself, reads the results, and sends the
 batch that has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be
-copied, inputs on a GPU, a worker that is gone or not started yet.
+copied, inputs on a GPU, a worker that is gone or not started yet. Brief executions
+(`inferd._native.execution.brief`) take the same way.
 """
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
 
 from inferd._native.execution.batch cimport batch_begin, batch_finish
 from inferd._native.execution.batchlog cimport batch_log
@@ -48,7 +52,7 @@ cdef void serve(RemoteInstance *self, Request *chain) noexcept nogil:
 
 cdef bint start(RemoteInstance *self, Request *chain) noexcept nogil:
     # False: the batch is over
-    if any_on_device(chain):
+    if not may_begin(self, chain):
         consumer_recall(self.consumer, chain)
         return True
     batch_begin(self.batch, chain)
@@ -67,9 +71,16 @@ cdef bint note_progress(RemoteInstance *self, Progress progress) noexcept nogil:
     return progress != ENDED
 
 
-cdef bint any_on_device(const Request *chain) noexcept nogil:
+cdef bint may_begin(const RemoteInstance *self, const Request *chain) noexcept nogil:
+    # whether the inputs are on the host, and few enough
+    cdef size_t size = 0
+    cdef uint32_t i
     while chain != NULL:
         if chain.on_device:
-            return True
+            return False
+        for i in range(chain.signature.input_count):
+            size += chain.inputs[i].size
+        if size > self.most:
+            return False
         chain = chain.next
-    return False
+    return True

@@ -34,7 +34,7 @@ cdef struct Bridge:
     int event_fd             # written when a list gets its first entry
     int poll_fd              # readable when event_fd or a watched descriptor is readable
     Mutex reading            # held while watched descriptors are read
-    # Used in the front thread only:
+    # Used in the front only:
     Timers *timers           # of the front
     uint32_t in_house        # requests that are admitted and not freed
     void (*after)(void *context) noexcept nogil     # called after a round of deliveries

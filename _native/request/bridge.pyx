@@ -143,8 +143,8 @@ cdef void bridge_promise(Bridge *bridge) noexcept nogil:
         bridge.promised = exchange32(&bridge.signalled, 1) == 0
 
 
-cdef void keep_promise(void *context) noexcept nogil:
-    cdef Bridge *bridge = <Bridge *>context
+cdef void keep_promise(void *promising) noexcept nogil:
+    cdef Bridge *bridge = <Bridge *>promising
     if bridge.promised:
         bridge.promised = False
         deliver_all(bridge)
@@ -509,16 +509,14 @@ cdef class BridgeHandle:
             self.source.fd = self.bridge.poll_fd
             self.source.owner = <void *>&self.bridge
             self.source.ready = deliver_ready
-            io.io.after = tell_watchers
-            io.io.after_context = &self.bridge
             io.io.host.deliver = keep_promise
-            io.io.host.deliver_context = &self.bridge
+            io.io.host.after = tell_watchers
+            io.io.host.bridge = &self.bridge
             if not io_watch(&io.io, &self.source):
                 raise OSError(errno, "cannot watch the bridge")
         elif self.io is not None:
             io_forget(&self.io.io, &self.source)
-            self.io.io.after = NULL
-            self.io.io.host.deliver = NULL
+            self.io.io.host.deliver = self.io.io.host.after = NULL
         self.io = io
         if self.on_hand_over is not None:
             self.on_hand_over(io is not None)

@@ -49,8 +49,6 @@ cdef struct Io:
     Socket *left             # sockets that are freed at the end of the round
     Timer objects            # set while objects of Python wait to be let go of
     PythonEvent drained      # the event loop is to do that
-    void (*after)(void *context) noexcept nogil     # called at the end of each round; NULL: nothing is
-    void *after_context
 
 # Within the front, or before the thread runs: have it wait for a descriptor. False: the system refuses.
 cdef bint io_watch(Io *io, Source *source) noexcept nogil

@@ -442,7 +442,7 @@ cdef void flush_all(Io *io) noexcept nogil:
     end_round(host)
     delivers = False
     if host.deliver != NULL:
-        host.deliver(host.deliver_context)
+        host.deliver(host.bridge)
     if account_exceeded(&host.account):
         host_relieve(host)
     host.others_ran = False
@@ -498,8 +498,8 @@ cdef void io_run(Io *io) noexcept nogil:
             source.ready(source, ready[i].events)
             front_yield()
         flush_all(io)
-        if io.after != NULL:
-            io.after(io.after_context)
+        if io.host.after != NULL:
+            io.host.after(io.host.bridge)
         free_left(io)
         io.waits = True
         if io.stopping:

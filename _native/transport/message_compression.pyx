@@ -44,7 +44,7 @@ cdef struct Task:
     Job job
     Stream *stream           # NULL: it is gone
     Charge *charge           # of the message, which the job holds
-    Charge output            # for what is there of the result
+    Charge output            # for the part of the result that exists
 
 cdef struct Inflation:
     Task task

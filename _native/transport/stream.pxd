@@ -346,9 +346,11 @@ cdef struct Host:
     # Does the wake-ups that were put off. The endpoint calls it after each round.
     void (*end_round)(void *context) noexcept nogil
     void *round_context
-    # Delivers responses that calls of this round have already got. NULL: there are none.
-    void (*deliver)(void *context) noexcept nogil
-    void *deliver_context
+    # Set while I/O threads deliver for a bridge. Each thread calls `deliver` before it writes, for responses that calls
+    # of its round have already got, and `after` at the end of a round.
+    void (*deliver)(void *bridge) noexcept nogil
+    void (*after)(void *bridge) noexcept nogil
+    void *bridge
     bint rounds              # the owner ends a round soon after `others_ran` (Endpoint.on_dirty)
     # Python has made output outside of a round: the I/O thread is to flush it soon. NULL: the event loop does that.
     void (*wake)(void *context) noexcept nogil

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import ssl
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from bench.repository import Identity, write
 from inferd_client.driver import Driver, Fixed
 from tests.conformance import doors
 from tests.conformance.raw import Client
-from tests.front.certificates import Authority
+from tests.front.encryption import Encryption
 
 THREADS = 3
 CLIENTS, CALLS = 6, 25
@@ -43,25 +42,15 @@ def call(client, seed):
         assert np.array_equal(response[0], values)
 
 
-def served_with_tls(folder):
-    """The options of a server with TLS, and what its clients need."""
-    authority = Authority(folder)
-    pair = authority.issue("server", "DNS:localhost", "IP:127.0.0.1")
-    context = ssl.create_default_context(cafile=authority.root)
-    context.set_alpn_protocols(["h2"])
-    return ["--grpc-use-ssl", f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"], context
-
-
-def connected(address, context):
+def connected(address, encryption):
     host, port = address.split(":")
-    peer = socket.create_connection((host, int(port)), timeout=60)
-    return Client(peer if context is None else context.wrap_socket(peer, server_hostname=host))
+    return Client(encryption.wrap(socket.create_connection((host, int(port)), timeout=60), host))
 
 
-def leave_in_the_middle(address, context, stopping):
+def leave_in_the_middle(address, encryption, stopping):
     message = struct.pack("!BI", 0, LARGE) + bytes(LARGE // 32)
     while not stopping.is_set():
-        with connected(address, context) as client:
+        with connected(address, encryption) as client:
             client.headers(INFER)
             for at in range(0, len(message), FRAME):
                 client.data(1, message[at : at + FRAME])
@@ -79,18 +68,20 @@ def slices_of_io_threads(pid):
 def test_a_request_that_stops_arriving_ends_beside_the_calls_of_another_thread(tmp_path):
     """Between two steps of a read another thread moves the server's time on: the new calls of the read are known
     nevertheless, and none stays for ever."""
-    options, context = served_with_tls(tmp_path)
+    encryption = Encryption(tmp_path / "authority")
     models = write(tmp_path / "models", [Identity("identity", (("FP32", 1),))])
     request = Fixed([messages.identity(64).request])
     with (
-        doors.running_server("native", models, "--io-threads=2", "--grpc-receive-timeout=1000", *options) as server,
-        Driver(server.address, connections=4, context=context) as busy,
+        doors.running_server(
+            "native", models, "--io-threads=2", "--grpc-receive-timeout=1000", *encryption.options
+        ) as server,
+        Driver(server.address, connections=4, context=encryption.context) as busy,
         ThreadPoolExecutor(1) as other,
     ):
         load = other.submit(busy.run, request, in_flight=16, seconds=3)
         streams = []
         while not load.done():
-            client = connected(server.address, context)
+            client = connected(server.address, encryption)
             for _ in range(20):
                 streams.append((client, client.headers(INFER)))
                 client.data(streams[-1][1], struct.pack("!BI", 0, LARGE) + bytes(100))
@@ -104,11 +95,11 @@ def test_a_request_that_stops_arriving_ends_beside_the_calls_of_another_thread(t
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_each_thread_serves_its_connections(tmp_path, encrypted):
     """Tensors of many sizes come back whole on all connections at once, while other clients leave in mid-message."""
-    options, context = served_with_tls(tmp_path) if encrypted else ([], None)
+    encryption = Encryption(tmp_path / "authority" if encrypted else None)
     models = write(tmp_path / "models", [Identity("identity", (("FP32", 1),))])
-    with doors.running_server("native", models, f"--io-threads={THREADS}", *options) as server:
+    with doors.running_server("native", models, f"--io-threads={THREADS}", *encryption.options) as server:
         clients = [
-            grpcclient.InferenceServerClient(server.address, creds=context, channel_args=[("own", number)])
+            grpcclient.InferenceServerClient(server.address, creds=encryption.context, channel_args=[("own", number)])
             for number in range(CLIENTS)
         ]
         before = slices_of_io_threads(server.pid)
@@ -122,7 +113,7 @@ def test_each_thread_serves_its_connections(tmp_path, encrypted):
                 failures.append(error)
 
         stopping = threading.Event()
-        rude = threading.Thread(target=leave_in_the_middle, args=(server.address, context, stopping))
+        rude = threading.Thread(target=leave_in_the_middle, args=(server.address, encryption, stopping))
         threads = [threading.Thread(target=work, args=(client, seed)) for seed, client in enumerate(clients)]
         for thread in (rude, *threads):
             thread.start()

@@ -9,15 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inferd._native.timers import TimersHandle
 from inferd._native.transport.connection import Connection
-from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.handshake import Handshake
-from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.tls import TlsContext
 from inferd._native.transport.workers import Workers
 from tests.conformance.raw import Client
 from tests.front.certificates import Authority
+from tests.native.threaded import Threaded
 from tests.waiting import wait_until
 
 
@@ -31,26 +29,17 @@ def pair(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("authority")).issue("server", "DNS:localhost")
 
 
-class Door:
-    """An endpoint with TLS that an I/O thread serves; the test is the event loop."""
+class Door(Threaded):
+    """With TLS."""
 
     def __init__(self, pair, workers: Workers | None = None) -> None:
-        self.timers = TimersHandle()
-        self.workers = workers
-        self.endpoint = Endpoint(lambda call: None, timers=self.timers, workers=workers)
-        self.timers.hear()
+        super().__init__(lambda call: None, workers)
         self.context = TlsContext(pair.certificate.read_bytes(), pair.key.read_bytes())
-        self.io = IoThreads(self.endpoint)
-        self.io.start()
-        self.ends: list[socket.socket] = []
         self.over: list[Handshake] = []
 
     def accept(self) -> tuple[socket.socket, Handshake]:
         """A client's end, and the handshake of the server's."""
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        ours.settimeout(60)
-        self.ends += [ours, theirs]
+        ours, theirs = self.sockets()
         handshake = Handshake(self.io, self.context, theirs.fileno(), 1, lambda: self.over.append(handshake))
         return ours, handshake
 
@@ -60,13 +49,8 @@ class Door:
         return self.over
 
     def close(self) -> None:
-        self.io.stop()
-        if self.workers is not None:
-            self.workers.close()
-        self.timers.run_events()
+        super().close()
         self.over.clear()
-        for end in self.ends:
-            end.close()
 
 
 def encrypted(end: socket.socket) -> ssl.SSLSocket:

@@ -20,37 +20,26 @@ from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
 from inferd.server.front.context import NativeContext
 from tests.conformance.raw import Client, framed
+from tests.native.h2peer import INFER, Lanes
+from tests.native.threaded import Threaded
 from tests.waiting import wait_until
 
 TALK = grpc.stream_stream_rpc_method_handler(lambda requests, context: None)
 
 
-class Door:
-    """An endpoint that an I/O thread serves; its calls are in `calls` when Python has heard of them."""
+class Door(Threaded):
+    """Its calls are in `calls` when Python has heard of them."""
 
     def __init__(self) -> None:
-        self.timers, self.calls = TimersHandle(), list[Call]()
-        self.endpoint = Endpoint(self.calls.append, timers=self.timers)
-        self.timers.hear()
-        self.io = IoThreads(self.endpoint)
-        self.io.start()
-        self.ends: list[socket.socket] = []
+        self.calls: list[Call] = []
+        super().__init__(self.calls.append)
 
     def connect(self) -> tuple[Client, Connection]:
         """A client of it; the connection is the server's end."""
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
+        ours, theirs = self.sockets()
         connection = Connection(self.endpoint, "unix:")
         self.io.take(connection, theirs.fileno())
-        self.ends += [ours, theirs]
-        ours.settimeout(60)
         return Client(ours), connection
-
-    def close(self) -> None:
-        self.io.stop()
-        self.timers.run_events()
-        for end in self.ends:
-            end.close()
 
 
 @pytest.fixture
@@ -169,6 +158,40 @@ def test_a_call_that_is_reset_before_python_hears_of_it_leaves_the_loop_asleep(d
     door.timers.run_events()
     assert not door.calls
     assert select.select([door.timers.hear()], [], [], 0)[0] == []
+
+
+def test_python_hears_of_what_another_thread_than_the_first_has_delivered():
+    """A thread that has executed a request itself delivers the response, while the first thread sleeps. Who waits for a
+    delivery hears of it."""
+    lanes, news = Lanes(), []
+    lanes.bridge.on_news = lambda: news.append(None)
+    lanes.bridge.watch(True)
+    lanes.bridge.timers.hear()
+    io = IoThreads(lanes.endpoint, 2)
+    lanes.service.deliver_on(io)
+    io.start()
+    ends = [socket.socketpair() for _ in range(2)]
+    connections = [Connection(lanes.endpoint, "unix:") for _ in ends]
+    for (ours, theirs), connection in zip(ends, connections, strict=True):
+        ours.settimeout(60)
+        theirs.setblocking(False)
+        io.take(connection, theirs.fileno())
+    for ours, _ in ends:
+        client = Client(ours)
+        ping(client)
+    for _ in range(20):  # the instance's own thread may execute the first ones
+        lanes.bridge.timers.run_events()
+        news.clear()
+        stream = client.headers(INFER)
+        client.data(stream, framed(lanes.request(b"some")), end=True)
+        assert client.answer(stream).status == 0
+        wait_until(lambda: lanes.bridge.timers.run_events() or news)
+    io.stop()
+    lanes.service.deliver_on(None)
+    for ours, theirs in ends:
+        ours.close()
+        theirs.close()
+    lanes.close()
 
 
 @pytest.mark.parametrize("times", [1, 3])

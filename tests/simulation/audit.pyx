@@ -52,7 +52,7 @@ def free_kept(count: int) -> None:
 
 
 def objects_wait() -> bool:
-    """Whether objects of Python whose memory was written to sockets have yet to be let go of."""
+    """Whether the server still holds objects of Python whose memory has been written to sockets."""
     return owned_waits()
 
 

@@ -50,7 +50,7 @@ class Fault:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What is built anew."""
+        """The files that are built with the fault."""
         return self.users or (self.file,)
 
 
@@ -481,7 +481,7 @@ FAULTS = (
     fault(
         "the round of deliveries ends, and nobody is told",
         "transport/io_thread",
-        "        if io.after != NULL:\n            io.after(io.after_context)\n",
+        "        if io.host.after != NULL:\n            io.host.after(io.host.bridge)\n",
         "",
     ),
     fault(

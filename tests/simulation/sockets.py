@@ -242,7 +242,7 @@ class Sockets:
         self.simulation.world.quick.world_forget(end.wire)
 
     def hear(self) -> int:
-        """Peers hear of what has happened to their connections; of how many."""
+        """Tell peers what has happened to their connections. Returns the number of connections with news."""
         count = int(self.simulation.world.quick.world_news(self._news, MOST_NEWS))
         for place in range(count):
             self._ends[self._news[place]].hear()

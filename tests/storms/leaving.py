@@ -40,7 +40,7 @@ import numpy as np
 
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
-from tests.storms.encryption import Encryption
+from tests.front.encryption import Encryption
 from tests.storms.mixed import clients
 from tests.storms.mixed.__main__ import start, write_models
 from tests.storms.soak import LIVE_LINE

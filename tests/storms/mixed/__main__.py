@@ -39,7 +39,7 @@ import grpc
 from bench.processes import ServerProcess, free_port
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
-from tests.storms.encryption import Encryption
+from tests.front.encryption import Encryption
 from tests.storms.mixed import clients, hostile, repository
 from tests.storms.soak import LIVE_LINE, MemoryWatch, growth
 

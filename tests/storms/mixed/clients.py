@@ -19,7 +19,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests.storms.encryption import Encryption
+from tests.front.encryption import Encryption
 
 SERVICE = "/inference.GRPCInferenceService/"
 PATIENCE = 60.0  # seconds: a request that is not answered by then counts as lost

@@ -1,4 +1,4 @@
-"""TLS between a storm's clients and its server: one certificate for both ends."""
+"""TLS between a test's clients and its server: one certificate for both ends."""
 
 from __future__ import annotations
 
