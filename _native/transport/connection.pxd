@@ -2,7 +2,6 @@
 
 from inferd._native.transport.call cimport CallOwner
 from inferd._native.transport.client cimport ClientUse
-from inferd._native.transport.direct_read cimport ReadTarget
 from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
 from inferd._native.transport.stream cimport Conn
 
@@ -10,7 +9,6 @@ from inferd._native.transport.stream cimport Conn
 cdef class Connection(CallOwner):
     cdef Conn conn
     cdef Endpoint endpoint
-    cdef ReadTarget target       # of the next read, from `receive_buffer`
     cdef ClientUse use           # counts against the client's limits; None: no limits
     cdef InterceptorHandle interceptor
     cdef public object on_ping   # called without arguments for each PING of the peer
@@ -19,6 +17,4 @@ cdef class Connection(CallOwner):
     cdef public object on_lost   # called when an I/O thread has left the socket
     cdef public object admission  # the owner's counts that include the connection
     cdef public object client    # what the owner knows about the peer, for handlers
-    cdef int take_read_target(self, ReadTarget *target) except -1
-    cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil
     cdef int leave(self, bint output) except -1

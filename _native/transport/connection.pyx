@@ -1,23 +1,21 @@
 """Connections, as objects for Python.
 
-The owner of a connection reads from its socket into `Connection.receive_buffer`, or that of the `Endpoint`
-(`inferd._native.transport.endpoint`), calls `Connection.received`, and writes the output of `Connection.take_output`.
-Calls of methods that are not native come to `Endpoint.on_call` as `inferd._native.transport.call.Call` objects.
-An I/O thread (`inferd._native.transport.io_thread`) does all of this itself, without this interface.
+An I/O thread (`inferd._native.transport.io_thread`) reads and writes the socket of a connection. Without one, the owner
+gives the peer's bytes to `Connection.receive`, or has them read by `Connection.read`, and sends what
+`Connection.take_output` returns. Calls of methods that are not native come to `Endpoint.on_call` as
+`inferd._native.transport.call.Call` objects.
 """
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
-
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_run, python_withdraw
-from inferd._native.memory.resource cimport Block, block_give, block_share, text_block
+from inferd._native.memory.resource cimport Block, block_give, text_block
 from inferd._native.transport.call cimport Call, CallOwner
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.closing cimport CONN_PARTING, ConnState
-from inferd._native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
+from inferd._native.transport.direct_read cimport Turn, conn_read, turn_of
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
 from inferd._native.transport.http2 cimport (
     conn_announce_shutdown,
@@ -30,27 +28,12 @@ from inferd._native.transport.http2 cimport (
     conn_go_away,
     conn_open,
     conn_ping,
+    conn_receive,
 )
 from inferd._native.transport.outgoing cimport output_take, output_write
 from inferd._native.transport.stream cimport ConnNews, host_look
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
-
-
-cdef class DirectBuffer:
-    """The memory for the next read from the socket of a connection, chosen each time that it is requested."""
-
-    cdef Connection connection
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        cdef Connection connection = self.connection
-        cdef ReadTarget target = conn_read_target(&connection.conn, connection.endpoint.receive)
-        PyBuffer_FillInfo(buffer, self, target.data, <Py_ssize_t>target.size, 0, flags)
-        buffer.internal = NULL if target.block == NULL else block_share(target.block)
-        connection.target = target
-
-    def __releasebuffer__(self, Py_buffer *buffer):
-        block_give(<Block *>buffer.internal)
 
 
 cdef int tell_connection(PythonEvent *event) except -1:
@@ -146,16 +129,11 @@ cdef class Connection(CallOwner):
     cdef int has_output(self) except -1:
         if self.endpoint.host.wake != NULL:
             self.endpoint.host.wake(self.endpoint.host.wake_context)
-        elif self.endpoint.dirty_hook is not None:
-            self.endpoint.dirty_hook()
         return 0
 
     cdef int dispatch(self) except -1:
         if self.endpoint.host.wake != NULL:
             return 0  # the event loop waits for the events
-        if self.endpoint.host.others_ran:
-            self.endpoint.host.others_ran = False
-            self.has_output()
         return python_run(&self.endpoint.timers.timers.python)
 
     cdef int leave(self, bint output) except -1:
@@ -165,61 +143,35 @@ cdef class Connection(CallOwner):
         front_leave()
         return 0
 
-    cdef int take_read_target(self, ReadTarget *target) except -1:
-        # the memory that the last read from the socket has filled
-        cdef ReadTarget now
-        target[0] = self.target
-        self.target.data = NULL
-        if target.data == NULL:
-            target.data = self.endpoint.receive
-            target.size = RECEIVE_BUFFER
-            target.block = NULL
-        elif target.block != NULL:
-            now = conn_read_target(&self.conn, self.endpoint.receive)
-            if now.data != target.data or now.size != target.size:
-                raise RuntimeError("something has happened to the connection since its receive buffer was asked for")
-        return 0
-
-    def receive_buffer(self):
-        """The writable buffer for reads from this connection's socket, instead of the endpoint's.
-
-        Each time that its memory is requested, it is the memory for the next read, valid until `received`. So most of
-        a large message is read to its final place.
-        """
-        cdef DirectBuffer buffer = DirectBuffer.__new__(DirectBuffer)
-        buffer.connection = self
-        return buffer
-
-    def received(self, size: int, fd: int = -1) -> None:
-        """Process `size` bytes at the start of the receive buffer.
-
-        If they filled this connection's buffer, also read from the socket `fd`, which does not block, and process that.
-        The caller handles what remains in the socket, the end of the stream and errors.
-        """
-        cdef ReadTarget target
-        cdef size_t count
-        cdef int socket = fd
+    def receive(self, data) -> None:
+        """Process bytes of the peer, of any object with the buffer protocol."""
+        cdef const uint8_t[::1] view = data
+        cdef size_t size = <size_t>view.shape[0]
         front_enter()
-        try:
-            self.take_read_target(&target)
-            if not 0 <= size <= <Py_ssize_t>target.size:
-                raise ValueError(f"the receive buffer has {target.size} bytes, got {size}")
-            count = size
-            host_look(&self.endpoint.host)
-            if target.block != NULL or count == target.size:
-                with nogil:  # because much is read and copied
-                    self.take_in(&target, count, socket)
-            else:
-                self.take_in(&target, count, -1)  # short: releasing the GIL would cost more
-        finally:
-            self.leave(True)
+        host_look(&self.endpoint.host)
+        if size:
+            conn_receive(&self.conn, &view[0], size)
+        conn_end_round(&self.conn)
+        self.leave(True)
         self.dispatch()
 
-    cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil:
-        conn_received(&self.conn, target, self.endpoint.receive, count)
-        if socket >= 0 and count == target.size:
-            conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
-        conn_end_round(&self.conn)
+    def read(self, fd: int) -> bool:
+        """Read from a socket that does not block, as an I/O thread does in one turn of the connection.
+
+        False: the peer has closed its end, or the socket is broken.
+        """
+        cdef int socket = fd
+        cdef bint goes_on
+        cdef Turn turn
+        front_enter()
+        host_look(&self.endpoint.host)
+        turn = turn_of(&self.endpoint.host, 1)
+        with nogil:
+            goes_on = conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER, turn)
+            conn_end_round(&self.conn)
+        self.leave(True)
+        self.dispatch()
+        return goes_on
 
     def collect_output(self, limit: int = 1 << 20) -> int:
         """Prepare the output for the socket, about `limit` bytes at most; returns the number of prepared bytes."""
@@ -233,10 +185,10 @@ cdef class Connection(CallOwner):
         self.dispatch()
         return size
 
-    def write_output(self, int fd) -> bool:
+    def write(self, fd: int) -> bool:
         """Write the prepared output to a socket that does not block.
 
-        False: the socket is full; `take_ready` has the rest.
+        False: the socket is full, or broken; `take_ready` has the rest.
         """
         cdef bint whole
         front_enter()
@@ -385,6 +337,5 @@ cdef class Connection(CallOwner):
         front_enter()
         conn_close(&self.conn)
         self.leave(True)
-        self.target.data = NULL
         self.flush = None
         self.dispatch()

@@ -15,7 +15,6 @@ cdef class Endpoint:
     cdef Workers workers
     cdef uint8_t *receive        # the buffer for reads from sockets, one at a time
     cdef object on_call          # called with each new Call
-    cdef object dirty_hook       # called when flush_dirty must be called
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()
     # Serve the calls of this path by `service`. `context` must outlive the endpoint.

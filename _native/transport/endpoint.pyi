@@ -4,14 +4,11 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
 from inferd._native.transport.workers import Workers
 
-class ReceiveBuffer:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
 class Endpoint:
-    on_dirty: Callable[[], None] | None
     @property
     def timers(self) -> TimersHandle: ...
     clock: Callable[[], float] | None
+    rounds: bool
     def __init__(
         self,
         on_call: Callable[[Call], None],
@@ -37,7 +34,6 @@ class Endpoint:
     @property
     def resets(self) -> int: ...
     def expire(self) -> None: ...
-    def receive_buffer(self) -> ReceiveBuffer: ...
     @property
     def streams(self) -> int: ...
     @property

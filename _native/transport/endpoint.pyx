@@ -1,7 +1,6 @@
 """Endpoints: the state that the connections of one event loop share, as objects for Python."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -42,15 +41,6 @@ from inferd._native.transport.workers cimport Workers, thread_pool_drain
 cdef int64_t ask_clock(void *endpoint) noexcept nogil:
     with gil:
         return <int64_t>(<double>(<Endpoint>endpoint).own_clock() * 1e9)
-
-
-cdef class ReceiveBuffer:
-    """The buffer that all sockets of an endpoint are read to, one read at a time."""
-
-    cdef Endpoint endpoint
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.endpoint.receive, RECEIVE_BUFFER, 0, flags)
 
 
 @cython.no_gc_clear  # connections need the timers until they are gone
@@ -163,20 +153,13 @@ cdef class Endpoint:
         self.host.clock_context = <void *>self
 
     @property
-    def on_dirty(self):
-        """Called when `flush_dirty` must be called at the end of the event loop's round; None: nothing is called."""
-        return self.dirty_hook
+    def rounds(self) -> bool:
+        """Whether `flush_dirty` ends a round of reads, as an I/O thread does; else each read is one."""
+        return self.host.rounds
 
-    @on_dirty.setter
-    def on_dirty(self, function):
-        self.dirty_hook = function
-        self.host.rounds = function is not None
-
-    def receive_buffer(self):
-        """The writable buffer for the next read from a socket; valid until `Connection.received`."""
-        cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
-        buffer.endpoint = self
-        return buffer
+    @rounds.setter
+    def rounds(self, value: bool):
+        self.host.rounds = value
 
     @property
     def streams(self) -> int:
@@ -262,7 +245,6 @@ cdef class Endpoint:
         cdef CallOwner connection
         if account_exceeded(&self.host.account):
             host_relieve(&self.host)
-        self.host.others_ran = False  # it has requested this call
         if self.host.waits:
             end_round(&self.host)
         while self.host.dirty.first != NULL:

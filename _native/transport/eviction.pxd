@@ -4,7 +4,7 @@ from inferd._native.transport.stream cimport Conn, Host, Stream
 
 # If the server holds more than it may, end calls until it holds clearly less. Call this between rounds, when no
 # response is being delivered and no bytes are being received. Other connections than the current one may then have
-# output (Host.others_ran).
+# output.
 cdef void host_relieve(Host *host) noexcept nogil
 # End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil

@@ -253,6 +253,5 @@ cdef void host_relieve(Host *host) noexcept nogil:
     cdef size_t enough = host.account.limit - host.account.limit // RELIEF
     if not account_exceeded(&host.account) or evictable(host) <= enough:
         return
-    host.others_ran = True
     relieve_of_debtors(host, enough)
     relieve_of_holders(host, enough)

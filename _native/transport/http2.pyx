@@ -76,6 +76,7 @@ cdef enum:
     STREAM_WINDOW = 4 << 20          # request bytes a peer may send ahead on one stream
     CONNECTION_WINDOW = 16 << 20     # and on one connection
     MAX_FRAME = 256 << 10            # of received DATA
+    FIRST_PORTION = 16 << 10         # bytes of a connection's reads until their pace is known
     MAX_SENT_FRAME = 64 << 10
     HEADER_BOMB = 256 << 10          # beyond this the connection ends: one byte of HPACK can stand for 4 KiB
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
@@ -383,6 +384,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     conn.account.within = &host.account
     conn.interceptor = &host.interceptor
     conn.received_ns = host.now_ns
+    conn.portion = FIRST_PORTION
     conn.budget.filled_ns = host.now_ns
     conn.budget.left = host.spare_frames
     if nghttp2_session_server_new3(&conn.session, callbacks, conn, options, &memory) != 0:

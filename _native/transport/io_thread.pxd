@@ -21,7 +21,6 @@ cdef struct Socket:
     Io *io
     Conn *conn               # NULL: the thread has left the socket
     Tls *tls                 # NULL: the socket is not encrypted
-    size_t portion           # bytes that are decrypted at a time
     bint full                # it takes no more output now
     bint waits               # the connection has been told that output waits
     bint ended               # the peer has closed its end: nothing more is read
@@ -44,6 +43,7 @@ cdef struct Io:
     Dirty *dirty             # connections of this thread that have output
     Dirty own                # that list, unless it is the host's
     bint waits               # for events, or soon
+    int ready                # descriptors of this round
     uint32_t sockets
     Io *others               # the next thread of the host, in a ring
     Socket *left             # sockets that are freed at the end of the round

@@ -35,7 +35,15 @@ from inferd._native.threads cimport exact_timers, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
-from inferd._native.transport.direct_read cimport READ_AT_MOST, conn_decrypt, conn_read
+from inferd._native.transport.direct_read cimport (
+    READ_AT_MOST,
+    Turn,
+    conn_decrypt,
+    conn_read,
+    turn_goes_on,
+    turn_look,
+    turn_of,
+)
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_waits
@@ -124,8 +132,6 @@ cdef enum:
     TURN = 4 << 20           # bytes that one connection may write before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
-    PORTION = 1 << 10        # bytes at least, in which the smallest records are decrypted within 0.2 ms
-    RECORDS_AT_ONCE = 64     # of one turn
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
@@ -207,7 +213,8 @@ cdef void socket_read(Socket *socket) noexcept nogil:
         goes_on = discard(socket)
     else:
         if socket.tls == NULL:
-            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
+            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER,
+                                turn_of(conn.host, socket.io.ready))
         else:
             goes_on = read_encrypted(socket)
         conn_end_round(conn)
@@ -234,19 +241,21 @@ cdef void socket_end(Socket *socket) noexcept nogil:
 
 
 cdef bint read_encrypted(Socket *socket) noexcept nogil:
-    # as conn_read. A record costs microseconds, however small it is: the size of reads, which must be decrypted to
-    # their end because the buffer serves all connections, follows from the number of records in the last ones.
+    # as conn_read; a portion is decrypted to its end, because the buffer serves all connections
     cdef Conn *conn = socket.conn
     cdef Io *io = socket.io
     cdef size_t total = 0
-    cdef uint32_t records = 0
+    cdef size_t wanted
     cdef ssize_t size
+    cdef Turn turn = turn_of(conn.host, io.ready)
     cdef bint paused, nothing
     while total < READ_AT_MOST and conn.state < CONN_PARTING:
+        wanted = conn.portion
         paused = conn_begin_call(conn)
-        size = read(socket.source.fd, io.encrypted, socket.portion)
+        size = read(socket.source.fd, io.encrypted, wanted)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
+        turn_look(conn.host, size)
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
@@ -254,16 +263,9 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
             return False
         if socket.tls.encrypted.size > ANSWERS:
             return False  # it demands answers of TLS, and does not read them
-        if <size_t>size < socket.portion:
+        if not turn_goes_on(conn, &turn, <size_t>size, RECEIVE_BUFFER) or <size_t>size < wanted:
             return True
-        total += <size_t>size
-        records += socket.tls.records
-        if socket.tls.records > RECORDS_AT_ONCE:
-            socket.portion = max(socket.portion // 2, <size_t>PORTION)
-        elif socket.tls.records < RECORDS_AT_ONCE // 2:
-            socket.portion = min(socket.portion * 2, <size_t>RECEIVE_BUFFER)
-        if records > RECORDS_AT_ONCE:
-            return True
+        total += wanted
     return True
 
 
@@ -445,7 +447,6 @@ cdef void flush_all(Io *io) noexcept nogil:
         host.deliver(host.bridge)
     if account_exceeded(&host.account):
         host_relieve(host)
-    host.others_ran = False
     wake_others(io)
     io.dirty.now = io.dirty.first
     io.dirty.first = NULL
@@ -489,6 +490,7 @@ cdef void io_run(Io *io) noexcept nogil:
         count = poll(io.poll_fd, ready, 0 if io.again else -1)
         front_enter_nogil()
         io.waits = False
+        io.ready = count
         delivers = True
         host_look(io.host)
         for i in range(count):
@@ -691,7 +693,6 @@ cdef class IoThreads:
             socket.io.sockets += 1
             if session is not None:
                 socket.tls = session.tls
-                socket.portion = 4 * PORTION
                 session.tls = NULL
                 mark_dirty(conn)  # the client has chosen HTTP/2: the server's SETTINGS need not wait
                 io_wake(socket.io)

@@ -270,6 +270,7 @@ cdef struct Conn:
     bint http1               # the peer speaks HTTP/1: the last output is an HTTP/1 response
     bint greeted             # the preface and the peer's first SETTINGS have come
     int64_t received_ns      # when the peer last sent anything
+    size_t portion           # bytes of a read, unless a large message is read to its place
     int32_t frame_stream     # of the last frame, or the one that is arriving
     size_t frame_size        # its size if it is DATA without padding, else 0
     size_t frame_left        # bytes of it that have not come
@@ -333,7 +334,6 @@ cdef struct Host:
     size_t peak              # maximum of host_kept since memory was last returned
     Timer quiet              # set while clients make the server hold much less than `peak`
     uint64_t resets          # calls that either side reset
-    bint others_ran          # connections other than the current one have output: flush the dirty ones
     int64_t spare_frames     # limit of frames that advance no call, for each connection and second
     int64_t now_ns           # the host's time at the last `host_look`
     int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
@@ -351,7 +351,7 @@ cdef struct Host:
     void (*deliver)(void *bridge) noexcept nogil
     void (*after)(void *bridge) noexcept nogil
     void *bridge
-    bint rounds              # the owner ends a round soon after `others_ran` (Endpoint.on_dirty)
+    bint rounds              # the owner ends a round after reads of several connections
     # Python has made output outside of a round: the I/O thread is to flush it soon. NULL: the event loop does that.
     void (*wake)(void *context) noexcept nogil
     void *wake_context
@@ -502,4 +502,3 @@ cdef inline void end_read(const Conn *conn) noexcept nogil:
         end_round(host)
     elif host.after_read != NULL and host.after_read(host.round_context, host.now_ns, another) and not host.waits:
         host.waits = True
-        host.others_ran = True

@@ -20,7 +20,6 @@ cdef struct Tls:
     SSL *ssl
     const uint8_t *received  # bytes of the socket that OpenSSL has not read
     size_t left
-    uint32_t records         # that have begun in them
     uint64_t fed             # bytes of the socket, ever
     uint64_t key_updates     # of the peer
     Output encrypted         # for the socket

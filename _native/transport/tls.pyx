@@ -130,7 +130,6 @@ cdef extern from *:
         SSL_ERROR_WANT_WRITE
         BIO_CTRL_FLUSH
         BIO_TYPE_SOURCE_SINK
-        SSL3_RT_HEADER
         SSL3_RT_HANDSHAKE
         GEN_EMAIL
         GEN_DNS
@@ -225,9 +224,7 @@ cdef void count_message(
     cdef Tls *tls = <Tls *>owner
     if write:
         return
-    if kind == SSL3_RT_HEADER:
-        tls.records += 1
-    elif kind == SSL3_RT_HANDSHAKE:
+    if kind == SSL3_RT_HANDSHAKE:
         tls.key_updates += 1  # after the handshake OpenSSL takes no other message
 
 
@@ -312,7 +309,6 @@ cdef bint leave_socket(Tls *tls) noexcept nogil:
 cdef void tls_feed(Tls *tls, const uint8_t *data, size_t size) noexcept nogil:
     tls.received = data
     tls.left = size
-    tls.records = 0
     tls.fed += size
 
 

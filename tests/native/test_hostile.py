@@ -15,7 +15,7 @@ from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
 from tests.framing import framed
 from tests.native.h2peer import Echo, Peer
-from tests.native.readers import Buffered, Direct, Socket
+from tests.native.readers import Given, Read
 
 SPARE = 500  # frames a second that bring no call forward
 
@@ -28,7 +28,7 @@ def _nothing_left(native_counters):
 class Wire:
     """A connection and the bytes that it has sent."""
 
-    def __init__(self, spare_frames: int = 10_000, reader: type[Buffered | Direct | Socket] = Buffered) -> None:
+    def __init__(self, spare_frames: int = 10_000, reader: type[Given | Read] = Given) -> None:
         self.now = 1000.0
         self.calls = 0
         self.hold = False  # calls stay open
@@ -36,7 +36,7 @@ class Wire:
         self.endpoint.clock = lambda: self.now
         self.connection = Connection(self.endpoint)
         self.connection.flush = lambda: None
-        self.reader = reader(self.endpoint, self.connection)
+        self.reader = reader(self.connection)
         self.sent = bytearray()
 
     def _called(self, call) -> None:
@@ -74,7 +74,7 @@ def wire():
     wire.close()
 
 
-@pytest.mark.parametrize("reader", [Buffered, Direct, Socket])
+@pytest.mark.parametrize("reader", [Given, Read])
 @pytest.mark.parametrize("case", h2cases.cases(), ids=lambda case: case.name)
 def test_case(case, reader):
     wire = Wire(reader=reader)
@@ -206,7 +206,7 @@ def test_streams_beyond_the_limit_count():
     wire.endpoint.clock = lambda: 1000.0  # else frames are earned back while a slow machine sends
     wire.connection = Connection(wire.endpoint)
     wire.connection.flush = lambda: None
-    wire.reader = Buffered(wire.endpoint, wire.connection)
+    wire.reader = Given(wire.connection)
     wire.send(PREFACE + h2cases.settings())
     for stream in range(1, 4 * SPARE, 2):
         wire.send(h2cases.headers(stream, flags=END_HEADERS | END_STREAM))
@@ -252,7 +252,7 @@ def test_a_client_that_acknowledges_each_frame_of_a_large_answer_is_served():
     wire.endpoint = Endpoint(called, spare_frames=SPARE)
     wire.connection = Connection(wire.endpoint)
     wire.connection.flush = lambda: None
-    wire.reader = Buffered(wire.endpoint, wire.connection)
+    wire.reader = Given(wire.connection)
     wire.send(PREFACE + h2cases.settings() + h2cases.OPEN)
     received = 0
     while received < (8 << 20) + 5:
@@ -275,7 +275,7 @@ def test_ten_thousand_random_byte_streams():
     generator = random.Random(20261121)
     valid = [case.sent for case in h2cases.cases() if len(case.sent) < 4000]
     for number in range(10_000):
-        wire = Wire(reader=(Buffered, Direct)[number // 4 % 2])
+        wire = Wire(reader=(Given, Read)[number // 4 % 2])
         if number % 4 == 0:
             data = generator.randbytes(generator.randrange(1, 300))
         else:
@@ -324,12 +324,10 @@ def test_a_call_for_which_there_is_no_memory_is_refused(native_counters):
         peer.pump()
         stream = peer.open("/test/Echo", (("key", "value"),))
         peer.send(stream, framed(b"x"), end=True)
-        data, received = peer.h2.data_to_send(), peer.connection.received
-        peer.buffer[: len(data)] = data
-        size = len(data)
+        data, receive = peer.h2.data_to_send(), peer.connection.receive
         hooks.set_nomemory(at, at + 1)
         try:
-            received(size)
+            receive(data)
         except MemoryError:  # the owner of the connection closes it then
             heard = True
         else:

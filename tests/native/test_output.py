@@ -67,10 +67,10 @@ def test_what_the_socket_does_not_take_stays_in_order(lanes, peer, sockets):
     streams = answered(lanes, peer, "a", "b")
     ours, theirs = sockets
     assert peer.connection.collect_output(4 << 20) > 2 * len(DATA)
-    assert not peer.connection.write_output(ours.fileno())
+    assert not peer.connection.write(ours.fileno())
     peer.read(drained(theirs))
     assert not peer.answers[streams[1]].ended
-    assert not peer.connection.write_output(ours.fileno())  # some more
+    assert not peer.connection.write(ours.fileno())  # some more
     peer.read(drained(theirs))
     peer.read(b"".join(bytes(piece) for piece in peer.connection.take_ready()))
     assert [output(peer.answers[stream].messages[0]) for stream in streams] == [("a", DATA), ("b", DATA)]
@@ -83,7 +83,7 @@ def test_all_of_it_is_written_where_there_is_room(lanes, peer, sockets):
     done = False
     while not done:
         assert peer.connection.collect_output() > 0
-        done = peer.connection.write_output(ours.fileno())
+        done = peer.connection.write(ours.fileno())
         peer.read(drained(theirs))
     assert output(peer.answers[stream].messages[0]) == ("a", DATA)
     assert peer.connection.take_ready() == []
@@ -94,7 +94,7 @@ def test_a_socket_that_is_closed_leaves_it_all(lanes, peer, sockets):
     ours, theirs = sockets
     theirs.close()
     size = peer.connection.collect_output()
-    assert not peer.connection.write_output(ours.fileno())
+    assert not peer.connection.write(ours.fileno())
     pieces = peer.connection.take_ready()
     assert sum(len(bytes(piece)) for piece in pieces) == size
     peer.read(b"".join(bytes(piece) for piece in pieces))

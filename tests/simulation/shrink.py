@@ -36,6 +36,8 @@ FEATURES = (
 PARTICULARS = (
     (re.compile(r"call \d+ of (client|line) \d+ to \S+( deadline \d+ us)?"), "a call"),
     (re.compile(r"stream \d+ of client \d+( deadline \d+ us)?"), "a stream"),
+    # however many are told of: fewer are the same failure
+    (re.compile(r"(a call|a stream)(, (a call|a stream))*(, and \d+ more)?"), "calls"),
     (re.compile(r"\b\w+\.\d+(_\d+)?\b"), "a version"),
     (re.compile(r"'[^']*'"), "'…'"),
     (re.compile(r"[\[{(][^\])}]*[\])}]"), "[…]"),
