@@ -7,6 +7,7 @@ gives the peer's bytes to `Connection.receive`, or has them read by `Connection.
 """
 
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
@@ -145,14 +146,14 @@ cdef class Connection(CallOwner):
 
     def receive(self, data) -> None:
         """Process bytes of the peer, of any object with the buffer protocol."""
-        cdef const uint8_t[::1] view = data
-        cdef size_t size = <size_t>view.shape[0]
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         front_enter()
         host_look(&self.endpoint.host)
-        if size:
-            conn_receive(&self.conn, &view[0], size)
+        conn_receive(&self.conn, <const uint8_t *>view.buf, <size_t>view.len)
         conn_end_round(&self.conn)
         self.leave(True)
+        PyBuffer_Release(&view)
         self.dispatch()
 
     def read(self, fd: int) -> bool:
