@@ -16,7 +16,7 @@ from inferd._native.memory.resource cimport Block, block_give, text_block
 from inferd._native.transport.call cimport Call, CallOwner
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.closing cimport CONN_PARTING, ConnState
-from inferd._native.transport.direct_read cimport Turn, conn_read, turn_of
+from inferd._native.transport.direct_read cimport conn_read
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
 from inferd._native.transport.http2 cimport (
     conn_announce_shutdown,
@@ -33,6 +33,7 @@ from inferd._native.transport.http2 cimport (
 )
 from inferd._native.transport.outgoing cimport output_take, output_write
 from inferd._native.transport.stream cimport ConnNews, host_look
+from inferd._native.transport.turn cimport Turn, turn_of
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
 

@@ -10,7 +10,7 @@ all bytes that there are.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport uint8_t
 
 from inferd._native.memory.resource cimport block_give, block_share
 from inferd._native.transport.closing cimport CONN_PARTING
@@ -19,14 +19,13 @@ from inferd._native.transport.nghttp2 cimport nghttp2_session_get_stream_user_da
 from inferd._native.transport.stream cimport (
     RECEIVING_MESSAGE,
     Conn,
-    Host,
     Stream,
     conn_begin_call,
     conn_end_call,
-    host_look,
     stream_ended,
 )
 from inferd._native.transport.tls cimport Tls, tls_feed, tls_read
+from inferd._native.transport.turn cimport TURN_BYTES, Turn, turn_goes_on, turn_read
 
 cdef enum:
     HEAD = 9                 # bytes of a frame's head
@@ -92,30 +91,6 @@ cdef inline void hold(const ReadTarget *target) noexcept nogil:
         block_share(target.block)
 
 
-cdef void turn_look(Host *host, ssize_t size) noexcept nogil:
-    if size >= LEAST_PORTION:
-        host_look(host)
-
-
-cdef Turn turn_of(const Host *host, int ready) noexcept nogil:
-    cdef Turn turn
-    turn.ns = min(max(ROUND_NS // max(ready, 1), SHORTEST_TURN_NS), LONGEST_TURN_NS)
-    turn.end_ns = host.now_ns + turn.ns
-    return turn
-
-
-cdef bint turn_goes_on(Conn *conn, const Turn *turn, size_t size, size_t capacity) noexcept nogil:
-    cdef Host *host = conn.host
-    cdef int64_t before = host.now_ns
-    cdef size_t pace
-    if size < LEAST_PORTION:
-        return True
-    host_look(host)
-    pace = size * <size_t>turn.ns // <size_t>max(host.now_ns - before, 1)
-    conn.portion = min(max(pace, <size_t>LEAST_PORTION), capacity)
-    return host.now_ns < turn.end_ns
-
-
 cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn turn) noexcept nogil:
     cdef ReadTarget target
     cdef iovec parts[2]
@@ -123,7 +98,7 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn t
     cdef size_t total = 0
     cdef ssize_t size
     cdef bint paused, nothing
-    while total < READ_AT_MOST and conn.state < CONN_PARTING:
+    while total < TURN_BYTES and conn.state < CONN_PARTING:
         target = next_target(conn, buffer, conn.portion)
         parts[0].iov_base = target.data
         parts[0].iov_len = target.size
@@ -135,7 +110,7 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn t
         size = readv(fd, parts, 2)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
-        turn_look(conn.host, size)
+        turn_read(conn.host, size)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
         block_give(target.block)

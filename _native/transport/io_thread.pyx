@@ -35,15 +35,7 @@ from inferd._native.threads cimport exact_timers, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
-from inferd._native.transport.direct_read cimport (
-    READ_AT_MOST,
-    Turn,
-    conn_decrypt,
-    conn_read,
-    turn_goes_on,
-    turn_look,
-    turn_of,
-)
+from inferd._native.transport.direct_read cimport conn_decrypt, conn_read
 from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_waits
@@ -70,6 +62,7 @@ from inferd._native.transport.stream cimport (
 )
 from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.trim cimport host_note
+from inferd._native.transport.turn cimport TURN_BYTES, Turn, turn_goes_on, turn_of, turn_read
 from inferd._native.transport.workers cimport thread_pool_drain
 
 import threading
@@ -249,13 +242,13 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
     cdef ssize_t size
     cdef Turn turn = turn_of(conn.host, io.ready)
     cdef bint paused, nothing
-    while total < READ_AT_MOST and conn.state < CONN_PARTING:
+    while total < TURN_BYTES and conn.state < CONN_PARTING:
         wanted = conn.portion
         paused = conn_begin_call(conn)
         size = read(socket.source.fd, io.encrypted, wanted)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
-        turn_look(conn.host, size)
+        turn_read(conn.host, size)
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
