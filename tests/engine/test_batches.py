@@ -15,9 +15,7 @@ from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, 
 OK, INVALID, INTERNAL = Status.OK, Status.INVALID_ARGUMENT, Status.INTERNAL
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 async def held(engine: Engine, gate: Gate, *messages) -> list[Pending]:

@@ -16,9 +16,7 @@ from tests.engine.serving import infer, request, row
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 async def test_the_second_request_is_answered_from_the_cache(tmp_path):

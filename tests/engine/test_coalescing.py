@@ -14,9 +14,7 @@ COALESCING = CONFIG + 'parameters { key: "coalesce_requests" value { string_valu
 TWO_OUTPUTS = COALESCING + 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def double(batch):

@@ -35,9 +35,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def keyed(batch):

@@ -15,9 +15,7 @@ OK, UNAVAILABLE = Status.OK, Status.UNAVAILABLE
 LONG = 600_000_000  # of a delay, in microseconds
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def config(batching: str, *, max_batch_size: int = 8, group: str = "{ kind: KIND_CPU count: 1 }") -> str:

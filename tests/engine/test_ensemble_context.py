@@ -60,9 +60,7 @@ def write(root, name, program):
     (root / name / "1" / "model.py").write_text(program)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def asked(**parameters):

@@ -16,9 +16,7 @@ from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, 
 MS = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def tensors(kind, *names, datatype="INT64", dims="[ -1 ]", extra=""):

@@ -24,9 +24,7 @@ ALONE = CONFIG.replace("max_batch_size: 8", "max_batch_size: 1")
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def policy(text: str, base: str = ALONE) -> str:

@@ -33,9 +33,7 @@ EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def config(group: str, *, max_batch_size: int = 1) -> str:

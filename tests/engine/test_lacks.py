@@ -23,9 +23,7 @@ from tests.engine.serving import CONFIG, Counting, Loader, echo, serving
 EXPLICIT = ModelControl(ControlMode.EXPLICIT)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Versions that could not be made are gone."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @contextmanager

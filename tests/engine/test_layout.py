@@ -11,9 +11,7 @@ from tests.engine.serving import infer_all, request, serving
 DELAY = "dynamic_batching { max_queue_delay_microseconds: 1000000 }"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def floats(*rows):

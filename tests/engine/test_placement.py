@@ -15,9 +15,7 @@ __all__ = ["memory"]
 FIXED = CONFIG.replace('name: "y" data_type: TYPE_INT64 dims: [ -1 ]', 'name: "y" data_type: TYPE_INT64 dims: [ 2 ]')
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests and regions are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def address(batch, name="x"):

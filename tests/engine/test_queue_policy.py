@@ -16,9 +16,7 @@ from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, request, ro
 OK, INTERNAL, UNAVAILABLE, DEADLINE = Status.OK, Status.INTERNAL, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def config(batching: str, *, max_batch_size: int = 1, instances: int = 1) -> str:

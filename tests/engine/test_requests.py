@@ -17,9 +17,7 @@ MS = 1_000_000
 OK, INVALID, DEADLINE = Status.OK, Status.INVALID_ARGUMENT, Status.DEADLINE_EXCEEDED
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def failures(engine) -> dict[str, int]:

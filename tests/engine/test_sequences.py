@@ -40,9 +40,7 @@ parameters { key: "sequence_end_reason" value { string_value: "WHY" } }
 """
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks, states and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def config(strategy: str = "oldest { }", *more: str, after: str = "", idle_us: int = 60_000_000) -> str:

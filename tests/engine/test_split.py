@@ -12,9 +12,7 @@ MS = 1_000_000
 SPLITTING = CONFIG + 'parameters { key: "split_requests" value { string_value: "true" } }'
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def double(batch):

@@ -36,9 +36,7 @@ TORCH = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Blocks go when the last view of them goes."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def config(datatype):

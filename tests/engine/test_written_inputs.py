@@ -14,9 +14,7 @@ from tests.engine.test_ensembles import add, ensemble, model, parameter, step
 WIDE = 4096  # numbers in a row: enough for memory that lies as models like it, so that nothing is copied by accident
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def double(batch):

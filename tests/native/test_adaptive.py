@@ -18,9 +18,7 @@ from tests.native.queue_model import Policy
 MS = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Lanes and the requests in them are freed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def probe_of(*, adaptive: bool = True, delay_us: int = 0, timeout_us: int = 0) -> QueueProbe:

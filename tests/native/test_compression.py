@@ -176,9 +176,7 @@ def test_a_gzip_bomb_is_refused_by_its_trailer():
 # ---- on a connection ----
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture

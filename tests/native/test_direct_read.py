@@ -36,9 +36,7 @@ LARGE = 40 * KIB
 DATA = bytes(range(256)) * (LARGE // 256)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 class ArenaLanes(Lanes):

@@ -16,10 +16,7 @@ from inferd.backends.api import QueuePolicySpec
 from tests.native.probe import DispatcherProbe, QueueProbe
 from tests.native.queue_model import Policy, QueueModel
 
-
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Lanes and the requests in them are freed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 levels = st.lists(

@@ -18,10 +18,7 @@ from tests.front.certificates import Authority
 from tests.native.threaded import Threaded
 from tests.waiting import wait_until
 
-
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No session of TLS survives its test, and nothing that OpenSSL has of it."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture(scope="module")

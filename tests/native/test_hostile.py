@@ -20,9 +20,7 @@ from tests.native.readers import Given, Read
 SPARE = 500  # frames a second that bring no call forward
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 class Wire:

@@ -30,9 +30,7 @@ INTERNAL = 13
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture

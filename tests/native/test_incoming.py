@@ -16,9 +16,7 @@ CALL = 2 * KIB  # of memory beside the bytes of its message
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 4, 8
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def begun(lanes, peer, size, part):

@@ -20,9 +20,7 @@ LOOKS = 4  # after which what was free all the while has gone
 ALIGNMENT = 256
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Every block that a test takes is given back."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @given(st.integers(1, LARGEST))

@@ -13,9 +13,7 @@ DATA = bytes(range(256)) * (3 * KIB)
 WINDOW = 16 << 20
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture

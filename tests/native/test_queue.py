@@ -13,10 +13,7 @@ from inferd.backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpe
 from tests.native.probe import NEVER, QueueProbe
 from tests.native.queue_model import LOOKS, Policy, QueueModel
 
-
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Lanes and the requests in them are freed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 queue_policies = st.builds(

@@ -17,9 +17,7 @@ from tests.native.queue_model import Policy
 CLIENTS = st.sampled_from([1, 2, 3, 4, 1 << 47])
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Lanes and the requests in them are freed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def probe_of(max_queue=0, *max_sizes: int) -> QueueProbe:

@@ -23,9 +23,7 @@ PATTERN = bytes(range(256)) * (SIZE // 256)
 ALICE, BOB = 1000, 1001
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Every region that a test registers is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture

@@ -26,9 +26,7 @@ NO_LIMITS = QueuePolicySpec()
 START_TEXT = "must specify the START flag on the first request of the sequence"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Lanes, requests and states are freed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def spec_of(

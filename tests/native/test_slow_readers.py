@@ -18,9 +18,7 @@ ENHANCE_YOUR_CALM = 11
 RESOURCE_EXHAUSTED = 8
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """No stream, connection, request, block or charge survives its test."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture

@@ -69,9 +69,7 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    """Requests, blocks, states and lanes are gone when the engine is closed."""
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def step(x, name="", *, start=False, end=False):
