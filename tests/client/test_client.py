@@ -7,6 +7,7 @@ import contextlib
 import gc
 import random
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc
 from hyperframe.frame import Frame
 
 import inferd_client.grpc as grpcclient
@@ -268,6 +270,28 @@ def test_tls(models, tmp_path):
         asyncio.run(loop())
         with grpcclient.InferenceServerClient(process.address, ssl=True) as client:
             assert status(client.is_server_live) == "StatusCode.UNAVAILABLE"
+
+
+def test_roots_without_extensions_are_trusted(models, tmp_path, monkeypatch):
+    """Guards that a root is taken as grpcio takes it, where new contexts are strict, as in Python 3.13."""
+    make = ssl.create_default_context
+
+    def strict(**given):
+        context = make(**given)
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    authority = Authority(tmp_path / "tls")
+    pair = authority.issue("server", "DNS:localhost", "IP:127.0.0.1")
+    arguments = ("--grpc-use-ssl", f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}")
+    said = {"ssl": True, "root_certificates": str(authority.root)}
+    with (
+        doors.running_server("native", models, *arguments) as process,
+        tritonclient.grpc.InferenceServerClient(process.address, **said) as theirs,
+        grpcclient.InferenceServerClient(process.address, **said) as client,
+    ):
+        assert theirs.is_server_live() and client.is_server_live()
 
 
 def test_nobody_is_there():

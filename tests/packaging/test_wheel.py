@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import ServerProcess, free_port
+from tests.front.certificates import Authority
 from tests.packaging.served import check_answer, write_repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +64,26 @@ def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
         assert server.stop() == 0
 
 
+def test_it_serves_with_tls(environment, tmp_path) -> None:
+    """By the OpenSSL that it brings, to clients with others: grpcio has its own, inferd_client takes Python's."""
+    repository = write_repository(tmp_path / "models")
+    authority = Authority(tmp_path / "certificates")
+    pair = authority.issue("localhost", "DNS:localhost")
+    port = free_port()
+    command = [environment / "bin" / "inferd", "serve", "--model-repository", repository, "--grpc-port", str(port)]
+    command += ["--grpc-use-ssl", "--grpc-server-cert", pair.certificate, "--grpc-server-key", pair.key]
+    bare = {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}
+    server = ServerProcess(command, port, log=tmp_path / "log", env=bare, patience=60)
+    try:
+        check_answer(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
+        call = [environment / "bin" / "inferd", "infer", "twice", "--random"]
+        call += ["--url", f"localhost:{port}", "--root-cert", authority.root]
+        called = subprocess.run(call, capture_output=True, text=True, env=bare, cwd=tmp_path)
+        assert called.returncode == 0, called.stderr
+    finally:
+        assert server.stop() == 0
+
+
 def test_tritonclient_may_be_installed_after_it(tmp_path) -> None:
     """With the newest packages that both allow: what pip changes for the client leaves the server able to start."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
@@ -79,8 +100,10 @@ def test_it_brings_its_libraries(environment) -> None:
     code = "import inferd._native.transport.io_thread; print(open('/proc/self/maps').read())"
     command = [environment / "bin" / "python", "-c", code]
     maps = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout
-    libraries = {line.split()[-1] for line in maps.splitlines() if "libnghttp2" in line or "libssl" in line}
-    assert len(libraries) == 2 and all("inferd.libs" in library for library in libraries)
+    libraries = {Path(line.split()[-1]) for line in maps.splitlines() if "inferd.libs" in line}
+    assert {path.name.partition("-")[0] for path in libraries} == {"libcrypto", "libnghttp2", "libssl"}
+    assert all(environment in path.parents for path in libraries)
+    assert not [line for line in maps.splitlines() if "/libssl.so" in line or "/libnghttp2.so" in line]
 
 
 def test_other_names_are_left_to_users() -> None:
