@@ -17,7 +17,7 @@ from inferd._native.transport.call cimport Call, CallOwner
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.closing cimport CONN_PARTING, ConnState
 from inferd._native.transport.direct_read cimport conn_read
-from inferd._native.transport.endpoint cimport RECEIVE_BUFFER, Endpoint, InterceptorHandle
+from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
 from inferd._native.transport.http2 cimport (
     conn_announce_shutdown,
     conn_calm,
@@ -169,7 +169,7 @@ cdef class Connection(CallOwner):
         host_look(&self.endpoint.host)
         turn = turn_of(&self.endpoint.host, 1)
         with nogil:
-            goes_on = conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER, turn)
+            goes_on = conn_read(&self.conn, socket, self.endpoint.receive, turn)
             conn_end_round(&self.conn)
         self.leave(True)
         self.dispatch()

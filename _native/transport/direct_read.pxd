@@ -20,8 +20,8 @@ cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nog
 # may be read between conn_read_target and this call.
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil
 # Read from a non-blocking socket, and process the bytes, until there are no more or it is the turn of other
-# connections. `buffer` is the common buffer, of `capacity` bytes, of which one read fills the connection's portion.
-# False: the peer has closed its end, or the socket is broken.
-cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn turn) noexcept nogil
+# connections. `buffer` is the common buffer, of MOST_PORTION bytes at least. False: the peer has closed its end, or the
+# socket is broken.
+cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, Turn turn) noexcept nogil
 # Decrypt the bytes that TLS has been fed with, and process them. False: the peer has ended TLS, or violated it.
 cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) noexcept nogil

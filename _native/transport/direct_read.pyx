@@ -91,7 +91,7 @@ cdef inline void hold(const ReadTarget *target) noexcept nogil:
         block_share(target.block)
 
 
-cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn turn) noexcept nogil:
+cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, Turn turn) noexcept nogil:
     cdef ReadTarget target
     cdef iovec parts[2]
     cdef size_t wanted
@@ -110,13 +110,13 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity, Turn t
         size = readv(fd, parts, 2)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
-        turn_read(conn.host, size)
+        turn_read(&turn, conn.host, size)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
         block_give(target.block)
         if size <= 0:
             return nothing
-        if not turn_goes_on(conn, &turn, <size_t>size, capacity) or <size_t>size < wanted:
+        if not turn_goes_on(conn, &turn, <size_t>size, target.block == NULL) or <size_t>size < wanted:
             return True
         total += wanted
     return True

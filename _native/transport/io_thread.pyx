@@ -206,8 +206,7 @@ cdef void socket_read(Socket *socket) noexcept nogil:
         goes_on = discard(socket)
     else:
         if socket.tls == NULL:
-            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER,
-                                turn_of(conn.host, socket.io.ready))
+            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, turn_of(conn.host, socket.io.ready))
         else:
             goes_on = read_encrypted(socket)
         conn_end_round(conn)
@@ -248,7 +247,7 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
         size = read(socket.source.fd, io.encrypted, wanted)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
         conn_end_call(conn, paused)
-        turn_read(conn.host, size)
+        turn_read(&turn, conn.host, size)
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
@@ -256,7 +255,7 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
             return False
         if socket.tls.encrypted.size > ANSWERS:
             return False  # it demands answers of TLS, and does not read them
-        if not turn_goes_on(conn, &turn, <size_t>size, RECEIVE_BUFFER) or <size_t>size < wanted:
+        if not turn_goes_on(conn, &turn, <size_t>size, True) or <size_t>size < wanted:
             return True
         total += wanted
     return True

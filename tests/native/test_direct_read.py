@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import mmap
 import random
 import socket
@@ -28,7 +27,7 @@ from tests.conformance import h2cases
 from tests.conformance.h2cases import DATA as DATA_FRAME
 from tests.conformance.h2cases import END_HEADERS, END_STREAM, PADDED, PREFACE, frame
 from tests.native.h2peer import INFER, Lanes, Peer, framed, output
-from tests.native.readers import Given, Read
+from tests.native.readers import Given, Read, waits
 
 KIB = 1 << 10
 NOT_FOUND = 5
@@ -413,15 +412,73 @@ def test_others_have_their_turn():
     server.close()
 
 
-def test_a_turn_ends_by_its_time():
+class Costly:
+    """A client whose bytes cost as much as the test says, whatever the machine needs for them."""
+
+    def __init__(self) -> None:
+        self.server = Server(Read)
+        self.cost = 0.0  # seconds between two looks at the clock
+        self.now = 1000.0
+        self.server.endpoint.clock = self._look
+        self.server.reader.feed(GREETING + OPEN)
+        self.message = framed(RANDOM)
+
+    def _look(self) -> float:
+        self.now += self.cost
+        return self.now
+
+    def send(self, size: int, *, in_frames_of: int) -> None:
+        """The next bytes of the message."""
+        part, self.message = self.message[:size], self.message[size:]
+        data = b"".join(frame(DATA_FRAME, 0, 1, part[at : at + in_frames_of]) for at in range(0, size, in_frames_of))
+        assert self.server.reader.theirs.send(data) == len(data)
+
+    def turn(self, cost: float) -> int:
+        """Bytes that one turn takes."""
+        self.cost = cost
+        before = self._waiting()
+        self.server.reader.read()
+        return before - self._waiting()
+
+    def _waiting(self) -> int:
+        return len(self.server.reader.ours.recv(MIB, socket.MSG_PEEK)) if waits(self.server.reader.ours) else 0
+
+
+@pytest.fixture
+def costly():
+    client = Costly()
+    yield client
+    client.server.close()
+
+
+MORE_THAN_A_TURN = 0.0003
+
+
+def test_a_turn_ends_by_its_time(costly):
     """A frame costs about the same however small it is: many of them in few bytes do not keep others waiting."""
-    server = Server(Read)
-    server.endpoint.clock = itertools.count(1000, 0.0003).__next__  # each look at it takes longer than a turn
-    server.reader.feed(GREETING + OPEN)
-    server.reader.theirs.send(frames_of(framed(RANDOM[:100_000]), size=50))
-    left = []
-    for _ in range(4):
-        left.append(len(server.reader.ours.recv(MIB, socket.MSG_PEEK)))
-        server.reader.read()
-    assert [before - after for before, after in itertools.pairwise(left)] == [16_384, 10_922, 7281]
-    server.close()
+    costly.send(100_000, in_frames_of=50)
+    assert [costly.turn(MORE_THAN_A_TURN) for _ in range(3)] == [16_384, 10_922, 7281]
+
+
+def test_cheap_bytes_do_not_let_costly_ones_keep_others_waiting(costly):
+    """What follows large frames may cost much more than they did."""
+    costly.send(400_000, in_frames_of=16 * KIB)
+    while costly.turn(0):
+        pass
+    costly.send(100_000, in_frames_of=10)
+    assert costly.turn(MORE_THAN_A_TURN) == 64 * KIB
+
+
+def test_a_large_message_read_to_its_place_says_nothing_of_small_ones(costly):
+    """It costs nearly nothing. Small frames are read after it as they were before it."""
+    costly.send(30_000, in_frames_of=50)
+    assert [costly.turn(MORE_THAN_A_TURN) for _ in range(2)] == [16_384, 10_922]
+    while costly.turn(MORE_THAN_A_TURN):
+        pass
+    data = frame(DATA_FRAME, 0, 1, costly.message[: 256 * KIB])
+    costly.message = costly.message[256 * KIB :]
+    for part in cut(data, [500]):
+        costly.server.reader.theirs.send(part)
+        assert costly.turn(0) == len(part)
+    costly.send(30_000, in_frames_of=50)
+    assert costly.turn(MORE_THAN_A_TURN) < 16_384
