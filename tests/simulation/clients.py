@@ -37,6 +37,7 @@ QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
 TEXT = 10  # times as long are numbers as strings, about, and to write them takes long
 VAST = 1 << 25  # bytes that are under way to a client with such tensors
+BROAD = 0.5  # of clients: they send frames as large as the server takes, so that it reads large tensors to their places
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
@@ -235,6 +236,7 @@ class Client:
         self.actions = 0  # calls and streams
         self.reading = False
         self.rests = False  # it does nothing new until it has another connection
+        self.broad = Random(f"{simulation.outcome.seed} client {number} frames").random() < BROAD
         self._connect()
 
     @property
@@ -244,7 +246,7 @@ class Client:
     def _connect(self) -> None:
         simulation = self.simulation
         self.life += 1
-        self.wire = Wire(self.temper.window, 1 << 24)
+        self.wire = Wire(self.temper.window, 1 << 24, broad=self.broad)
         self.pipe = Pipe()
         random = Random(f"{simulation.outcome.seed} client {self.number} socket {self.life}")
         output = VAST if self.temper.largest > LARGE else 0  # more than a connection may write in one turn

@@ -157,8 +157,10 @@ FAULTS = (
     shared(
         "the memory of a read goes while it is read to",
         "transport/direct_read",
-        "        hold(&target)\n        paused = conn_begin_call(conn)\n        size = readv(",
-        "        paused = conn_begin_call(conn)\n        size = readv(",
+        "cdef inline void hold(const ReadTarget *target) noexcept nogil:\n"
+        "    # others may end the call to which the target belongs\n"
+        "    if target.block != NULL:\n        block_share(target.block)\n",
+        "cdef inline void hold(ReadTarget *target) noexcept nogil:\n    target.block = NULL\n",
     ),
     shared(
         "a connection's output is left to the first thread",

@@ -34,7 +34,9 @@ FEATURES = (
     "preemption",
 )
 PARTICULARS = (
-    (re.compile(r"call \d+ of (client|line) \d+ to \S+( deadline \d+ us)?"), "a call"),
+    # which of the two is told depends on whether anything else is still to happen
+    (re.compile(r"nothing is answered for \d+ s|calls are never answered"), "nobody is answered"),
+    (re.compile(r"call \d+ of (client|line) \d+ to [^\s,]+( deadline \d+ us)?"), "a call"),
     (re.compile(r"stream \d+ of client \d+( deadline \d+ us)?"), "a stream"),
     # however many are told of: fewer are the same failure
     (re.compile(r"(a call|a stream)(, (a call|a stream))*(, and \d+ more)?"), "calls"),

@@ -94,14 +94,17 @@ class Wire:
     Args:
         window: what the server may send ahead on each stream.
         conn_window: what it may send ahead on all of them.
+        broad: the client sends frames as large as the server takes, and not those of the usual size.
     """
 
-    def __init__(self, window: int, conn_window: int) -> None:
+    def __init__(self, window: int, conn_window: int, *, broad: bool = False) -> None:
         self.out = bytearray(PREFACE)
         settings = struct.pack(">HIHIHI", 1, 0, 2, 0, 4, window)
         self.out += frame(SETTINGS, 0, 0, settings)
         if conn_window > 65_535:
             self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", conn_window - 65_535))
+        self.broad = broad
+        self.largest = FRAME  # frame that it sends
         self.window = window
         self.credit = max(conn_window, 65_535)
         self.acknowledged = False  # the server knows the window of streams
@@ -134,7 +137,7 @@ class Wire:
         """Send at most so much of the body; whether all is sent."""
         if stream.over or stream.sent_end or (stream.more and not stream.body):
             return True
-        size = max(0, min(limit, FRAME, len(stream.body), stream.window, self.send_window))
+        size = max(0, min(limit, self.largest, len(stream.body), stream.window, self.send_window))
         if size == 0 and stream.body:
             return False
         part = bytes(stream.body[:size])
@@ -290,4 +293,6 @@ class Wire:
                 for stream in self.streams.values():
                     stream.window += value - self.initial_window
                 self.initial_window = value
+            elif key == 5 and self.broad:
+                self.largest = value
         self.out += frame(SETTINGS, ACK, 0, b"")

@@ -57,6 +57,12 @@ says, and the other ends belong to the simulation. */
 #define KEPT (256 << 20)
 #define TAKEN (1 << 18) /* twice as many blocks as extension modules have at a time */
 #define TOLD 6          /* of these, in a text */
+#define NONSENSE 0xdb   /* bytes of memory that was given back: addresses of these are nobody's */
+#define FILLED (64 << 10) /* bytes that are filled, at most */
+#define ASIDE 4096      /* blocks that were given back and that nobody takes yet */
+#define ASIDE_BYTES (16 << 20) /* bytes of these */
+#define BROADS (1 << 16)
+#define BROAD 1024      /* bytes of an object of Python that may be a part of the server itself */
 #define WIRES 512       /* sockets */
 #define FDS 4096
 #define WATCHES 256     /* descriptors that threads wait for by epoll */
@@ -1055,9 +1061,51 @@ static void *sim_calloc(size_t count, size_t size) {
     return made == NULL ? NULL : memset(made, 0, total);
 }
 
+/* Memory that was given back, the oldest first: full of nonsense, and not given to others for a while, so that who still
+   uses it does not get away with it. */
+static struct {
+    void *at;
+    size_t size;
+} aside[ASIDE];
+static uint32_t aside_first, aside_count;
+static size_t aside_bytes;
+static atomic_flag aside_busy = ATOMIC_FLAG_INIT;
+
+/* How many of the oldest have to go; they are in `old`. */
+static int leave_aside(void *at, size_t size, void **old, int most) {
+    int count = 0;
+    while (atomic_flag_test_and_set(&aside_busy))
+        ;
+    while (aside_count && count < most && (aside_count == ASIDE || aside_bytes + size > ASIDE_BYTES)) {
+        old[count++] = aside[aside_first].at;
+        aside_bytes -= aside[aside_first].size;
+        aside_first = (aside_first + 1) % ASIDE;
+        aside_count--;
+    }
+    if (aside_count < ASIDE) {
+        aside[(aside_first + aside_count++) % ASIDE].at = at;
+        aside[(aside_first + aside_count - 1) % ASIDE].size = size;
+        aside_bytes += size;
+    } else {
+        old[count++] = at;
+    }
+    atomic_flag_clear(&aside_busy);
+    return count;
+}
+
+static void spoil(void *at) {
+    size_t size = malloc_usable_size(at);
+    memset(at, NONSENSE, size < FILLED ? size : FILLED);
+}
+
 static void sim_free(void *at) {
-    if (at != NULL) note_given(at);
-    free(at);
+    void *old[READY];
+    int count;
+    if (at == NULL) return;
+    note_given(at);
+    spoil(at);
+    count = leave_aside(at, malloc_usable_size(at), old, READY - 1);
+    while (count) free(old[--count]);
 }
 
 static void *sim_realloc(void *old, size_t size) {
@@ -1113,8 +1161,34 @@ static struct {
     void (*free)(void *, void *);
 } objects;
 
+/* Those that may be parts of the server, as a connection is, are spoilt as well; whoever comes here has the GIL. */
+static void *broad[BROADS];
+
+static uint32_t broad_place(const void *at) { return (uint32_t)(((uintptr_t)at >> 6) * 2654435761u) % BROADS; }
+
 static void *object_malloc(void *context, size_t size) {
-    return size < SMALL ? objects.malloc(context, size) : memalign(LINE, size);
+    void *made;
+    if (size < SMALL) return objects.malloc(context, size);
+    made = memalign(LINE, size);
+    if (size >= BROAD && made != NULL) broad[broad_place(made)] = made; /* in place of another one, which is not spoilt */
+    return made;
+}
+
+static int forget_broad(const void *at) {
+    uint32_t place = broad_place(at);
+    if (at == NULL || broad[place] != at) return 0;
+    broad[place] = NULL;
+    return 1;
+}
+
+static void *object_realloc(void *context, void *old, size_t size) {
+    forget_broad(old);
+    return objects.realloc(context, old, size);
+}
+
+static void object_free(void *context, void *at) {
+    if (forget_broad(at)) spoil(at);
+    objects.free(context, at);
 }
 
 static void hook_objects(void) {
@@ -1125,6 +1199,8 @@ static void hook_objects(void) {
     get(OBJECTS, &objects);
     hooked = objects;
     hooked.malloc = object_malloc;
+    hooked.realloc = object_realloc;
+    hooked.free = object_free;
     set(OBJECTS, &hooked);
 }
 
