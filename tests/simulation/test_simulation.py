@@ -71,6 +71,7 @@ def test_whatever_memory_is_refused_a_call_has_one_outcome(seed, scale):
     """Each take of memory of some calls is refused in turn: no call is forgotten, nothing stays behind."""
     print(run("--takes", "--first", str(seed), "--scale", json.dumps(scale)))
 
+
 # else the client may lose the connection on which it waits, or its call has to arrive in a time; and the last that it
 # asks may be a stream, which is several calls
 KEPT = {"receive timeout": 0, "drops": 0, "keepalive": 0, "ages": 0}
