@@ -190,9 +190,9 @@ FAULTS = (
     shared(
         "two threads read to one buffer",
         "transport/io_thread",
-        "conn_read(conn, socket.source.fd, socket.io.buffer, RECEIVE_BUFFER,",
+        "conn_read(conn, socket.source.fd, socket.io.buffer, turn_of(",
         "conn_read(conn, socket.source.fd, (socket.io if <size_t>socket.io < <size_t>socket.io.others\n"
-        "                                                    else socket.io.others).buffer, RECEIVE_BUFFER,",
+        "                                                    else socket.io.others).buffer, turn_of(",
     ),
     shared(
         "one thread of several is told to end",
