@@ -1,4 +1,4 @@
-# Instances whose work runs in another process: the front can begin and end an execution without waiting for it.
+# Instances whose work runs in another process, or is brief: the front can begin and end an execution without waiting.
 
 from libc.stddef cimport size_t
 

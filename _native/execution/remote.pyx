@@ -1,4 +1,4 @@
-"""Instances whose work runs in another process, with no thread of the server between the front and that process.
+"""Instances whose work needs no thread of the server: it runs in another process, or is brief.
 
 While the thread of such an instance waits for a batch, its consumer may be lent to the front
 (`inferd._native.scheduling.calling`). The front then sends the next batch itself, reads the results, and sends the

@@ -154,7 +154,7 @@ cdef class Endpoint:
 
     @property
     def rounds(self) -> bool:
-        """Whether `flush_dirty` ends a round of reads, as an I/O thread does; else each read is one."""
+        """Whether requests of several reads are begun together, when `flush_dirty` is called; an I/O thread sets it."""
         return self.host.rounds
 
     @rounds.setter

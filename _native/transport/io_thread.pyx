@@ -62,7 +62,7 @@ from inferd._native.transport.stream cimport (
 )
 from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.trim cimport host_note
-from inferd._native.transport.turn cimport TURN_BYTES, Turn, turn_goes_on, turn_of, turn_read
+from inferd._native.transport.turn cimport MOST_PORTION, TURN_BYTES, Turn, turn_goes_on, turn_of, turn_read
 from inferd._native.transport.workers cimport thread_pool_drain
 
 import threading
@@ -122,7 +122,7 @@ cdef extern from *:
 
 cdef enum:
     PREPARED = 1 << 20       # bytes of output prepared at a time
-    TURN = 4 << 20           # bytes that one connection may write before others have their turn
+    WRITTEN_AT_MOST = 4 << 20  # bytes of one connection before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
 
@@ -276,7 +276,7 @@ cdef bint discard(Socket *socket) noexcept nogil:
 cdef void socket_flush(Socket *socket) noexcept nogil:
     # write until all is written, the socket is full, or it is the turn of others
     cdef Conn *conn = socket.conn
-    cdef size_t turn = TURN
+    cdef size_t turn = WRITTEN_AT_MOST
     if conn.stalled:
         socket_leave(socket)
         return
@@ -517,7 +517,7 @@ cdef int io_begin(Io *io, Host *host, Io *others) except -1:
     if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup):
         raise OSError(errno, "cannot make the descriptors of an I/O thread")
     io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
-    io.encrypted = <uint8_t *>malloc(RECEIVE_BUFFER)
+    io.encrypted = <uint8_t *>malloc(MOST_PORTION)
     if io.buffer == NULL or io.encrypted == NULL:
         raise MemoryError
     return 0
