@@ -1,4 +1,4 @@
-"""Guards the defaults that follow from the machine or from another option: what the page promises is what is done."""
+"""Guards the defaults that the server derives from the machine or from another option: the page says what it does."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from inferd._native.transport.http2 cimport (
 )
 from inferd._native.transport.outgoing cimport output_take, output_write
 from inferd._native.transport.stream cimport ConnNews, host_look
-from inferd._native.transport.turn cimport Turn, turn_of
+from inferd._native.transport.turn cimport MOST_PORTION, Turn, turn_of
 
 STATES = ("open", "announced", "draining", "parting", "shut", "lingering", "gone")  # ConnState of closing.pxd, in order
 
@@ -162,6 +162,7 @@ cdef class Connection(CallOwner):
 
         False: the peer has closed its end, or the socket is broken.
         """
+        cdef uint8_t buffer[MOST_PORTION]
         cdef int socket = fd
         cdef bint goes_on
         cdef Turn turn
@@ -169,7 +170,7 @@ cdef class Connection(CallOwner):
         host_look(&self.endpoint.host)
         turn = turn_of(&self.endpoint.host, 1)
         with nogil:
-            goes_on = conn_read(&self.conn, socket, self.endpoint.receive, turn)
+            goes_on = conn_read(&self.conn, socket, buffer, turn)
             conn_end_round(&self.conn)
         self.leave(True)
         self.dispatch()

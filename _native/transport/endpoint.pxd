@@ -1,19 +1,13 @@
 # Endpoints: the state that the connections of one event loop share.
 
-from libc.stdint cimport uint8_t
-
 from inferd._native.timers cimport TimersHandle
 from inferd._native.transport.stream cimport Host, Interceptor, Service
 from inferd._native.transport.workers cimport Workers
-
-cdef enum:
-    RECEIVE_BUFFER = 256 << 10   # bytes of the buffer that sockets are read to
 
 
 cdef class Endpoint:
     cdef Host host
     cdef Workers workers
-    cdef uint8_t *receive        # the buffer for reads from sockets, one at a time
     cdef object on_call          # called with each new Call
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()

@@ -1,7 +1,7 @@
 """Endpoints: the state that the connections of one event loop share, as objects for Python."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -45,7 +45,7 @@ cdef int64_t ask_clock(void *endpoint) noexcept nogil:
 
 @cython.no_gc_clear  # connections need the timers until they are gone
 cdef class Endpoint:
-    """The state that the connections of one event loop share: native methods, limits, and the buffer for reads.
+    """The state that the connections of one event loop share: native methods and limits.
 
     Args:
         on_call: called with each new `Call`: each call whose path is not a native method's.
@@ -88,9 +88,6 @@ cdef class Endpoint:
         self.host.other.service = &PYTHON
         self.host.pinged = peer_pinged
         self.host.refused = peer_refused
-        self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
-        if self.receive == NULL:
-            raise MemoryError
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -101,7 +98,6 @@ cdef class Endpoint:
         if self.host.timers != NULL:
             timers_clear(self.host.timers, &self.host.quiet)
         smalls_clear(&self.host.smalls)
-        free(self.receive)
 
     def calls(self) -> dict[str, tuple[int, list[int]]]:
         """The calls of native methods by path: how many began, and how many ended with each gRPC status."""

@@ -36,7 +36,6 @@ from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_se
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
 from inferd._native.transport.direct_read cimport conn_decrypt, conn_read
-from inferd._native.transport.endpoint cimport RECEIVE_BUFFER
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_waits
 from inferd._native.transport.http2 cimport (
@@ -121,6 +120,7 @@ cdef extern from *:
     bint delivers "inferd_delivers"
 
 cdef enum:
+    RECEIVE_BUFFER = 256 << 10  # bytes of the buffer that sockets are read to
     PREPARED = 1 << 20       # bytes of output prepared at a time
     WRITTEN_AT_MOST = 4 << 20  # bytes of one connection before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
@@ -516,7 +516,7 @@ cdef int io_begin(Io *io, Host *host, Io *others) except -1:
     io.drained.run = let_go_of_objects
     if io.poll_fd < 0 or io.wakeup.fd < 0 or not io_watch(io, &io.wakeup):
         raise OSError(errno, "cannot make the descriptors of an I/O thread")
-    io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)  # the endpoint's is the event loop's
+    io.buffer = <uint8_t *>malloc(RECEIVE_BUFFER)
     io.encrypted = <uint8_t *>malloc(MOST_PORTION)
     if io.buffer == NULL or io.encrypted == NULL:
         raise MemoryError

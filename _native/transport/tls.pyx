@@ -222,9 +222,7 @@ cdef void count_message(
     int write, int version, int kind, const void *data, size_t size, SSL *ssl, void *owner
 ) noexcept nogil:
     cdef Tls *tls = <Tls *>owner
-    if write:
-        return
-    if kind == SSL3_RT_HANDSHAKE:
+    if not write and kind == SSL3_RT_HANDSHAKE:
         tls.key_updates += 1  # after the handshake OpenSSL takes no other message
 
 

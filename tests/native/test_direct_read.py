@@ -461,7 +461,7 @@ def test_a_turn_ends_by_its_time(costly):
 
 
 def test_cheap_bytes_do_not_let_costly_ones_keep_others_waiting(costly):
-    """What follows large frames may cost much more than they did."""
+    """The frames behind large ones may be small, and so cost more for each byte."""
     costly.send(400_000, in_frames_of=16 * KIB)
     while costly.turn(0):
         pass

@@ -34,11 +34,11 @@ FEATURES = (
     "preemption",
 )
 PARTICULARS = (
-    # which of the two is told depends on whether anything else is still to happen
+    # one failure: the world says the first while a timer is still set, and else the second
     (re.compile(r"nothing is answered for \d+ s|calls are never answered"), "nobody is answered"),
     (re.compile(r"call \d+ of (client|line) \d+ to [^\s,]+( deadline \d+ us)?"), "a call"),
     (re.compile(r"stream \d+ of client \d+( deadline \d+ us)?"), "a stream"),
-    # however many are told of: fewer are the same failure
+    # one failure, whether many calls wait or few
     (re.compile(r"(a call|a stream)(, (a call|a stream))*(, and \d+ more)?"), "calls"),
     (re.compile(r"\b\w+\.\d+(_\d+)?\b"), "a version"),
     (re.compile(r"'[^']*'"), "'…'"),
