@@ -1,13 +1,16 @@
 # POSIX mutexes and condition variables. Timed waits use the monotonic clock.
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from *:
     """
     #include <pthread.h>
     #include <stdint.h>
+    #include <string.h>
     #include <sys/prctl.h>
+    #include <sys/syscall.h>
     #include <time.h>
+    #include <unistd.h>
     typedef pthread_mutex_t inferd_mutex;
     typedef pthread_cond_t inferd_condition;
     static inline void inferd_condition_init(inferd_condition *c) {
@@ -23,6 +26,25 @@ cdef extern from *:
     }
     /* without this the kernel may add 50 us to every timed wait of this thread */
     static inline void inferd_exact_timers(void) { prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
+    /* struct sched_attr of Linux, which <linux/sched/types.h> and newer C libraries both define */
+    struct inferd_sched_attr {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    };
+    /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it then interrupt a thread
+       with longer slices at once; older ones ignore it, and the thread may wait for a whole slice of the other one. */
+    static inline void inferd_short_slices(uint64_t ns) {
+        struct inferd_sched_attr attr;
+        memset(&attr, 0, sizeof(attr));
+        if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) == 0) {
+            attr.size = sizeof(attr);
+            attr.runtime = ns;
+            syscall(SYS_sched_setattr, 0, &attr, 0);
+        }
+    }
     static inline void inferd_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL); }
     """
     ctypedef struct Mutex "inferd_mutex":
@@ -41,6 +63,7 @@ cdef extern from *:
     int notify_one "pthread_cond_signal"(Condition *condition) noexcept nogil
     int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
     void exact_timers "inferd_exact_timers"() noexcept nogil
+    void short_slices "inferd_short_slices"(uint64_t ns) noexcept nogil
     void thread_name "inferd_thread_name"(const char *name) noexcept nogil
 
 

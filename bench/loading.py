@@ -1,13 +1,13 @@
-"""What a client notices while other models are loaded and unloaded.
+"""What a polite client notices while the server is busy with other things.
 
-    nice -n -5 python -m bench.loading                 20 s for each row
-    python -m bench.loading --seconds 5 --rate 500
+    nice -n -5 python -m bench.loading                     10 s calm and 10 s busy, three times for each row
+    python -m bench.loading --seconds 5 --rounds 1 --only "a first import of torch"
 
-One client sends 64 bytes to an identity model at fixed times, whether earlier requests are answered or not, so that a
-stall counts for each request that it delays. An operator loads and unloads one model again and again: none (the base),
-a model of the identity backend, the demo's CNN as ONNX and as TorchScript, a model in Python. A framework's first load
-imports it into the running server, and has a row of its own; a second row is for a server that imported the framework
-before it served. Times are the client's, in milliseconds; all rows contain the client's wake-ups on a busy machine.
+The client sends 64 bytes to an identity model at fixed times on its own connection, a hundred times a second, whether
+earlier requests are answered or not, so that a stall counts for each request that it delays. Calm and busy times take
+turns; a row has the percentiles of all calm and of all busy requests, in milliseconds. Clients elsewhere have machines of
+their own: the polite one runs as soon as it is woken (SCHED_FIFO, for which the program needs the right), and those who
+ask the server for something else get what is left of the cores (SCHED_IDLE).
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import digits, inferd, messages
-from bench.processes import ServerProcess
+from bench.processes import HOST, ServerProcess, free_port
 from bench.repository import Identity, write
 from inferd_client.driver import Driver, Fixed
-from inferd_client.driver.report import Report
 from inferd_client.grpc import InferenceServerClient
 
 PYTHON = """
@@ -37,121 +39,310 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
-PYTHON_CONFIG = """backend: "python"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+# A backend of a third party, in the server's process: while one of its models is loaded, a thread runs Python.
+BUSY = '''"""busy: a thread runs Python in the server's process for as long as a model is loaded."""
+
+import gc
+import threading
+
+from inferd.backends.api import Backend, Instance, Model
+
+
+def spin(end):
+    while not end.is_set():
+        sum(range(1000))
+
+
+def collect(end):
+    kept = [[number] for number in range(1_000_000)]
+    while not end.is_set():
+        gc.collect()
+    kept.clear()
+
+
+class BusyBackend(Backend):
+    name = "busy"
+
+    def load(self, source):
+        return BusyModel(source.spec)
+
+
+class BusyModel(Model):
+    def __init__(self, spec):
+        self.end = threading.Event()
+        self.thread = threading.Thread(target=collect if spec.name == "collect" else spin, args=(self.end,))
+        self.thread.start()
+
+    def create_instance(self, spec):
+        return BusyInstance()
+
+    def close(self):
+        self.end.set()
+        self.thread.join()
+
+
+class BusyInstance(Instance):
+    def execute(self, batch):
+        raise NotImplementedError
+'''
+CONFIG = """backend: "{}"
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
 """
-LOADED = {
-    "identity": "identity",
-    "ONNX": "digits_onnx",
-    "TorchScript": "digits_torchscript",
-    "Python": "python",
-}
-IMPORTED = {"ONNX": "onnxruntime", "TorchScript": "pytorch"}
-"""The backends whose frameworks the server's own process imports."""
+TORCHSCRIPT = 50
+METRICS = 500
+POLLED = 10_000
+STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+LIST_SERVICES = b"\x3a\x00"  # of ServerReflectionRequest: list_services, which is empty
+
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=small")
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Of each row."""
+class Served:
+    """A server, and the port of its metrics."""
 
-    seconds: float
-    rate: float  # requests a second
+    process: ServerProcess
+    metrics: int
+
+    @property
+    def address(self) -> str:
+        return self.process.address
+
+
+Work = Callable[[Served, threading.Event], None]
+"""Keeps a server busy until the event is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One kind of business.
+
+    Attributes:
+        name: as printed.
+        work: what is done while the server is busy; it may end earlier.
+        repository: `models` or another one of `repositories`.
+        options: of the server while it is calm.
+        busy: of another server, which is busy with these.
+        once: it happens once in a server's life, so each time has a server of its own.
+    """
+
     name: str
-    loads: int
-    report: Report
+    work: Work
+    repository: str = "models"
+    options: tuple[str, ...] = EXPLICIT
+    busy: tuple[str, ...] = ()
+    once: bool = False
+
+
+@dataclass(slots=True)
+class Times:
+    """Round-trip times, in buckets of microseconds."""
+
+    counts: Counter[float] = field(default_factory=Counter)
+    most: float = 0.0
+
+    def at(self, share: float) -> float:
+        """The time that this share of the requests did not exceed."""
+        rest = share * self.counts.total()
+        for bucket, count in sorted(self.counts.items()):
+            rest -= count
+            if rest <= 0:
+                return bucket
+        return self.most
 
     def __str__(self) -> str:
-        latency = self.report.latency
-        times = (latency.p50, latency.p99, latency.p999, latency.max)
-        return f"| {self.name} | {self.loads} | {' | '.join(f'{us / 1000:.2f}' for us in times)} |"
+        return " | ".join(f"{us / 1000:.2f}" for us in (self.at(0.5), self.at(0.99), self.most))
 
 
-class Operator:
-    """Loads and unloads a model again and again, on a thread of its own, until `end`."""
-
-    def __init__(self, address: str, model: str, loads: int) -> None:
-        self.loads = 0
-        self._client = InferenceServerClient(address)
-        self._model = model
-        self._end = threading.Event()
-        self._most = loads
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._end.is_set() and self.loads != self._most:
-            self._client.load_model(self._model)
-            self._client.unload_model(self._model)
-            self.loads += 1
-
-    def end(self) -> int:
-        """Loads that were made."""
-        self._end.set()
-        self._thread.join()
-        self._client.close()
-        return self.loads
-
-
-def repository(folder: Path) -> Path:
-    """The demo's models, two of the identity backend, one of which stays loaded, and one in Python."""
+def repositories(folder: Path) -> None:
+    """`models`, with all that is loaded by name; `many` identity models; `polled`, ten thousand of them."""
     root = digits.make(folder / "models")
     write(root, [Identity(name, (("FP32", 1),)) for name in ("small", "identity")])
-    (root / "python" / "1").mkdir(parents=True)
-    (root / "python" / "config.pbtxt").write_text(PYTHON_CONFIG)
+    for number in range(TORCHSCRIPT):
+        shutil.copytree(root / "digits_torchscript", root / f"torchscript{number}")
+        config = root / f"torchscript{number}" / "config.pbtxt"
+        config.write_text(config.read_text().replace("digits_torchscript", f"torchscript{number}"))
+    for name, backend in (("python", "python"), ("spin", "busy"), ("collect", "busy")):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(CONFIG.format(backend))
     (root / "python" / "1" / "model.py").write_text(PYTHON)
-    return root
+    (folder / "backends").mkdir()
+    (folder / "backends" / "busy.py").write_text(BUSY)
+    for name, count in (("many", METRICS), ("polled", POLLED)):
+        models = [Identity(f"identity{number}", (("FP32", 1),)) for number in range(count - 1)]
+        write(folder / name, [Identity("small", (("FP32", 1),)), *models])
+
+
+def urgent() -> None:
+    """From now on, the calling thread runs as soon as it is woken."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def idle() -> None:
+    """From now on, the calling thread runs only where a core has nothing else to do."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def loads(*models: str, once: bool = False) -> Work:
+    """Loads and unloads these models in turn."""
+
+    def work(server: Served, end: threading.Event) -> None:
+        idle()
+        with InferenceServerClient(server.address) as client:
+            while not end.is_set():
+                for model in models:
+                    client.load_model(model)
+                for model in models:
+                    client.unload_model(model)
+                if once:
+                    return
+
+    return work
+
+
+def holds(model: str) -> Work:
+    """Has a model loaded."""
+
+    def work(server: Served, end: threading.Event) -> None:
+        with InferenceServerClient(server.address) as client:
+            client.load_model(model)
+            end.wait()
+            client.unload_model(model)
+
+    return work
+
+
+def asks(server: Served, end: threading.Event) -> None:
+    """Asks for statistics and by reflection, 500 times a second each."""
+
+    def ask(path: str, message: bytes) -> None:
+        idle()
+        with Driver(server.address) as driver:
+            while not end.is_set():
+                driver.run(Fixed([message]), seconds=0.5, rate=500, in_flight=100, path=path)
+
+    other = threading.Thread(target=ask, args=(REFLECTION, LIST_SERVICES))
+    other.start()
+    ask(STATISTICS, b"")
+    other.join()
+
+
+def scrapes(server: Served, end: threading.Event) -> None:
+    """Reads the metrics again and again."""
+    idle()
+    while not end.is_set():
+        with urllib.request.urlopen(f"http://{HOST}:{server.metrics}/metrics") as page:
+            page.read()
+
+
+def nothing(server: Served, end: threading.Event) -> None:  # noqa: ARG001 (it keeps itself busy)
+    end.wait()
+
+
+ROWS = (
+    Row("a first import of torch", loads("digits_torchscript", once=True), once=True),
+    Row("a first import of ONNX Runtime", loads("digits_onnx", once=True), once=True),
+    Row(
+        f"loads of {TORCHSCRIPT} TorchScript models", loads(*(f"torchscript{number}" for number in range(TORCHSCRIPT)))
+    ),
+    Row("loads of an ONNX model", loads("digits_onnx")),
+    Row("loads of an identity model", loads("identity")),
+    Row("loads of a model.py", loads("python")),
+    Row("a thread that runs Python", holds("spin")),
+    Row("collections of 10^6 objects", holds("collect")),
+    Row("statistics and reflection, 1,000/s", asks),
+    Row(f"scrapes of {METRICS} models", scrapes, "many", ("--model-control-mode=none",)),
+    Row(
+        f"polls of {POLLED:,} models",
+        nothing,
+        "polled",
+        ("--model-control-mode=none",),
+        ("--model-control-mode=poll", "--repository-poll-secs=1"),
+    ),
+)
 
 
 @contextlib.contextmanager
-def serving(root: Path, log: Path, options: list[str]) -> Iterator[ServerProcess]:
+def serving(folder: Path, row: Row, options: tuple[str, ...]) -> Iterator[Served]:
     """A server, until the block ends."""
-    server = inferd.start(root, log, options=options)
+    metrics = free_port()
+    given = [*options, f"--metrics-port={metrics}", f"--backend-directory={folder / 'backends'}"]
+    process = inferd.start(folder / row.repository, folder / "log", options=given, patience=300)
     try:
-        yield server
+        yield Served(process, metrics)
     finally:
-        server.stop()
+        process.stop()
 
 
-def row(name: str, address: str, effort: Effort, model: str = "", loads: int = -1) -> Row:
-    """The client's times while the operator loads and unloads `model`, `loads` times or until the row ends."""
+def ask_politely(server: Served, seconds: float, rate: float, times: Times) -> None:
+    """Add the times of the client's requests.
+
+    Raises:
+        RuntimeError: an answer was wrong, or missing.
+    """
     exchange = messages.identity(64, "small")
-    operator = Operator(address, model, loads) if model else None
-    with Driver(address) as driver:
-        report = driver.run(
-            Fixed([exchange.request], [exchange.response]), seconds=effort.seconds, rate=effort.rate, in_flight=1000
-        )
-    made = 0 if operator is None else operator.end()
-    assert report.correct == report.requests, report.samples
-    return Row(name, made, report)
+    with Driver(server.address) as driver:
+        asked = Fixed([exchange.request], [exchange.response])
+        urgent()
+        report = driver.run(asked, seconds=seconds, rate=rate, in_flight=1000)
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if report.correct != report.requests:
+        raise RuntimeError(str(report))
+    times.counts.update(dict(report.histogram))
+    times.most = max(times.most, report.latency.max)
+
+
+def keep_busy(server: Served, row: Row, seconds: float, rate: float, times: Times) -> None:
+    """The same while the server is busy."""
+    end = threading.Event()
+    worker = threading.Thread(target=row.work, args=(server, end))
+    worker.start()
+    try:
+        ask_politely(server, seconds, rate, times)
+    finally:
+        end.set()
+        worker.join()
+
+
+def measure(folder: Path, row: Row, seconds: float, rate: float, rounds: int) -> tuple[Times, Times]:
+    """The client's times, calm and busy."""
+    calm, busy = Times(), Times()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(folder, row, row.options))
+        for number in range(rounds):
+            if row.once and number:
+                stack.close()
+                server = stack.enter_context(serving(folder, row, row.options))
+            ask_politely(server, seconds, rate, calm)
+            if row.busy:
+                stack.close()
+                with serving(folder, row, row.busy) as other:
+                    keep_busy(other, row, seconds, rate, busy)
+                server = stack.enter_context(serving(folder, row, row.options))
+            else:
+                keep_busy(server, row, seconds, rate, busy)
+    return calm, busy
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.loading", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each row")
-    parser.add_argument("--rate", type=float, default=1000.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="calm, and as many busy, in each round")
+    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], metavar="ROW")
     given = parser.parse_args()
-    effort = Effort(given.seconds, given.rate)
     print(f"load average {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores\n")
-    print("| beside | loads | p50, ms | p99 | p99.9 | max |\n|---|---:|---:|---:|---:|---:|", flush=True)
-    with tempfile.TemporaryDirectory(prefix="inferd-loading-") as folder:
-        root, log = repository(Path(folder)), Path(folder, "log")
-        options = ["--model-control-mode", "explicit", "--load-model", "small"]
-        with serving(root, log, options) as server:
-            print(row("nothing", server.address, effort), flush=True)
-            for what, model in LOADED.items():
-                print(row(f"the first load: {what}", server.address, effort, model, 1), flush=True)
-            for what, model in LOADED.items():
-                print(row(f"loads and unloads: {what}", server.address, effort, model), flush=True)
-        options += [f"--backend-config={backend},preload=true" for backend in IMPORTED.values()]
-        with serving(root, log, options) as server:
-            for what in IMPORTED:
-                name = f"the first load, imported before: {what}"
-                print(row(name, server.address, effort, LOADED[what], 1), flush=True)
+    print("| beside | calm: p50, ms | p99 | max | busy: p50, ms | p99 | max |\n|---|---:|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory(prefix="inferd-loading-") as name:
+        folder = Path(name)
+        repositories(folder)
+        for row in ROWS:
+            if given.only is None or row.name in given.only:
+                calm, busy = measure(folder, row, given.seconds, given.rate, given.rounds)
+                print(f"| {row.name} | {calm} | {busy} |", flush=True)
     return 0
 
 

@@ -31,7 +31,7 @@ from inferd._native.front cimport (
     python_withdraw,
 )
 from inferd._native.memory.owned cimport owned_drain, owned_promise, owned_waits
-from inferd._native.threads cimport exact_timers, thread_name
+from inferd._native.threads cimport exact_timers, short_slices, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
@@ -127,6 +127,7 @@ cdef enum:
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
+cdef uint64_t SLICE_NS = 100000  # the shortest slice that Linux grants
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -595,6 +596,7 @@ cdef class IoThreads:
     def _run(self, number: int) -> None:
         cdef Io *io = &self.io if number == 0 else &self.more[number - 1]
         thread_name(b"inferd-io")
+        short_slices(SLICE_NS)
         with nogil:
             io_run(io)
 

@@ -272,12 +272,12 @@ cdef void loop_run(Loop *loop) noexcept nogil:
     cdef uint64_t now = now_ns()
     cdef uint32_t i
     loop.next_due_ns = loop.started_ns = now
+    if is_open(loop):
+        start_due(loop)
     for i in range(loop.connection_count):
         if not is_open(loop):
             fill(loop, &loop.connections[i])
         flush(&loop.connections[i])
-    if is_open(loop):
-        start_due(loop)
     go_on(loop, now)
     loop.counted_ns = now_ns()
     if loop.unfinished != NULL and is_open(loop) and loop.raised == NULL:

@@ -46,14 +46,18 @@ cdef class Fixed(Workload):
     Args:
         messages: serialized requests, without the gRPC prefix; no messages at all sends one empty body, not framed.
         compressed: the messages are, as the header grpc-encoding of the run says.
-        expect: the serialized answers, one a message; None does not compare.
+        expect: the serialized answers, one a message; an answer of several messages, as a stream's, is a tuple of them.
+            None does not compare.
     """
     cdef list kept
     cdef Bodies bodies
 
     def __cinit__(self, messages=(), expect=None, *, compressed=False):
         framed = [frame_message(message, compressed=compressed) for message in messages] or [b""]
-        answers = [frame_message(message) for message in expect] if expect is not None else []
+        answers = [
+            b"".join(frame_message(each) for each in (message if isinstance(message, tuple) else (message,)))
+            for message in (expect if expect is not None else ())
+        ]
         if answers and len(answers) != len(framed):
             raise ValueError(f"expected {len(framed)} answers for as many messages, got {len(answers)}")
         self.kept = framed + answers
