@@ -5,9 +5,9 @@
 
 The client sends 64 bytes to an identity model at fixed times on its own connection, a hundred times a second, whether
 earlier requests are answered or not, so that a stall counts for each request that it delays. Calm and busy times take
-turns; a row has the percentiles of all calm and of all busy requests, in milliseconds. Clients elsewhere have machines of
-their own: the polite one runs as soon as it is woken (SCHED_FIFO, for which the program needs the right), and those who
-ask the server for something else get what is left of the cores (SCHED_IDLE).
+turns; a row has the percentiles of all calm and of all busy requests, in milliseconds. Clients elsewhere have machines
+of their own: the polite one runs as soon as it is woken (SCHED_FIFO, for which the program needs the right), and those
+who ask the server for something else get what is left of the cores (SCHED_IDLE).
 """
 
 from __future__ import annotations

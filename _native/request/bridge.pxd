@@ -48,6 +48,9 @@ cdef struct Bridge:
 
 # From any thread: hand over a chain of responses. The front delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
+# The same in two steps: of all that is put before a signal, the front hears once.
+cdef void bridge_put(Bridge *bridge, Response *first, Response *last) noexcept nogil
+cdef void bridge_signal(Bridge *bridge) noexcept nogil
 # In the front, only within another delivery: deliver one response at once. A sink that takes a single response gets
 # one, whatever the model sends: a response that is not final is held until the end of the request is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil

@@ -120,13 +120,13 @@ cdef void end_early(Request *request, int status, const char *details) noexcept 
     request.deliver(request.sink, NULL, status, details)
 
 
-cdef inline void signal(Bridge *bridge) noexcept nogil:
+cdef void bridge_signal(Bridge *bridge) noexcept nogil:
     cdef uint64_t one = 1
     if exchange32(&bridge.signalled, 1) == 0:
         write(bridge.event_fd, &one, sizeof(one))
 
 
-cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil:
+cdef void bridge_put(Bridge *bridge, Response *first, Response *last) noexcept nogil:
     last.next = NULL
     lock(&bridge.guard)
     if bridge.tail == NULL:
@@ -135,7 +135,11 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
         bridge.tail.next = first
     bridge.tail = last
     unlock(&bridge.guard)
-    signal(bridge)
+
+
+cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil:
+    bridge_put(bridge, first, last)
+    bridge_signal(bridge)
 
 
 cdef void bridge_promise(Bridge *bridge) noexcept nogil:
@@ -159,7 +163,7 @@ cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil:
         bridge.last_callback.next = callback
     bridge.last_callback = callback
     unlock(&bridge.guard)
-    signal(bridge)
+    bridge_signal(bridge)
 
 
 cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil:

@@ -24,6 +24,9 @@ cdef struct Watch:
     int64_t taken            # of the arena, at the last look
     int64_t second_ns        # begin of the second in which `printed` is counted
     int64_t printed          # bytes of the worker's output that were read in that second
+    int64_t side_ns          # the last look at the side socket
+    int steady               # small responses in a row that came quickly, up to now
+    bint gathered            # the next look has been put off once
     bint told_ending         # watch_loop has returned because the worker is being ended
 
 # Serve the worker until something happens. Returns its index in the list; PLACES: the time is over. `with_work`: also

@@ -22,12 +22,13 @@ from inferd.backends.python._channel cimport (
     channel_break,
     channel_end,
     outlet_flush,
+    packet_poll,
     packet_receive,
 )
 from inferd.backends.python._grants cimport grant_asked
 from inferd.backends.python._life cimport WORKER_ENDING
-from inferd.backends.python._side cimport side_record, side_take
-from inferd.backends.python._wire cimport ALLOCATE, CALL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, Head
+from inferd.backends.python._side cimport side_record, side_signal, side_take
+from inferd.backends.python._wire cimport ALLOCATE, CALL, FINAL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, RESPONSE, Head
 
 import logging
 
@@ -68,9 +69,14 @@ cdef enum:
     OUTPUT_PIECE = 8192
     OUTPUT_PER_SECOND = 1 << 20  # bytes of a worker's output that are read; a worker that prints more waits
     MOST_LAST_WORDS = 1 << 20  # bytes of its output that are read when the worker has ended
+    TAKEN_AT_ONCE = 64  # packets of the side socket, before the rest has its turn
+    STEADY = 16  # small responses in quick succession, after which the attendant lets more of them gather
 
 cdef int64_t SECOND_NS = 1000 * 1000 * 1000
 cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which unused memory is given back
+# Waking up for each response would cost the worker and the server more than the response: see `gathers`.
+cdef int64_t QUICK_NS = 100 * 1000  # at most so long after the one before
+cdef int64_t GATHER_NS = 40 * 1000
 
 
 class NonsenseError(Exception):
@@ -91,6 +97,9 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
         list_outlets(watch, fds)
         list_output(watch, fds)
         wait_ns = patience(watch, until)
+        if gathers(watch):
+            fds[<int>AT_SIDE].events &= ~POLLIN
+            wait_ns = GATHER_NS if wait_ns < 0 else min(wait_ns, GATHER_NS)
         ready = poll_until(fds, count, wait_ns)
         if ready == 0 and wait_ns == IDLE_NS:
             look_after_memory(watch)
@@ -180,6 +189,15 @@ cdef int64_t patience(Watch *watch, int64_t until) noexcept nogil:
     return out
 
 
+cdef bint gathers(Watch *watch) noexcept nogil:
+    # Whether the next look at the side socket comes later, once after each look at it: the worker sends one small
+    # response after the other, and waits for nothing.
+    if watch.steady < STEADY or watch.gathered:
+        return False
+    watch.gathered = True
+    return True
+
+
 cdef void look_after_memory(Watch *watch) noexcept nogil:
     # no packet has come for a while: give back memory that was not used since the last look
     cdef Channel *channel = watch.channel
@@ -200,7 +218,7 @@ cdef void serve(Watch *watch, pollfd *fds) noexcept nogil:
         channel_end(watch.channel)
     elif fds[<int>AT_CALLS].revents:
         flush(watch, &watch.channel.calls)
-    if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not take_side(watch):
+    if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not take_all_side(watch):
         fds[<int>AT_SIDE].fd = -1
     if fds[<int>AT_OUTPUT].revents and not take_output(watch, watch.output, 1):
         watch.output = fds[<int>AT_OUTPUT].fd = -1
@@ -230,29 +248,43 @@ cdef void drain(Watch *watch, pollfd *fds) noexcept nogil:
             fds[<int>AT_OUTPUT].fd = fds[<int>AT_ERRORS].fd = -1
 
 
-cdef bint take_side(Watch *watch) noexcept nogil:
-    # one packet; False: the worker has closed the socket
+cdef bint take_all_side(Watch *watch) noexcept nogil:
+    # what the worker has sent up to now; False: it has closed the socket
+    cdef int64_t now = now_ns()
+    cdef ssize_t size
+    cdef int _
+    if now - watch.side_ns > QUICK_NS:
+        watch.steady = 0
+    watch.side_ns = now
+    watch.gathered = False
+    for _ in range(TAKEN_AT_ONCE):
+        size = packet_poll(watch.channel.side.fd, watch.channel.side_packet, PACKET)
+        if size <= 0:
+            break
+        if not load32(&watch.channel.deaf):
+            take_side(watch, size)
+    side_signal(watch.channel)
+    return size != 0
+
+
+cdef void take_side(Watch *watch, ssize_t size) noexcept nogil:
     cdef Head head
     cdef const uint8_t *packet = watch.channel.side_packet
-    cdef ssize_t size = packet_receive(watch.channel.side.fd, watch.channel.side_packet, PACKET, 0)
-    if size <= 0:
-        return False
-    if load32(&watch.channel.deaf):
-        return True
     if size < <ssize_t>sizeof(Head):
         channel_break(watch.channel, "sent a packet without a head")
-        return True
+        return
     memcpy(&head, packet, sizeof(Head))
+    watch.steady = watch.steady + 1 if head.kind == RESPONSE and not head.flags & (IN_ARENA | FINAL) else 0
     if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
         channel_break(watch.channel, "sent a packet that does not fit its head")
     elif not (side_take(watch.channel, &head, packet + sizeof(Head))
               or bls_take(watch.channel, &head, packet + sizeof(Head))):
         if head.kind in (LOG, METRIC, CALL, HEALTH):
+            side_signal(watch.channel)
             with gil:
                 tell_packet(watch, &head, packet + sizeof(Head))
         else:
             channel_break(watch.channel, "sent a packet of an unknown kind")
-    return True
 
 
 cdef bint take_output(Watch *watch, int fd, int stream) noexcept nogil:

@@ -91,6 +91,7 @@ cdef struct Channel:
 
     # used on the attendant's thread only
     uint8_t *side_packet
+    void *unsignalled        # the attendant's: a bridge with responses of which the front has not heard
 
     # used in the front only, while there is a worker
     WatchedDescriptor descriptor  # the socket of calls

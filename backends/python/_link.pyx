@@ -174,6 +174,7 @@ cdef class Link:
         self.watch.errors = errors
         self.watch.printed = 0
         self.watch.told_ending = False
+        self.watch.steady = 0
         with nogil:
             channel_connect(self.channel, work, side, calls, pid_fd, supervisor)
             bls_open(self.channel)

@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 from inferd._native.atomic cimport load32
 from inferd._native.memory.resource cimport Block, block_give, block_wrap
-from inferd._native.request.bridge cimport Bridge, bridge_return
+from inferd._native.request.bridge cimport Bridge, bridge_put, bridge_signal
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request, Response, response_fail, response_free, response_new
 from inferd._native.request.statistics cimport RESPONSE_CANCEL, ResponseKind, statistics_reported
@@ -210,15 +210,22 @@ cdef bint fill(Channel *channel, const Head *head, Block *record, Response *resp
     return True
 
 
-cdef void send_on(Response *response) noexcept nogil:
-    # return a response that is not the final one
+cdef void send_on(Channel *channel, Response *response) noexcept nogil:
+    # return a response that is not the final one; `side_signal` follows
     cdef Request *request = response.request
     if load32(&request.abandonment.happened):
         response_free(response)
         return
     if response.status == STATUS_OK:
         response_complete(response)
-    bridge_return(<Bridge *>request.bridge, response, response)
+    channel.unsignalled = request.bridge
+    bridge_put(<Bridge *>request.bridge, response, response)
+
+
+cdef void side_signal(Channel *channel) noexcept nogil:
+    if channel.unsignalled != NULL:
+        bridge_signal(<Bridge *>channel.unsignalled)
+        channel.unsignalled = NULL
 
 
 cdef bint read_into(Channel *channel, const Head *head, Block *record, Request *request,
@@ -236,7 +243,7 @@ cdef bint read_into(Channel *channel, const Head *head, Block *record, Request *
         if not fill(channel, head, record, response):
             response_free(response)
             return False
-        send_on(response)
+        send_on(channel, response)
     elif head.flags & EMPTY:
         response.empty = response.empty or reading == READ_OWN
     elif not fill(channel, head, record, response):

@@ -4,5 +4,9 @@ class Workload: ...
 
 class Fixed(Workload):
     def __init__(
-        self, messages: Sequence[bytes] = (), expect: Sequence[bytes | tuple[bytes, ...]] | None = None, *, compressed: bool = False
+        self,
+        messages: Sequence[bytes] = (),
+        expect: Sequence[bytes | tuple[bytes, ...]] | None = None,
+        *,
+        compressed: bool = False,
     ) -> None: ...

@@ -17,7 +17,7 @@ from .messages import decode_response, encode_request
 from .rate import Rate
 from .request import SEQUENCE_END, SEQUENCE_START
 from .response import InferenceResponse
-from .serialization import Names, ResponseWriter
+from .serialization import Names, ResponseWriter, small_record
 
 if TYPE_CHECKING:
     import socket
@@ -143,6 +143,10 @@ class Connection(Channel):
             self._credits.pop(key, None)
             self._link.send(self._link.side, p.RESPONSE, flags=flags | p.EMPTY, number=key)
             return
+        record = small_record(self._names, response, wanted)
+        if record is not None:
+            self.respond_written(key, record, final)
+            return
         self._spend_credit(key, final)
         taken: list[int] = []
         writer = ResponseWriter(self._names, self._link.memory, self._take_into(taken))
@@ -174,11 +178,11 @@ class Connection(Channel):
             credit = self._credits.get(key)
             if credit is None:
                 credit = self._credits[key] = Credit(self._window)
-            credit.left -= 1
-            credit.done = credit.left >= 0
-        if not credit.done:
+            credit.left = left = credit.left - 1
+            credit.done = left >= 0
+        if left < 0:
             self._link.send(self._link.side, p.CREDIT, number=key)
-        self._side.wait(credit)
+            self._side.wait(credit)
         if final:
             self._credits.pop(key, None)
 

@@ -49,7 +49,10 @@ class InferenceResponse:
         parameters: dict[str, Any] | None = None,
     ) -> None:
         outputs = list(output_tensors)
-        require_tensors(outputs, "Output tensor for inference response should not be empty.")
+        for tensor in outputs:
+            if tensor.__class__ is not Tensor:
+                require_tensors(outputs, "Output tensor for inference response should not be empty.")
+                break
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse expects a TritonError as its error, got {type(error).__name__}")
         self._outputs = outputs

@@ -228,6 +228,35 @@ def _parameter(name: str, value: Any) -> bytes:
     return p.PARAMETER.pack(len(key), kind, 0, len(text)) + bits + key + text
 
 
+def small_record(names: Names, response: InferenceResponse, wanted: frozenset[int] | None) -> bytes | None:
+    """The record of a response with one small output and nothing else, as a stream has thousands of; None for others.
+
+    Args:
+        names: of inputs and outputs.
+        response: the response.
+        wanted: indices of the requested outputs; None for all.
+    """
+    outputs = response._outputs
+    if len(outputs) != 1 or response._error is not None or response._parameters is not None:
+        return None
+    tensor = outputs[0]
+    array = tensor._array
+    index = names.output_index.get(tensor._name)
+    if array is None or array.nbytes > SMALL or tensor._dtype == BYTES or index is None:
+        return None
+    shape = tensor._shape
+    rank = len(shape)
+    if rank > MOST_DIMENSIONS or (wanted is not None and index not in wanted):
+        return None
+    layout = _ONE_OUTPUT[rank]
+    head = layout.size
+    data = array.tobytes()
+    size = len(data)
+    total = (head + size + 7) & -8
+    fields = layout.pack(p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, p.INLINE, head, size, *shape)
+    return b"".join((fields, data, _PADDING[total - head - size]))
+
+
 class ResponseWriter:
     """Writes responses into one record.
 
