@@ -34,8 +34,8 @@ cdef extern from *:
         uint32_t priority;
         uint64_t runtime, deadline, period;
     };
-    /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it then interrupt a thread
-       with longer slices at once; older ones ignore it, and the thread may wait for a whole slice of the other one. */
+    /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it interrupt threads with
+       longer slices; an older one ignores it, and the thread may have to wait for a whole slice of another. */
     static inline void inferd_short_slices(uint64_t ns) {
         struct inferd_sched_attr attr;
         memset(&attr, 0, sizeof(attr));

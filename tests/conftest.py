@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import signal
 from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,10 @@ from inferd.backends import opening
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")
+
+# A shell has programs in its background ignore ^C, and theirs inherit that. Tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example, or making one, takes says how busy the machine is. Examples are the same in each run: to find old
 # faults with new ones is for `make soak`, not for the next change.
