@@ -18,6 +18,8 @@ cdef void front_leave() noexcept nogil
 # lock meanwhile.
 cdef bint front_pause() noexcept nogil
 cdef void front_resume(bint paused) noexcept nogil
+# The calling thread is one that others wait for: it gets a core before others, as far as the system allows.
+cdef void front_hurry() noexcept nogil
 # Let others have the lock, if any waits for it.
 cdef void front_yield() noexcept nogil
 

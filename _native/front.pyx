@@ -2,7 +2,8 @@
 
 An I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it;
 if there are several, also for each system call. Others hold it for single operations. It is fair: a thread that waits
-gets it before the present holder gets it again.
+gets it before the present holder gets it again. So the holder waits for a thread that may have no core yet; therefore
+a thread that waits has short slices, with which it gets one at once, until it leaves the front.
 """
 
 from libc.stdint cimport uint64_t
@@ -10,6 +11,7 @@ from posix.unistd cimport read, write
 
 from inferd._native.atomic cimport fetch_add32, load32
 from inferd._native.list cimport list_append, list_remove
+from inferd._native.threads cimport SHORT_SLICE_NS, slices
 
 cdef extern from *:
     """
@@ -28,6 +30,9 @@ cdef extern from *:
     }
     static int32_t inferd_front_waiting;
     static __thread int inferd_front_depth;
+    /* the slices of this thread: the usual ones, short ones until it leaves the front, always short ones */
+    enum inferd_front_hurry_kind { INFERD_USUAL, INFERD_FOR_NOW, INFERD_ALWAYS };
+    static __thread enum inferd_front_hurry_kind inferd_front_hurry;
     static inline int inferd_front_try(void) {
         int got;
         if (pthread_mutex_trylock(&inferd_front_turn) != 0) return 0;
@@ -35,11 +40,14 @@ cdef extern from *:
         pthread_mutex_unlock(&inferd_front_turn);
         return got;
     }
-    static inline void inferd_front_wait(void) {
+    static inline int inferd_front_spin(void) {
         for (int i = 0; i < INFERD_FRONT_SPINS; i++) {  /* it is held for about a microsecond */
-            if (!__atomic_load_n(&inferd_front_waiting, __ATOMIC_RELAXED) && inferd_front_try()) return;
+            if (!__atomic_load_n(&inferd_front_waiting, __ATOMIC_RELAXED) && inferd_front_try()) return 1;
             inferd_front_relax();
         }
+        return 0;
+    }
+    static inline void inferd_front_wait(void) {
         __atomic_fetch_add(&inferd_front_waiting, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&inferd_front_turn);
         pthread_mutex_lock(&inferd_front);
@@ -53,11 +61,40 @@ cdef extern from *:
     """
     int depth "inferd_front_depth"
     bint try_lock "inferd_front_try"() nogil
-    void wait_for_lock "inferd_front_wait"() nogil
+    bint spin "inferd_front_spin"() nogil
+    void wait "inferd_front_wait"() nogil
+    enum Hurry "inferd_front_hurry_kind":
+        USUAL "INFERD_USUAL"
+        FOR_NOW "INFERD_FOR_NOW"
+        ALWAYS "INFERD_ALWAYS"
+    Hurry hurry "inferd_front_hurry"
     void release "inferd_front_release"() nogil
     bint is_wanted "inferd_front_is_wanted"() nogil
 
 cdef int32_t threads = 0
+
+
+cdef void front_hurry() noexcept nogil:
+    global hurry
+    slices(SHORT_SLICE_NS)
+    hurry = ALWAYS
+
+
+cdef void wait_for_lock() noexcept nogil:
+    global hurry
+    if spin():
+        return
+    if hurry == USUAL and slices(SHORT_SLICE_NS):
+        hurry = FOR_NOW
+    wait()
+
+
+cdef inline void leave() noexcept nogil:
+    global hurry
+    release()
+    if hurry == FOR_NOW:
+        hurry = USUAL
+        slices(0)
 
 
 cdef void front_begin() noexcept nogil:
@@ -93,7 +130,7 @@ cdef void front_leave() noexcept nogil:
         return
     depth -= 1
     if depth == 0:
-        release()
+        leave()
 
 
 cdef bint front_pause() noexcept nogil:

@@ -34,16 +34,16 @@ cdef extern from *:
         uint32_t priority;
         uint64_t runtime, deadline, period;
     };
-    /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it interrupt threads with
-       longer slices; an older one ignores it, and the thread may have to wait for a whole slice of another. */
-    static inline void inferd_short_slices(uint64_t ns) {
+    /* A thread that wakes often and works shortly asks for slices of `ns`; 0: the usual ones. Linux since 6.12 lets it
+       interrupt threads with longer slices. An older one has no such slices: 0, and the thread may have to wait for a
+       whole slice of another. */
+    static inline int inferd_slices(uint64_t ns) {
         struct inferd_sched_attr attr;
         memset(&attr, 0, sizeof(attr));
-        if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) == 0) {
-            attr.size = sizeof(attr);
-            attr.runtime = ns;
-            syscall(SYS_sched_setattr, 0, &attr, 0);
-        }
+        if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) != 0 || attr.runtime == 0) return 0;
+        attr.size = sizeof(attr);
+        attr.runtime = ns;
+        return syscall(SYS_sched_setattr, 0, &attr, 0) == 0;
     }
     static inline void inferd_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL); }
     """
@@ -63,8 +63,12 @@ cdef extern from *:
     int notify_one "pthread_cond_signal"(Condition *condition) noexcept nogil
     int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
     void exact_timers "inferd_exact_timers"() noexcept nogil
-    void short_slices "inferd_short_slices"(uint64_t ns) noexcept nogil
+    bint slices "inferd_slices"(uint64_t ns) noexcept nogil
     void thread_name "inferd_thread_name"(const char *name) noexcept nogil
+
+
+cdef enum:
+    SHORT_SLICE_NS = 100000  # the shortest that Linux grants
 
 
 # Set up the calling thread as that of an instance: its name, and timed waits with microsecond accuracy.

@@ -28,15 +28,11 @@ from inferd._native.memory.common_pool cimport (
 )
 from inferd._native.memory.resource cimport CLASS_LARGE, Block, Resource
 from inferd._native.memory.size_classes cimport OWN_CLASSES, class_of, class_size, most_of
+from inferd._native.memory.spoiling cimport NONSENSE, spoils
 from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef extern from *:
     """
-    #ifdef NDEBUG
-    #define INFERD_DEBUG 0
-    #else
-    #define INFERD_DEBUG 1
-    #endif
     #include <pthread.h>
     /* the thread's own lists: a variable for speed, a key for the call when the thread ends */
     static _Thread_local void *inferd_lists __attribute__((tls_model("initial-exec")));
@@ -49,7 +45,6 @@ cdef extern from *:
     }
     static inline int inferd_own_init(void (*ended)(void *)) { return pthread_key_create(&inferd_lists_key, ended); }
     """
-    const bint DEBUG "INFERD_DEBUG"
     void *own_lists "inferd_own"() noexcept nogil
     bint set_own_lists "inferd_set_own"(void *lists) noexcept nogil
     int own_lists_init "inferd_own_init"(void (*ended)(void *) noexcept nogil) nogil
@@ -193,8 +188,8 @@ cdef void host_give(Block *block) noexcept nogil:
     cdef int index = block.size_class
     cdef OwnLists *lists = lists_of_thread()
     count(lists, -1)
-    if DEBUG:
-        memset(block.data, 0xA5, block.size)  # so that a test notices code that reads a block which was given back
+    if spoils:
+        memset(block.data, NONSENSE, block.size)
     if index == CLASS_LARGE:
         block_delete(block)
     elif index >= OWN_CLASSES or lists == NULL:

@@ -4,6 +4,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
+from libc.string cimport memset
+
+from inferd._native.memory.spoiling cimport NONSENSE, spoils
 
 cdef enum:
     SMALL_STEP = 16          # bytes between two sizes
@@ -65,6 +68,8 @@ cdef inline void small_give(Smalls *self, void *data) noexcept nogil:
     if index >= SMALL_CLASSES or self.count[index] * (index + 1) >= SMALL_KEPT:
         free(piece)
         return
+    if spoils:
+        memset(data, NONSENSE, index * SMALL_STEP)
     piece.next = self.free[index]
     self.free[index] = piece
     self.count[index] += 1

@@ -25,13 +25,14 @@ from inferd._native.front cimport (
     front_end,
     front_enter,
     front_enter_nogil,
+    front_hurry,
     front_leave,
     front_yield,
     python_post,
     python_withdraw,
 )
 from inferd._native.memory.owned cimport owned_drain, owned_promise, owned_waits
-from inferd._native.threads cimport exact_timers, short_slices, thread_name
+from inferd._native.threads cimport exact_timers, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
@@ -127,7 +128,6 @@ cdef enum:
     ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
-cdef uint64_t SLICE_NS = 100000  # the shortest slice that Linux grants
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -596,7 +596,7 @@ cdef class IoThreads:
     def _run(self, number: int) -> None:
         cdef Io *io = &self.io if number == 0 else &self.more[number - 1]
         thread_name(b"inferd-io")
-        short_slices(SLICE_NS)
+        front_hurry()
         with nogil:
             io_run(io)
 

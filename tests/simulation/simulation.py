@@ -12,6 +12,7 @@ from random import Random
 import inferd._native.gpu.instance
 from inferd._native.memory.resource import live_counters
 from inferd._native.memory.shm import Regions
+from inferd._native.memory.spoiling import spoil_memory
 from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
 from inferd.server.front.keepalive import ConnectionPolicy
@@ -157,6 +158,7 @@ class Simulation:
         self.drawn: set[str] = set()  # names of what the scale may fix
         preempt = self._draw("preempt", 0, 0, 30, 200, 500, when=scale.preemption)
         self.preempts = preempt > 0
+        spoil_memory(True)
         world.begin(seed, preempt=int(preempt), spurious=int(self._draw("spurious", 0, 0, 200)))
         self.faults_ppm = int(self._draw("faults", 0, 0, 0, 300, 3000, when=scale.faults and not scale.fails_at))
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
