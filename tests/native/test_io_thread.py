@@ -221,7 +221,7 @@ def test_a_thread_that_does_not_start_leaves_the_endpoint_to_the_loop(monkeypatc
 
 
 def test_timers_that_cannot_be_watched_stop_the_start():
-    """Without them, no call would end at its deadline. A file stands for a descriptor that the system does not watch."""
+    """Without them no call would end at its deadline. A file stands for a descriptor that cannot be watched."""
     timers = TimersHandle()
     io = IoThreads(Endpoint(lambda call: None, timers=timers))
     with tempfile.TemporaryFile() as file:
