@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 
 from inferd.server.errors import Status
-from tests.engine.serving import CONFIG, Answer, Gate, Pending, infer, request, row, serving
+from tests.engine.serving import CONFIG, YZ, Answer, Gate, Pending, Z, infer, request, row, serving
 
 MS = 1_000_000
-COALESCING = CONFIG + 'parameters { key: "coalesce_requests" value { string_value: "true" } }'
-TWO_OUTPUTS = COALESCING + 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
-ENSEMBLE = """platform: "ensemble" max_batch_size: 8 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] } output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }
-ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" }
-output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } } }"""
+ALIKE = 'parameters { key: "coalesce_requests" value { string_value: "true" } }'
+COALESCING = CONFIG + ALIKE
+TWO_OUTPUTS = COALESCING + Z
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -140,10 +137,8 @@ async def test_all_get_the_error(tmp_path):
 
 async def test_an_output_that_the_model_leaves_out_is_an_error_for_those_who_asked_the_model_only(tmp_path):
     """A step of an ensemble may lack one, also where its execution is that of a client's request."""
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE)
     gate = Gate(double)
-    async with serving(tmp_path, gate, m=TWO_OUTPUTS) as engine:
+    async with serving(tmp_path, gate, m=TWO_OUTPUTS, e=YZ) as engine:
         direct = Pending(engine, request(x=row(1, 2)))
         await gate.entered()
         through = Pending(engine, request("e", x=row(1, 2)))
@@ -154,6 +149,20 @@ async def test_an_output_that_the_model_leaves_out_is_an_error_for_those_who_ask
         assert answer.array().tolist() == [[2, 4]]
         assert gate.batches == [(1, 1)]
         assert engine.infer.reuse()["followers"] == 1
+
+
+async def test_ensembles_that_share_an_execution_may_lack_an_output(tmp_path):
+    """As they may where each is executed on its own."""
+    gate = Gate(double)
+    async with serving(tmp_path, gate, m=TWO_OUTPUTS, e=YZ + ALIKE) as engine:
+        through = [Pending(engine, request("e", x=row(1, 2))) for _ in range(3)]
+        await gate.entered()
+        gate.go()
+        for each in through:
+            answer = await each.answer()
+            assert [output.name for output in answer.response.outputs] == ["y"]
+            assert answer.array().tolist() == [[2, 4]]
+        assert engine.infer.reuse()["followers"] == 2
 
 
 async def test_a_delivery_may_make_other_waiters_leave(tmp_path):
