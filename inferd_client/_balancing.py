@@ -64,7 +64,7 @@ class Place:
         self.watch = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
         return self.watch
 
-    def told(self, call: Call, done: bool) -> None:
+    def call_changed(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
         for message, encoding in call.messages():
             if not encoding:

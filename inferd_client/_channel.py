@@ -47,14 +47,14 @@ class Forking(Protocol):
 forking: weakref.WeakSet[Forking] = weakref.WeakSet()
 
 
-class Told(Protocol):
+class EndListener(Protocol):
     """Takes the end of a call."""
 
     def ended(self, message: Any, error: InferenceServerException | None) -> None:
         """The call has ended, with the bytes of the answer or with an error."""
 
 
-class Later:
+class TimerThread:
     """Calls functions at given times, in a thread that exists while there are functions to call."""
 
     def __init__(self) -> None:
@@ -135,8 +135,8 @@ class Channel:
         self.target = target
         self.options = options
         self.retries = retries
-        self.later = Later()  # calls that must not wait for a connection
-        self.anew = Later()  # next attempts, which may have to make a connection
+        self.timers = TimerThread()  # deadlines of calls between attempts; its functions never wait
+        self.attempts = TimerThread()  # next attempts of calls, which may wait for a connection
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
@@ -240,14 +240,14 @@ class Channel:
     # ---- calls that end in a callback
 
     def start(
-        self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
+        self, headers: HeaderList, pieces: Pieces, timeout: float | None, listener: EndListener, once: bool = False
     ) -> Pending:
         """Begin a call; the arguments are those of `unary`.
 
-        Another thread calls `told.ended` at its end. If it needs a new connection, another thread makes that, so this
-        method never waits. Calls begin in the order in which they were started.
+        Another thread calls `listener.ended` at its end. If it needs a new connection, another thread makes that, so
+        this method never waits. Calls begin in the order in which they were started.
         """
-        pending = Pending(self, headers, pieces, end_of(timeout), told, once)
+        pending = Pending(self, headers, pieces, end_of(timeout), listener, once)
         if self._waiting or not pending.begin(connect=False):
             self._waiting.append(None)
             pending.begin_later(0.0, self._waiting.pop)
@@ -290,7 +290,7 @@ class Channel:
                 owner = link.owner
             if owner is not None and owner is not threading.current_thread():
                 owner.join()
-        self.later.hurry()
+        self.timers.hurry()
 
     def _taken(self) -> list[Link]:
         """Give away its links."""
@@ -304,8 +304,8 @@ class Channel:
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
         self._waiting = []
-        self.later = Later()
-        self.anew = Later()
+        self.timers = TimerThread()
+        self.attempts = TimerThread()
 
 
 class BalancedChannel(Channel):
@@ -450,13 +450,19 @@ class Pending:
     """A call that ends in a callback."""
 
     def __init__(
-        self, channel: Channel, headers: HeaderList, pieces: Pieces, ends: float | None, told: Told, once: bool
+        self,
+        channel: Channel,
+        headers: HeaderList,
+        pieces: Pieces,
+        ends: float | None,
+        listener: EndListener,
+        once: bool,
     ) -> None:
         self._channel = channel
         self._headers = headers
         self._pieces = pieces
         self._ends = ends
-        self._told = told
+        self._listener = listener
         self._forks = channel.forks
         self._attempts = Attempts(channel.retries, ends, once)
         self._changing = threading.RLock()  # guards the fields below; a signal handler may call `cancel`, too
@@ -501,18 +507,18 @@ class Pending:
         # An attempt may wait for a connection. So it gets a thread of its own: this one may read the answers of other
         # calls, and one more watches deadlines.
         if self._alarm is None:
-            self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
+            self._alarm = self._channel.timers.at(float("inf") if self._ends is None else self._ends, self._due)
         if begun is not None:
             self._begun = [begun]
         self._since = time.monotonic() + pause
-        self._next = self._channel.anew.at(self._since if pause else 0.0, self._again)
+        self._next = self._channel.attempts.at(self._since if pause else 0.0, self._again)
         if self._cancelled:  # `cancel` may have come before it could see the alarm
             self._due()
         if self._over:
-            self._channel.anew.forget(self._next)
+            self._channel.attempts.forget(self._next)
             self._tell_begun()
 
-    def told(self, call: Call, done: bool) -> None:
+    def call_changed(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
         if not done:
             return
@@ -574,11 +580,11 @@ class Pending:
                 return
             self._over = True
         if self._alarm is not None:
-            self._channel.later.forget(self._alarm)
+            self._channel.timers.forget(self._alarm)
         if self._next is not None:
-            self._channel.anew.forget(self._next)
+            self._channel.attempts.forget(self._next)
         self._tell_begun()
-        self._told.ended(message, error)
+        self._listener.ended(message, error)
 
     def cancel(self) -> None:
         """Cancel the call: the callback gets CANCELLED, unless there is an answer already."""
@@ -590,7 +596,7 @@ class Pending:
         if link is not None and call is not None:
             link.give_up(call)
         elif self._alarm is not None:
-            self._channel.later.at(0.0, self._due)
+            self._channel.timers.at(0.0, self._due)
 
 
 def _after_fork() -> None:

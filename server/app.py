@@ -192,7 +192,7 @@ async def _serve_door(
     for address in door.addresses:
         log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)
     stop.at_once(door.remove_files)
-    beside = [asyncio.create_task(each) for each in (*_beside(access, load), manager.keep_telling())]
+    background = [asyncio.create_task(each) for each in (*_background_tasks(access, load), manager.keep_telling())]
     manager.tell("READY=1", "STATUS=serving")
     await stop.wait()
     manager.tell("STOPPING=1", "STATUS=stopping")
@@ -211,12 +211,12 @@ async def _serve_door(
     await door.stop(remaining)
     if scrapers is not None:
         await scrapers.close()
-    for task in beside:
+    for task in background:
         task.cancel()
     return deadline
 
 
-def _beside(access: Access, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
+def _background_tasks(access: Access, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
     """The tasks that run while the door serves."""
     yield access.watch()
     yield look_after_memory(usable_memory())

@@ -122,8 +122,6 @@ def explained(error: BaseException) -> str:
         return ""
     built = record().get("python", "")
     if built and built != sys.implementation.cache_tag:
-        return (
-            f"the native extensions were built for {built}, and this is {sys.implementation.cache_tag}: build them anew"
-        )
+        return f"the native extensions were built for {built}, and this is {sys.implementation.cache_tag}: rebuild them"
     todo = "build them with 'make build'" if digest_of_sources() else "install inferd again"
     return f"the native extension {name} is not there, or lacks what is imported from it: {todo}"

@@ -304,10 +304,11 @@ cdef void coalescer_settle(Coalescer *self) noexcept nogil:
 
 cdef void give(Request *request, const Response *source) noexcept nogil:
     # Both requests want the same outputs, so these are shared. An output that the model left out is an error, except
-    # for steps of ensembles.
+    # for steps of ensembles. An ensemble itself may lack any.
     cdef Response *to = &request.response
     cdef uint32_t i
     cdef OutputData *out
+    cdef bint may_lack = request.is_step or (<Lane *>request.lane).may_lack
     cdef bint lacks
     for i in range(request.signature.output_count):
         out = &to.outputs[i]
@@ -316,7 +317,7 @@ cdef void give(Request *request, const Response *source) noexcept nogil:
         out[0] = source.outputs[i]
         if out.block != NULL:
             block_share(out.block)
-        if lacks and not request.is_step and to.status == STATUS_OK:
+        if lacks and not may_lack and to.status == STATUS_OK:
             response_lacks(to, i)
     to.parameters = source.parameters
     to.parameter_count = source.parameter_count

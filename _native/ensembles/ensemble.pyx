@@ -153,5 +153,6 @@ cdef class EnsembleLane(LaneHandle):
         ensemble = ensemble_new(spec, version)
         self.lane = &ensemble.lane
         self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
+        self.lane.may_lack = True
         self.service = service
         ensemble.submission = <Submission *>PyCapsule_GetPointer(entrance, "inferd.submission")

@@ -69,6 +69,7 @@ cdef struct Lane:
     bint coalesces           # execute identical requests in flight once
     bint caches              # keep responses for identical requests
     bint fetches_late        # inputs on a device stay there until an instance has taken their request
+    bint may_lack            # responses may lack outputs that were asked for: an ensemble's
     ResponseOrder *order     # responses leave in the order of requests; NULL: when they are ready
     const Scheduler *scheduler
     Arena *arena             # where large messages for the model are received; NULL: in ordinary memory

@@ -5,7 +5,7 @@ from inferd_client._native.messages import Content, Message
 from inferd_client._native.tls import Tls
 
 class Owner(Protocol):
-    def told(self, call: Call, done: bool) -> None: ...
+    def call_changed(self, call: Call, done: bool) -> None: ...
 
 class Call:
     owner: Owner | None

@@ -66,7 +66,7 @@ cdef class Call:
         timeout: seconds, or None.
         many: its answer is a stream.
         goes_on: further messages follow.
-        owner: its `told(call, done)` is called for news; None: a thread waits.
+        owner: its `call_changed(call, done)` is called when messages have come, and at the end; None: a thread waits.
         future: of asyncio, instead of an owner; its result is set when the call has ended.
     """
 
@@ -494,7 +494,7 @@ cdef class Link:
                     Py_DECREF(call)
                 try:
                     if future is None:
-                        owner.told(call, done[i])
+                        owner.call_changed(call, done[i])
                     elif done[i] and not future.done():
                         future.set_result(None)
                 except Exception:

@@ -194,11 +194,11 @@ cdef void connection_receive(Connection *connection) noexcept nogil:
     cdef ssize_t size = read(connection.fd, connection.buffer, READ_SIZE)
     if size < 0 and (errno == EAGAIN or errno == EINTR):
         return
-    if size <= 0 or not understood(connection, size):
+    if size <= 0 or not feed_session(connection, size):
         connection_bury(connection)
 
 
-cdef inline bint understood(Connection *connection, ssize_t size) noexcept nogil:
+cdef inline bint feed_session(Connection *connection, ssize_t size) noexcept nogil:
     if connection.tls != NULL:
         return tls_receive(<void *> connection.tls, &connection.session, connection.buffer, READ_SIZE, size)
     return session_receive(&connection.session, connection.buffer, size)

@@ -351,7 +351,7 @@ class _Answer:
         self._callback = callback
 
     def ended(self, message: Any, error: InferenceServerException | None) -> None:
-        """See Told."""
+        """See EndListener."""
         self._callback(result=None if error is not None else InferResult(message), error=error)
 
 
@@ -405,7 +405,7 @@ class Stream:
         if self._link.owner is not threading.current_thread():
             self._ended.wait()
 
-    def told(self, call: Call, done: bool) -> None:
+    def call_changed(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
         try:
             for message in call.messages():

@@ -26,23 +26,23 @@ class OwnServer(NamedTuple):
 
 
 def own_server(environment: Mapping[str, str]) -> OwnServer:
-    """The address to ask for the server's health: one that answers such calls, rather without TLS than with it.
+    """The address for health checks: one that serves the health service, without TLS if possible.
 
     Raises:
         Misused: the environment or the file sets an address that is not valid, or none that can be asked.
     """
-    told = _Told(environment)
+    options = _ServerOptions(environment)
     try:
-        binds = [parse_bind(text, int(told.of("grpc-port", "8001"))) for text in told.list_of("grpc-address")]
+        binds = [parse_bind(text, int(options.of("grpc-port", "8001"))) for text in options.list_of("grpc-address")]
     except (SettingsError, ValueError) as error:
         raise Misused(f"health: the server's own address is not known: {error}; give --url") from None
-    encrypts = told.is_on("grpc-use-ssl") or told.is_on("grpc-use-ssl-mutual")
+    encrypts = options.is_on("grpc-use-ssl") or options.is_on("grpc-use-ssl-mutual")
     answering = [bind for bind in binds if bind.rules.groups is None or "health" in bind.rules.groups]
     answering.sort(key=lambda bind: _has_tls(bind, encrypts))
     for bind in answering:
         if isinstance(bind.address, TcpAddress) and not bind.address.port:
             continue
-        certificate = Path(told.of("grpc-server-cert", "")) if _has_tls(bind, encrypts) else None
+        certificate = Path(options.of("grpc-server-cert", "")) if _has_tls(bind, encrypts) else None
         return OwnServer(_url(bind), certificate)
     raise Misused("health: none of the server's addresses has a known port and serves health: give --url")
 
@@ -60,8 +60,8 @@ def _url(bind: Bind) -> str:
     return str(address)
 
 
-class _Told:
-    """Options of the server: of the environment, else of the file that INFERD_CONFIG names."""
+class _ServerOptions:
+    """Options of the server, from the environment, else from the file that INFERD_CONFIG names."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment

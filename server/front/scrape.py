@@ -40,8 +40,8 @@ PATH = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, understood."""
+class ScrapeRequest:
+    """The method, path and headers of a request."""
 
     method: str
     path: str
@@ -55,7 +55,7 @@ class Asked:
         )
 
     @property
-    def packed(self) -> bool:
+    def accepts_gzip(self) -> bool:
         return _quality(self.headers.get("accept-encoding", ""), "gzip") > 0
 
 
@@ -63,11 +63,11 @@ class BadRequestError(ValueError):
     """The bytes are not HTTP; the text has the reason."""
 
 
-def understood(head: bytes) -> Asked:
-    """The request in these bytes, up to and including the empty line.
+def parse_request(head: bytes) -> ScrapeRequest:
+    """Parse a request from its first line to the empty line after its headers.
 
     Raises:
-        BadRequestError: they are none.
+        BadRequestError: the bytes are no such request.
     """
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ")
@@ -80,7 +80,7 @@ def understood(head: bytes) -> Asked:
             raise BadRequestError("expected NAME: VALUE in each header")
         name = name.lower()
         headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
-    return Asked(parts[0].upper(), parts[1].partition("?")[0], headers)
+    return ScrapeRequest(parts[0].upper(), parts[1].partition("?")[0], headers)
 
 
 def _quality(accept: str, kind: str) -> float:
@@ -101,7 +101,7 @@ def _quality(accept: str, kind: str) -> float:
 
 
 Render = Callable[[bool, bool], Awaitable[list[bytes]]]
-"""Makes the page in pieces: as OpenMetrics or not, packed by gzip or not."""
+"""Makes the page in pieces. Arguments: whether it is in OpenMetrics, and whether it is compressed with gzip."""
 
 
 class ScrapeListener:
@@ -116,7 +116,7 @@ class ScrapeListener:
         self._server: asyncio.Server | None = None
         self._file: Path | None = None
         self._open = 0
-        self._asking: dict[asyncio.WriteTransport, str] = {}  # addresses of those without a request, the longest first
+        self._waiting: dict[asyncio.WriteTransport, str] = {}  # connections without a request, and their addresses
 
     async def start(self, address: Address) -> str:
         """Listen; return the address as text, with the port that port 0 became.
@@ -153,52 +153,52 @@ class ScrapeListener:
             writer.transport.abort()
             return
         self._open += 1
-        self._asking[writer.transport] = str((writer.get_extra_info("peername") or ("",))[0])
+        self._waiting[writer.transport] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
-            await self._answer(reader, writer)
+            await self._respond(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the scraper has left, or is too slow
         except Exception:
             log.exception("metrics could not be rendered")
         finally:
             self._open -= 1
-            self._asking.pop(writer.transport, None)
+            self._waiting.pop(writer.transport, None)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     def _make_room(self) -> bool:
-        """Close a connection that has sent no request yet, if there is one."""
-        if not self._asking:
+        """Close a connection that has sent no request yet. False: there is none."""
+        if not self._waiting:
             return False
-        most = Counter(self._asking.values())
-        yielding = max(self._asking, key=lambda transport: most[self._asking[transport]])  # the first of these
-        del self._asking[yielding]
+        most = Counter(self._waiting.values())
+        yielding = max(self._waiting, key=lambda transport: most[self._waiting[transport]])  # the first of these
+        del self._waiting[yielding]
         yielding.abort()
         return True
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                asked = understood(await reader.readuntil(b"\r\n\r\n"))
-            self._asking.pop(writer.transport, None)
+                request = parse_request(await reader.readuntil(b"\r\n\r\n"))
+            self._waiting.pop(writer.transport, None)
         except asyncio.LimitOverrunError:
             await _send(writer, "431 Request Header Fields Too Large")
             return
         except BadRequestError as error:
             await _send(writer, "400 Bad Request", f"{error}\n".encode())
             return
-        if asked.method not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             await _send(writer, "405 Method Not Allowed", extra="Allow: GET, HEAD\r\n")
-        elif asked.path != PATH:
+        elif request.path != PATH:
             await _send(writer, "404 Not Found", f"metrics are at {PATH}\n".encode())
         else:
-            await self._send_page(writer, asked)
+            await self._send_page(writer, request)
 
-    async def _send_page(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
-        pieces = await self._render(asked.openmetrics, asked.packed)
-        extra = "Content-Encoding: gzip\r\n" if asked.packed else ""
+    async def _send_page(self, writer: asyncio.StreamWriter, request: ScrapeRequest) -> None:
+        pieces = await self._render(request.openmetrics, request.accepts_gzip)
+        extra = "Content-Encoding: gzip\r\n" if request.accepts_gzip else ""
         extra += "Vary: Accept, Accept-Encoding\r\n"
-        kind = OPENMETRICS if asked.openmetrics else PROMETHEUS
-        body = pieces if asked.method == "GET" else []
+        kind = OPENMETRICS if request.openmetrics else PROMETHEUS
+        body = pieces if request.method == "GET" else []
         await _send(writer, "200 OK", *body, kind=kind, extra=extra, size=sum(map(len, pieces)))
 
 
@@ -240,7 +240,7 @@ async def _send(
     extra: str = "",
     size: int | None = None,
 ) -> None:
-    """Answer, and return when the socket has accepted all."""
+    """Send a response, and return when the socket has accepted all of it."""
     length = sum(map(len, body)) if size is None else size
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}Connection: close\r\n\r\n"
     async with asyncio.timeout(READ_SECONDS):

@@ -50,7 +50,7 @@ class EngineError(ServerError):
         self.reason = reason
 
 
-class Open:
+class OpenRequest:
     """One request of a stream, from its submission to its last response."""
 
     __slots__ = ("_call", "_exchange", "_size", "_ticket", "decoupled", "done", "responses")
@@ -60,7 +60,7 @@ class Open:
         self._call = call
         self._size = len(message) + REQUEST_MEMORY
         call.hold(self._size)
-        self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # arrived and not taken
+        self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # arrived, not taken yet
         self.done = False  # the last of them has come
         self._ticket = engine.submit(
             message,
@@ -145,9 +145,9 @@ class Exchange:
         self._call = call
         self._errors_inside = errors_inside
         self._free = asyncio.Semaphore(window)
-        self._in_order: deque[Open] = deque()  # of models with one response for each request, oldest first
-        self._ready: deque[Open] = deque()  # of other models, once for each response, and once for an end without one
-        self._decoupled: set[Open] = set()
+        self._in_order: deque[OpenRequest] = deque()  # of models with one response for each request, oldest first
+        self._ready: deque[OpenRequest] = deque()  # of other models: one entry for each response or end without one
+        self._decoupled: set[OpenRequest] = set()
         self._more = asyncio.Event()
         self._reading = True
         self._writing = False  # the transport has not finished with a response
@@ -161,7 +161,7 @@ class Exchange:
         try:
             await self._free.acquire()
             async for message in messages:
-                request = Open(self, self._engine, message, self._call)
+                request = OpenRequest(self, self._engine, message, self._call)
                 if request.decoupled:
                     self._decoupled.add(request)
                     if self._next_look is None:
@@ -173,7 +173,7 @@ class Exchange:
             self._reading = False
             self._more.set()
 
-    def arrived(self, request: Open) -> None:
+    def arrived(self, request: OpenRequest) -> None:
         """A response has come, or the request has ended."""
         if request.decoupled:
             self._ready.append(request)
@@ -199,7 +199,7 @@ class Exchange:
             if request.done and not request.responses:
                 self._close(request)
 
-    async def _next(self) -> Open | None:
+    async def _next(self) -> OpenRequest | None:
         """The request whose response is next; None after the last one."""
         while True:
             if self._stalled:
@@ -213,7 +213,7 @@ class Exchange:
             self._more.clear()
             await self._more.wait()
 
-    def _close(self, request: Open) -> None:
+    def _close(self, request: OpenRequest) -> None:
         if not request.decoupled:
             self._in_order.popleft()
         elif request in self._decoupled:
@@ -223,7 +223,7 @@ class Exchange:
         request.close()
         self._free.release()
 
-    def _message(self, request: Open, status: Status, details: str, response: bytes | None) -> bytes:
+    def _message(self, request: OpenRequest, status: Status, details: str, response: bytes | None) -> bytes:
         if response is None or (status is not Status.OK and not self._errors_inside):
             raise EngineError(status, details, request.reason)
         return response
@@ -263,6 +263,6 @@ class Exchange:
                 request.take()
         self._more.set()
 
-    def _keeps_others_waiting(self, unfinished: list[Open]) -> bool:
+    def _keeps_others_waiting(self, unfinished: list[OpenRequest]) -> bool:
         own = Counter(request.lane for request in unfinished if request.queued)
         return any(request.waiting > own[request.lane] for request in unfinished if not request.queued)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc
 
 from inferd.server.pb import grpc_service_pb2 as pb
-from inferd.server.tools.rates import Labels, Look, understood
+from inferd.server.tools.rates import Labels, Look, parse_metrics
 
 TIMEOUT = 5.0
 MOST_BYTES = 64 << 20
@@ -81,7 +81,7 @@ class Page:
             raise OSError(f"HTTP status {error.code}: are metrics served there?") from None
         except urllib.error.URLError as error:
             raise OSError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
-        return understood(text, time.monotonic())
+        return parse_metrics(text, time.monotonic())
 
 
 @dataclass(slots=True)

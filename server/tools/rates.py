@@ -34,8 +34,8 @@ class Look:
         return name in self.samples
 
 
-def understood(text: str, at: float) -> Look:
-    """A page in Prometheus' text format, read at this time.
+def parse_metrics(text: str, at: float) -> Look:
+    """Parse a page in Prometheus' text format, which was read at the time `at`.
 
     Raises:
         ValueError: the text has another form.

@@ -55,6 +55,13 @@ dynamic_batching { }
 """
 
 
+Z = 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
+YZ = f"""platform: "ensemble" max_batch_size: 8 input {{ name: "x" data_type: TYPE_INT64 dims: [ -1 ] }}
+output {{ name: "y" data_type: TYPE_INT64 dims: [ -1 ] }} {Z}
+ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 input_map {{ key: "x" value: "x" }}
+output_map {{ key: "y" value: "y" }} output_map {{ key: "z" value: "z" }} }} }}"""
+
+
 def ensemble_of(model: str) -> str:
     """The configuration of an ensemble whose one step is a model with `CONFIG`'s tensors."""
     return f"""

@@ -11,7 +11,7 @@ from bench import steps
 from inferd._native.memory.resource import host as host_memory
 from inferd.server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from tests.engine.cached import CACHED, Cached
-from tests.engine.serving import infer, request, row
+from tests.engine.serving import CONFIG, YZ, Z, infer, request, row
 
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
 
@@ -187,18 +187,20 @@ async def test_errors_are_not_kept(tmp_path):
 
 
 async def test_an_answer_that_lacks_an_output_is_not_kept(tmp_path):
-    outputs = "".join(f'output {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in "yz")
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    (tmp_path / "e" / "config.pbtxt").write_text(
-        f"""platform: "ensemble" max_batch_size: 8 input {{ name: "x" data_type: TYPE_INT64 dims: [ -1 ] }} {outputs}
-        ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 input_map {{ key: "x" value: "x" }}
-        output_map {{ key: "y" value: "y" }} output_map {{ key: "z" value: "z" }} }} }}"""
-    )
-    config = CACHED + 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
-    async with Cached(tmp_path, LocalCache(1 << 20), m=config) as cached:
+    async with Cached(tmp_path, LocalCache(1 << 20), m=CACHED + Z, e=YZ) as cached:
         answer = await infer(cached.engine, request("e", x=row(1)))  # a step may lack one
         assert [output.name for output in answer.response.outputs] == ["y"]
         assert (await infer(cached.engine, request(x=row(1)))).text == "model 'm' did not produce output 'z'"
+        assert cached.model.requests == 2
+        assert cached.counts("hits", "entries") == (0, 0)
+
+
+async def test_a_conditional_ensemble_whose_answers_are_kept_may_lack_an_output(tmp_path):
+    """As without a cache. What lacks one is not kept."""
+    async with Cached(tmp_path, LocalCache(1 << 20), m=CONFIG + Z, e=YZ + "response_cache { enable: true }") as cached:
+        for _ in range(2):
+            answer = await infer(cached.engine, request("e", x=row(1)))
+            assert [output.name for output in answer.response.outputs] == ["y"]
         assert cached.model.requests == 2
         assert cached.counts("hits", "entries") == (0, 0)
 

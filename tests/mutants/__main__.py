@@ -22,7 +22,7 @@ from tests.mutants.equivalent import PROOFS
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
 from tests.mutants.reach import Reach, measure
-from tests.mutants.record import Record, entry, outcome_of, table
+from tests.mutants.record import Record, entry, gone, outcome_of, table
 from tests.mutants.trial import STEADY_CPU, SURVIVED, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
@@ -54,7 +54,7 @@ def main() -> int:
         except Unsound as error:
             print(f"the sound tree does not pass, so that nothing can be told of mutants: {error}")
             return 2
-    arguments.record.with_suffix(".md").write_text(table(record, PROOFS))
+    arguments.record.with_suffix(".md").write_text(table(record, PROOFS, gone(record, ROOT)))
     return 0
 
 
@@ -86,7 +86,7 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
             record.add(entry(mutant, verdict, arguments.draw, commit))
             about = f"{mutant.file}:{mutant.line} {mutant.operator}: {verdict.outcome} {verdict.found}"
             print(about.rstrip(), flush=True)
-            arguments.record.with_suffix(".md").write_text(table(record, PROOFS))
+            arguments.record.with_suffix(".md").write_text(table(record, PROOFS, gone(record, ROOT)))
             if time.monotonic() > until:
                 return
 

@@ -90,4 +90,11 @@ PROOFS: tuple[Proof, ...] = (
         "elif 239 <= lead <= 0xF4:",
         "The branch before takes 0xEF (239), so that it never comes here.",
     ),
+    Proof(
+        "_native/transport/eviction.pyx",
+        "find_debtors",
+        "if debt_with(conn) == together and account_owed(&conn.account):",
+        "if debt_with(conn) == together:",
+        "All debts of a connection that owes no bytes are zero, and `add_debtor` keeps none of these.",
+    ),
 )

@@ -72,6 +72,8 @@ TESTS = {
         "conformance/test_shared_memory",
         "engine/test_placement",
         "engine/test_requests",
+        "engine/test_cuda_region_copies",
+        "backends/tensorrt/test_served",
     ),
     "_native/transport": (
         "conformance/test_wire",

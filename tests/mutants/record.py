@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.mutants.equivalent import Proof
-from tests.mutants.operators import Mutant
+from tests.mutants.operators import Mutant, mutants_of
 from tests.mutants.packages import package_of
 from tests.mutants.trial import SAME, SIMULATION, SURVIVED, TESTS, VOID, Verdict
 
@@ -128,6 +128,14 @@ class Row:
         )
 
 
+def listed(entries: list[Entry]) -> list[str]:
+    """The lines of a section with these."""
+    lines = []
+    for each in sorted(entries, key=lambda each: (each.file, each.line)):
+        lines += [f"`{each.file}`:{each.line}, `{each.function}`", "", "```diff", each.diff, "```", ""]
+    return lines or ["None.", ""]
+
+
 def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else ""
 
@@ -155,16 +163,31 @@ COLUMNS = (
 )
 
 
-def table(record: Record, proofs: Iterable[Proof]) -> str:
-    """For people, in Markdown."""
+def gone(record: Record, root: Path) -> set[str]:
+    """The keys of the survivors that nobody can try again: their sources have no such mutant any more."""
+    survivors = [each for each in record.last().values() if each.outcome == SURVIVED]
+    files = {each.file for each in survivors if (root / each.file).exists()}
+    there = {mutant.key for file in files for mutant in mutants_of(file, (root / file).read_text())}
+    return {each.key for each in survivors} - there
+
+
+def table(record: Record, proofs: Iterable[Proof], gone: Collection[str] = ()) -> str:
+    """For people, in Markdown.
+
+    Args:
+        gone: the keys of survivors that count among the first trials only.
+    """
     proofs = tuple(proofs)
     parts = [HEAD, f"Python {platform.python_version()}, {platform.machine()}.\n"]
-    survived = []
+    survived, left = [], []
     for title, entries in (("", record.last()), ("## At the first trial of each", record.first())):
         rows: dict[str, Row] = {}
         total = Row()
         for each in entries.values():
             outcome = outcome_of(each, proofs)
+            if not title and outcome == SURVIVED and each.key in gone:
+                left.append(each)
+                continue
             for row in (rows.setdefault(each.package, Row()), total):
                 row.add(outcome, each)
             if not title and outcome == SURVIVED:
@@ -174,10 +197,10 @@ def table(record: Record, proofs: Iterable[Proof]) -> str:
         parts += [COLUMNS, *(f"| `{package}` | {row.cells()} |" for package, row in sorted(rows.items()))]
         parts += [f"| **all** | {total.cells()} |", ""]
     parts += ["## Survivors", ""]
-    for each in sorted(survived, key=lambda each: (each.file, each.line)):
-        parts += [f"`{each.file}`:{each.line}, `{each.function}`", "", "```diff", each.diff, "```", ""]
-    if not survived:
-        parts += ["None.", ""]
+    parts += listed(survived)
+    if left:
+        parts += ["## Survivors that are gone", ""]
+        parts += ["The sources have no such mutant any more: they changed there after the trial.", "", *listed(left)]
     parts += ["## Proved equivalent", ""]
     used = [proof for proof in proofs if any(proof.covers(each) for each in record.last().values())]
     parts += [f"- `{proof.file}`, `{proof.function}`: `{proof.change}`: {proof.why}" for proof in used] or ["None."]

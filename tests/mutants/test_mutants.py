@@ -15,7 +15,7 @@ from tests.mutants.noting import bits
 from tests.mutants.operators import Mutant, mutants_of
 from tests.mutants.packages import drawn, main_of, module_of, parts_of, selected_tests, sources
 from tests.mutants.reach import Reach, digest
-from tests.mutants.record import Entry, Record, entry, table
+from tests.mutants.record import Entry, Record, entry, gone, table
 from tests.mutants.trial import SAME, SIMULATION, SURVIVED, TESTS, VOID, Trials, Unsound, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -234,6 +234,24 @@ def test_the_table_counts(tmp_path: Path):
     text = table(record, [proof])
     assert "| **all** | 5 | 1 | 1 | 1 | 2 | 0 | 33 % | 100 % |" in text
     assert "| **all** | 5 | 1 | 1 | 1 | 1 | 1 | 33 % | 67 % |" in text
+
+
+def test_a_survivor_leaves_with_its_line(tmp_path: Path):
+    """It is no survivor of a source that has no such mutant any more, and stays among the first trials."""
+    queue = drawn(tmp_path, laid(tmp_path, one=body("a(1)", "b(2)")), 7)
+    record = Record(tmp_path / "r.jsonl")
+    for mutant in queue:
+        record.add(verdict_entry(mutant, SURVIVED))
+    assert gone(record, tmp_path) == set()
+    laid(tmp_path, one=body("a(1)"))
+    left = gone(record, tmp_path)
+    assert {each.key for each in queue if each.before == "b(2)"} <= left
+    assert not any(each.key in left for each in queue if each.before == "a(1)")
+    before, _, after = table(record, [], left).partition("## At the first trial of each")
+    assert f"| {len(queue) - len(left)} | 0 % | 0 % |" in before
+    assert f"| {len(queue)} | 0 % | 0 % |" in after
+    (tmp_path / queue[0].file).unlink()
+    assert gone(record, tmp_path) == {each.key for each in queue}
 
 
 ONCE, ALWAYS = "tests/part/test_x.py::test_once", "tests/part/test_x.py::test_always"

@@ -189,12 +189,16 @@ def test_a_request_whose_stream_does_not_end_is_told_so(made_lanes):
     peer.close()
 
 
-def test_a_byte_per_second_does_not_buy_time(made_lanes):
+@pytest.mark.parametrize("silent", [0, 20])
+def test_a_byte_per_second_does_not_buy_time(made_lanes, silent):
+    """The time of a request begins with its call, and not with its first byte."""
     lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     stream = begun(lanes, peer, KIB, 0)
+    peer.pump()
+    advance(lanes, silent)
     message = framed(lanes.request(bytes(KIB)))
-    for second in range(31):
+    for second in range(31 - silent):
         peer.send(stream, message[second : second + 1])
         peer.pump()
         advance(lanes, 1.0)

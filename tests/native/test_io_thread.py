@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import select
 import socket
+import tempfile
 import threading
 
 import grpc
@@ -216,3 +218,14 @@ def test_a_thread_that_does_not_start_leaves_the_endpoint_to_the_loop(monkeypatc
         io.take(connection, theirs.fileno())
         ping(Client(client))
         io.stop()
+
+
+def test_timers_that_cannot_be_watched_stop_the_start():
+    """Without them no call would end at its deadline. A file stands for a descriptor that cannot be watched."""
+    timers = TimersHandle()
+    io = IoThreads(Endpoint(lambda call: None, timers=timers))
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), timers.fd)
+    with pytest.raises(OSError, match="cannot watch the timers"):
+        io.start()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("inferd-io")]

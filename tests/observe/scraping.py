@@ -17,7 +17,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass
 class Scraped:
-    """A page, understood."""
+    """The samples and types of a page of metrics."""
 
     types: dict[str, str] = field(default_factory=dict)
     samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Scraped:
         return [dict(labels) for each, labels in self.samples if each == name]
 
 
-def understood(text: str) -> Scraped:
+def parse_page(text: str) -> Scraped:
     """Reads the text of either format; every line must be valid, and all samples of a family must stand together."""
     page, family, seen = Scraped(), "", set()
     for line in text.splitlines():
@@ -79,7 +79,7 @@ def scrape(address: str, *headers: str) -> Scraped:
     assert int(having["content-length"]) == len(body)
     if having.get("content-encoding") == "gzip":
         body = gzip.decompress(body)
-    return understood(body.decode())
+    return parse_page(body.decode())
 
 
 def metrics_address(lines: Iterable[str]) -> str:

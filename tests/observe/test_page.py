@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.processes import free_port
-from inferd.server.front.scrape import BadRequestError, understood
+from inferd.server.front.scrape import BadRequestError, parse_request
 from inferd.server.observe.metrics.catalogue import chosen
 from inferd.server.observe.metrics.gpu import GpuMetrics
 from inferd.server.observe.metrics.page import Page
@@ -50,7 +50,7 @@ async def test_metrics_of_models_own_are_shown(tmp_path):
             change(engine, op="observe", family="size", kind="histogram", labels={"k": "v"}, value=value)
         for openmetrics in (False, True):
             text = await rendered(engine, openmetrics=openmetrics)
-            page = scraping.understood(text)
+            page = scraping.parse_page(text)
             assert page.value("tokens", of='a \\"b\\"\\n') == 3
             assert page.value("load") == 0.5
             assert [page.value("size_bucket", k="v", le=bound) for bound in ("1.0", "10.0", "+Inf")] == [1, 2, 3]
@@ -76,7 +76,7 @@ async def test_metrics_that_nobody_could_read_are_left_out_and_told_once(tmp_pat
         page = Page(Service(engine, {}), chosen({}))
         for _ in range(2):
             text = b"".join(await page.render()).decode()
-            scraping.understood(text)
+            scraping.parse_page(text)
         assert f"{name}{{a-b" not in text
         assert sum(repr(name) in record.getMessage() for record in caplog.records) == 1
 
@@ -88,7 +88,7 @@ async def test_samples_of_one_family_of_a_model_are_not_taken_for_another_s(tmp_
             change(engine, op="family", family=name, description="x", kind=kind)
             change(engine, op="metric", family=name, kind=kind, labels={}, buckets=(1.0,))
         for openmetrics in (False, True):
-            page = scraping.understood(await rendered(engine, openmetrics=openmetrics))
+            page = scraping.parse_page(await rendered(engine, openmetrics=openmetrics))
             assert page.value("size_sum") == 0
             assert page.types["size"] == "histogram"
             assert "size_sum" not in page.types
@@ -100,7 +100,7 @@ async def test_an_ensemble_is_counted_under_its_own_version(tmp_path):
     (tmp_path / "whole" / "3").mkdir(parents=True)
     async with serving(tmp_path, m=CONFIG, whole=ENSEMBLE) as engine:
         assert (await infer(engine, request("whole", x=row(1, 2)))).status == 0
-        page = scraping.understood(await rendered(engine))
+        page = scraping.parse_page(await rendered(engine))
     assert page.value("nv_inference_request_success", model="whole", version="3") == 1
     assert "whole" not in {each["model"] for each in page.labels("nv_inference_pending_request_count")}
     assert page.value("nv_inference_request_success", model="m") == 1
@@ -129,7 +129,7 @@ def nvml():
 
 async def test_gpus_are_shown_by_tritons_names(tmp_path):
     async with serving(tmp_path) as engine:
-        page = scraping.understood(await rendered(engine, gpus=GpuMetrics(0, nvml)))
+        page = scraping.parse_page(await rendered(engine, gpus=GpuMetrics(0, nvml)))
     assert page.value("nv_gpu_utilization", gpu_uuid="GPU-1") == 0.41
     assert page.value("nv_gpu_memory_used_bytes", gpu_uuid="GPU-0") == 100
     assert page.value("nv_gpu_power_usage") == 75.5
@@ -146,12 +146,12 @@ def test_without_a_library_there_are_no_gpus():
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_refused(data):
     try:
-        asked = understood(data)
+        request = parse_request(data)
     except BadRequestError:
         return
-    assert asked.path.startswith("/")
-    assert asked.openmetrics in (True, False)
-    assert asked.packed in (True, False)
+    assert request.path.startswith("/")
+    assert request.openmetrics in (True, False)
+    assert request.accepts_gzip in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_any_bytes_are_a_request_or_refused(data):
     ],
 )
 def test_the_scraper_chooses_the_format(accept, openmetrics):
-    assert understood(f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode()).openmetrics is openmetrics
+    assert parse_request(f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode()).openmetrics is openmetrics
 
 
 def test_a_prometheus_server_scrapes_it_and_answers_questions(tmp_path):

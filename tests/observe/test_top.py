@@ -13,7 +13,7 @@ import pytest
 from inferd.server.cli import main
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.tools.looking import as_metrics, target_of
-from inferd.server.tools.rates import Choice, between, understood
+from inferd.server.tools.rates import Choice, between, parse_metrics
 from tests.conformance import doors
 from tests.observe.test_metrics import IDENTITY, tensor, write
 
@@ -43,7 +43,7 @@ AFTER = OURS.format(rows=500, batches=100, requests=200, failures=4, us=150_000,
 
 
 def test_rates_are_what_was_done_between_two_looks():
-    rates = between(understood(BEFORE, 10.0), understood(AFTER, 12.0))
+    rates = between(parse_metrics(BEFORE, 10.0), parse_metrics(AFTER, 12.0))
     [model] = rates.models
     assert (model.model, model.version, model.pending) == ("m", "1", 7)
     assert (model.requests, model.failures, model.batch) == (50, 2, 8)
@@ -61,7 +61,7 @@ def test_models_are_sorted_filtered_and_hidden():
 
     def look(at, counts):
         names = ("nv_inference_count", "nv_inference_request_success")
-        return understood(
+        return parse_metrics(
             "\n".join(f'{name}{{model="{model}",version="1"}} {counts[model]}' for name in names for model in counts),
             at,
         )
@@ -77,20 +77,20 @@ def test_models_are_sorted_filtered_and_hidden():
 
 
 def test_a_counter_that_began_anew_counts_from_there():
-    rates = between(understood(AFTER, 10.0), understood(BEFORE, 11.0))
+    rates = between(parse_metrics(AFTER, 10.0), parse_metrics(BEFORE, 11.0))
     assert rates.models[0].requests == 100
 
 
 def test_what_tritonserver_tells_is_enough():
     lines = [line for line in AFTER.splitlines() if "histogram" not in line and "inferd" not in line]
-    [model] = between(understood("", 0.0), understood("\n".join(lines), 1.0)).models
+    [model] = between(parse_metrics("", 0.0), parse_metrics("\n".join(lines), 1.0)).models
     assert (model.requests, model.p99_us, model.busy) == (200, None, None)
     assert model.mean_us == 750
 
 
 def test_what_is_no_page_of_metrics_is_refused():
     with pytest.raises(ValueError, match="no line of metrics"):
-        understood("<html>", 0.0)
+        parse_metrics("<html>", 0.0)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from inferd.server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
 from tests.conformance.client import Stub
 from tests.engine.serving import ensemble_of
-from tests.observe.scraping import ask, scraped_server, understood
+from tests.observe.scraping import ask, parse_page, scraped_server
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 from tests.waiting import wait_until
 
@@ -627,7 +627,7 @@ def test_buckets_name_a_trace_that_is_in_them(repository, http_collector):
 
         wait_until(told)
         [line] = told()
-        scraped = understood(ask(metrics, kind)[2].decode())
+        scraped = parse_page(ask(metrics, kind)[2].decode())
         assert "trace_id" not in ask(metrics)[2].decode()
     found = re.fullmatch(r'(\w+)_bucket\{.*le="(.*)"\} (\d+) # \{trace_id="(\w+)",span_id="\w+"\} (\S+) (\S+)', line)
     assert found, line

@@ -222,5 +222,9 @@ class Inquiry:
 
 
 def may_ask(kind: Kind) -> bool:
-    """Whether a worker may ask this model: one that does not wait for it in turn."""
-    return bool(kind.weight) and not kind.sequential and not any(KINDS[name].asks for name in STEPS[kind.name])
+    """Whether a worker may ask this model: one that does not wait for it in turn, and answers whatever it is asked."""
+    return (
+        bool(kind.weight)
+        and not (kind.sequential or kind.lacks)
+        and not any(KINDS[name].asks for name in STEPS[kind.name])
+    )

@@ -198,6 +198,11 @@ class SimulatedInstance(Instance):
         if self.kind.fails and (x[:, 0] < 0).any():
             executions.failed.update(numbers)
             raise ValueError("negative")
+        if not (self.kind.lacks and numbers[0] % 2 == 0):
+            for name, factor in self.kind.more:
+                more = before.copy()
+                more[:, 1:] *= factor
+                batch.set_output(name, more)
         y = x if self.kind.style == "in place" else before
         y[:, 1:] *= 2
         batch.set_output("y", y)

@@ -65,6 +65,7 @@ class Kind:
         even_factor: in place of `factor` for requests with even numbers; 0 for no other one.
         decoupled: it answers each row on its own, and is asked by streams.
         mortal: its worker processes may end, or break their protocol.
+        lacks: it leaves out its outputs but `y` where the number is even, which only an ensemble may have.
         text: numbers go to and fro as strings, which come back as they are.
         tallies: a step of it keeps sequences, and it answers what that step does.
         remembers: what the state is that the server keeps of each sequence: "sum" of the second column, "history", all
@@ -98,6 +99,7 @@ class Kind:
     splits: bool = False
     decoupled: bool = False
     mortal: bool = False
+    lacks: bool = False
     text: bool = False
     tallies: bool = False
     remembers: str = ""
@@ -161,8 +163,10 @@ class Kind:
         return 3 * self.rows if self.splits else self.rows
 
     def factors(self, number: int) -> dict[str, int]:
-        """What the outputs of a request of this number are multiples by."""
+        """What the outputs of a request are multiples by, where models see this number."""
         factor = self.even_factor if self.even_factor and number % 2 == 0 else self.factor
+        if self.steps and self.lacks and number % 2 == 0:
+            return {"y": factor}
         return {"y": factor, **dict(self.more)}
 
     @property

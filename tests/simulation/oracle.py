@@ -330,6 +330,8 @@ class Oracle:
             return early or simulation.may_lose_workers(kind) or simulation.is_faulty
         if any(limit in text for limit in UNREACHED):
             return False
+        if status == INTERNAL and kind.lacks and text == f"model '{kind.name}' did not produce output 'z'":
+            return not kind.steps and call.question % 2 == 0
         if status == INTERNAL and kind.fails and call.question in simulation.executions.failed:
             return True
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
@@ -377,7 +379,7 @@ class Oracle:
         self.simulation.rights.check(call)
         if self.simulation.forwarding.must_refuse(call.headers):
             raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")
-        factors = kind.factors(call.number)
+        factors = kind.factors(call.question)
         self._check_head(call, response, list(factors))
         if call.lost or (call.sequence is not None and call.sequence.broken):
             return

@@ -264,7 +264,7 @@ class Traces:
         if (record["cached"] and not kind.caches) or (record["shared"] and not kind.reuses):
             raise Violation(f"{call}: cached {record['cached']}, shared {record['shared']}")
         if not (kind.text or kind.decoupled or call.classes or call.region or call.lost):
-            sent = call.expected.nbytes * len(kind.factors(call.number))
+            sent = call.expected.nbytes * len(kind.factors(call.question))
             if record["sent"] != sent:
                 raise Violation(f"{call}: {record['sent']} bytes are sent in its record, not {sent}")
         executes = not (kind.steps or kind.splits or kind.reuses)
@@ -283,7 +283,7 @@ class Traces:
                 expected = call.expected
                 if tensor["name"] != "y":
                     expected = call.x.copy()
-                    expected[:, 1:] *= kind.factors(call.number)[tensor["name"]]
+                    expected[:, 1:] *= kind.factors(call.question)[tensor["name"]]
                 self._check_tensor(call, tensor, expected)
 
     @staticmethod

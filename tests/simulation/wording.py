@@ -32,7 +32,7 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
             else:
                 contents.int64_contents.extend(values)
         if random.random() < 0.15:
-            for name in call.kind.factors(call.number):
+            for name in call.kind.factors(call.question):
                 message.outputs.add(name=name)
             if not (call.kind.text or call.kind.decoupled) and call.x.size <= SMALL and random.random() < 0.3:
                 call.classes = random.choice((1, 2, 1000))

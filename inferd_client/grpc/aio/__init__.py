@@ -281,7 +281,7 @@ class Stream:
             self._ended = True
             self._tell()
 
-    def told(self, call: Call, done: bool) -> None:
+    def call_changed(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
         if done:
             self._found.extend(call.messages())

@@ -53,7 +53,7 @@ PARTS = {"queue": "queue", "input": "compute_input", "compute": "compute_infer",
 """Parts of a request's time in the server, and the fields of InferStatistics that have them."""
 
 
-class Asked(NamedTuple):
+class TimedRequest(NamedTuple):
     """A request and its answers; times in nanoseconds of the monotonic clock.
 
     Attributes:
@@ -104,7 +104,7 @@ class Level:
             answer.
         output_token_throughput: of streams: answers per second.
         goodput: requests per second within all limits of the plan; None: there are none.
-        asked: each request, if the plan lists them.
+        timed: each request, if the plan lists them.
         boundaries: the beginnings and ends of the windows, in nanoseconds of the monotonic clock.
     """
 
@@ -136,13 +136,13 @@ class Level:
     inter_token_latency: dict[str, float] = field(default_factory=dict)
     output_token_throughput: float = 0.0
     goodput: float | None = None
-    asked: tuple[Asked, ...] = ()
+    timed: tuple[TimedRequest, ...] = ()
     boundaries: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, without the list of requests."""
-        found = asdict(replace(self, asked=()))
-        del found["asked"], found["boundaries"]
+        found = asdict(replace(self, timed=()))
+        del found["timed"], found["boundaries"]
         return found
 
 
@@ -233,7 +233,7 @@ class Window:
 
     report: Report
     account: Account
-    asked: tuple[Asked, ...] = ()  # of streams; of unary calls if they are listed
+    timed: tuple[TimedRequest, ...] = ()  # of streams; of unary calls if they are listed
     boundaries: tuple[int, int] = (0, 0)
 
     def metric(self, name: str) -> float:
@@ -334,8 +334,8 @@ class Unary:
         return self._window(report, before, started)
 
     def _window(self, report: Report, before: Account, started: int) -> Window:
-        asked = tuple(
-            Asked(
+        timed = tuple(
+            TimedRequest(
                 call.number % self._count,
                 call.due_ns,
                 (call.ended_ns,),
@@ -346,7 +346,7 @@ class Unary:
             for call in report.calls
         )
         ended = time.monotonic_ns()
-        return Window(replace(report, calls=[]), self._accounts.look().since(before), asked, (started, ended))
+        return Window(replace(report, calls=[]), self._accounts.look().since(before), timed, (started, ended))
 
     def close(self) -> None:
         """End its connections."""
@@ -466,9 +466,9 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
     if done:
         server = {name: sum(each.account.times[name] for each in counted) / done / 1e3 for name in PARTS}
     cpu = sum(each.driver_cpu_seconds for each in reports)
-    asked = [each for window in counted for each in window.asked]
+    timed = [each for window in counted for each in window.timed]
     streamed = plan.streaming
-    first = [each.figures()["time_to_first_token"] for each in asked if each.answers] if streamed else []
+    first = [each.figures()["time_to_first_token"] for each in timed if each.answers] if streamed else []
     return Level(
         model=plan.model,
         level=level,
@@ -495,24 +495,26 @@ def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
         histogram=histogram,
         sample=next((text for each in reports for text in each.samples), ""),
         time_to_first_token=spread(first),
-        inter_token_latency=spread([value for each in asked for value in each.between()]),
-        output_token_throughput=sum(len(each.answers) for each in asked) / seconds if streamed and seconds else 0.0,
-        goodput=_good(asked if streamed else None, histogram, answered - right, plan) / seconds
+        inter_token_latency=spread([value for each in timed for value in each.between()]),
+        output_token_throughput=sum(len(each.answers) for each in timed) / seconds if streamed and seconds else 0.0,
+        goodput=_good(timed if streamed else None, histogram, answered - right, plan) / seconds
         if plan.goodput and seconds
         else None,
-        asked=tuple(asked) if plan.listed else (),
+        timed=tuple(timed) if plan.listed else (),
         boundaries=tuple(at for each in counted for at in each.boundaries) if plan.listed else (),
     )
 
 
-def _good(asked: Iterable[Asked] | None, histogram: Sequence[tuple[float, int]], failed: int, plan: LoadPlan) -> int:
+def _good(
+    timed: Iterable[TimedRequest] | None, histogram: Sequence[tuple[float, int]], failed: int, plan: LoadPlan
+) -> int:
     """How many requests are within the limits of the plan; None as requests: only their latencies are known."""
     limits = {name: ms * 1e3 for name, ms in plan.goodput}
-    if asked is None:
+    if timed is None:
         return max(sum(calls for us, calls in histogram if us <= limits["request_latency"]) - failed, 0)
     good = sum(
         all(value <= limits.get(name, value) for name, value in each.figures().items()) and bool(each.answers)
-        for each in asked
+        for each in timed
     )
     return max(good - failed, 0)
 

@@ -32,7 +32,7 @@ def _experiment(level: Level, data: Data, offset: int) -> dict[str, Any]:
         return {name: _plain(array) for name, array in data.tensors[turn].items()}
 
     requests = []
-    for each in sorted(level.asked, key=lambda asked: asked.due):
+    for each in sorted(level.timed, key=lambda timed: timed.due):
         said: dict[str, Any] = {"timestamp": each.due + offset}
         if each.sequence:
             said["sequence_id"] = each.sequence

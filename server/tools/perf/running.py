@@ -50,7 +50,7 @@ def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     """
     plan = plans[0]
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    measured = _asked(reach, plans, quiet=False)
+    measured = _run_plans(reach, plans, quiet=False)
     levels, server = measured.levels, measured.server
     if measured.interrupted and not levels:
         raise KeyboardInterrupt
@@ -91,7 +91,7 @@ def levels_of(reach: Reach, plans: Sequence[LoadPlan]) -> list[Level]:
         CallFailed: the server cannot be asked.
         Misused: a plan makes no sense for its model.
     """
-    measured = _asked(reach, plans, quiet=True)
+    measured = _run_plans(reach, plans, quiet=True)
     if measured.interrupted:
         raise KeyboardInterrupt
     return measured.levels
@@ -113,7 +113,7 @@ class Measured:
     interrupted: bool = False
 
 
-def _asked(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> Measured:
+def _run_plans(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> Measured:
     with reach.client() as client:
         try:
             found = Measured(client.get_server_metadata(headers=reach.metadata, client_timeout=reach.timeout))

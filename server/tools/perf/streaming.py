@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import inferd_client.grpc as grpcclient
-from inferd.server.tools.perf.measuring import Accounts, Asked, Interrupted, Window
+from inferd.server.tools.perf.measuring import Accounts, Interrupted, TimedRequest, Window
 from inferd.server.tools.perf.plan import LoadPlan
 from inferd.server.tools.perf.requests import Data, Model, Request, difference, tensors_of
 from inferd.server.tools.reach import Reach
@@ -90,8 +90,8 @@ class Streams:
         def window() -> Window:
             ended = time.perf_counter()
             report = _report(self._streams, ended - started, time.process_time() - cpu)
-            asked = tuple(each for stream in self._streams for each in stream.asked)
-            return Window(report, self._accounts.look().since(before), asked, (int(started * 1e9), int(ended * 1e9)))
+            timed = tuple(each for stream in self._streams for each in stream.timed)
+            return Window(report, self._accounts.look().since(before), timed, (int(started * 1e9), int(ended * 1e9)))
 
         try:
             if self._rate:
@@ -197,7 +197,7 @@ class Stream:
         heard: called at each answer with the number of the request's answers, and once more with True at its end.
 
     Attributes:
-        asked: the ended requests.
+        timed: the ended requests.
         statuses: of these.
         wrong: how many of these had an answer that the data do not expect.
         lost: the stream itself has ended.
@@ -239,7 +239,7 @@ class Stream:
 
     def reset(self) -> None:
         """Forget the measurements."""
-        self.asked: list[Asked] = []
+        self.timed: list[TimedRequest] = []
         self.statuses: Counter[int] = Counter()
         self.wrong = 0
         self.losses = 0
@@ -305,7 +305,7 @@ class Stream:
         if final:
             turn, outputs = self._turn % len(self._requests), tuple(self._outputs)
             sequence = self._sequence if self._model.sequences else 0
-            self.asked.append(Asked(turn, int(self._due * 1e9), tuple(self._answers), now, sequence, outputs))
+            self.timed.append(TimedRequest(turn, int(self._due * 1e9), tuple(self._answers), now, sequence, outputs))
             self.statuses[UNKNOWN if self._failed else 0] += 1
             self.wrong += bool(self._wrong)
             self.sample = self.sample or self._wrong
@@ -341,7 +341,7 @@ class Stream:
 
 def _report(streams: Sequence[Stream], seconds: float, cpu: float) -> Report:
     """The report, in the driver's form."""
-    ended = sorted(each.figures()["request_latency"] for stream in streams for each in stream.asked)
+    ended = sorted(each.figures()["request_latency"] for stream in streams for each in stream.timed)
     lost = sum(each.losses for each in streams)
     statuses: Counter[int] = sum((each.statuses for each in streams), Counter())
     wrong = sum(each.wrong for each in streams)
