@@ -547,8 +547,8 @@ FAULTS = (
     fault(
         "the front is left by whoever holds it twice",
         "front",
-        "    depth -= 1\n    if depth == 0:\n        release()\n",
-        "    depth -= 1\n    release()\n",
+        "    depth -= 1\n    if depth == 0:\n        leave()\n",
+        "    depth -= 1\n    leave()\n",
     ),
     fault(
         "whoever gives way goes on without the front",
