@@ -45,6 +45,15 @@ async def until(condition: Callable[[], object], missing: str = "it did not happ
         await asyncio.sleep(0 if turns < 100 else PAUSE)
 
 
+def at_rest(look: Callable[[], T]) -> T:
+    """What a hundred looks in a row find alike. Each look should be a round trip to the server, which so can go on."""
+    found, same = look(), 0
+    while same < 100:
+        before, found = found, look()
+        same = same + 1 if found == before else 0
+    return found
+
+
 def look_until(look: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
     """Look until what is found is wanted, which by default is what is true; returns it, and tells it in a failure."""
     end = time.monotonic() + PATIENCE

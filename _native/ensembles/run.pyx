@@ -189,12 +189,12 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
     cdef Run *run = call.frame.run
     cdef const PlanStep *step = &run.needs.plan.steps[call.step]
     cdef const Sequence *found = &run.first.sequence
-    cdef const Sequence *said
+    cdef const Sequence *sequence
     cdef uint32_t i
     for i in range(step.input_count):
-        said = frame_value(call.frame, step.inputs[i].tensor).sequence
-        if said != NULL and said.changed:
-            found = said
+        sequence = frame_value(call.frame, step.inputs[i].tensor).sequence
+        if sequence != NULL and sequence.changed:
+            found = sequence
             break
     sequence_copy(&call.sequence, found)
 

@@ -40,18 +40,18 @@ import os
 
 cdef str batch_fail_by(NativeBatch *batch, str text):
     cdef const Request *request
-    cdef uint32_t asked = 0
+    cdef uint32_t waiting = 0  # requests that a client waits for
     cdef uint32_t i
-    cdef str told = text
+    cdef str for_clients = text
     cdef bytes encoded
     for i in range(batch.count):
         request = batch.requests[i]
-        asked += request != NULL and not request.sequenced.unasked and not request.is_warmup  # a client waits for it
-    if asked > 1 and not batch.failed:
+        waiting += request != NULL and not request.sequenced.unasked and not request.is_warmup
+    if waiting > 1 and not batch.failed:
         mark = os.urandom(4).hex()
-        told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
+        for_clients = f"a batch of {waiting} requests failed; the server's log says why, as error {mark}"
         text = f"error {mark}: {text}"
-    encoded = told.encode("utf-8", "replace")
+    encoded = for_clients.encode("utf-8", "replace")
     batch_fail(batch, format_text("%s", <const char *>encoded))
     return text
 

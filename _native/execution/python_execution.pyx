@@ -123,7 +123,7 @@ cdef bint watch(PythonExecution *execution) noexcept nogil:
     if requests_watch(&execution.watched):
         return True
     execution.batch.stopped = True
-    batch_fail(execution.batch, format_text("nobody waits for the answer"))
+    batch_fail(execution.batch, format_text("no client waits for the response"))
     return False
 
 
@@ -135,7 +135,7 @@ cdef void unwatch(PythonExecution *execution) noexcept:
     if not execution.watched.stopped:
         return
     execution.batch.stopped = True
-    logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", <str>execution.name,
+    logger.debug("instance %s: a batch of %d requests was stopped, because no client waits for it", <str>execution.name,
                  execution.batch.count)
     try:
         (<object>execution.instance).resume()

@@ -14,7 +14,7 @@ cdef struct Outcome:
     char *details            # from malloc
     void (*over)(Outcome *outcome) noexcept nogil   # NULL, or called when no request is pending any more
     void *bridge             # the Bridge of the requests, for `over`
-    PythonEvent told         # for `over`
+    PythonEvent event        # for `over`
 
 # `count` requests with these tensors, {name: (shape, bytes)}, as a chain by Request.next, which report to `outcome`.
 # They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError if they do not fit the

@@ -24,7 +24,7 @@ from inferd._native.text cimport format_text, text_or_no_memory
 import select
 
 
-cdef void heard(void *sink, Response *response, int status, const char *details) noexcept nogil:
+cdef void take_response(void *sink, Response *response, int status, const char *details) noexcept nogil:
     # there always is a response: warm-up requests have no deadline, and end when the model does
     cdef Outcome *outcome = <Outcome *>sink
     if status and outcome.status == 0:
@@ -159,7 +159,7 @@ cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *br
         request.bridge = bridge
         request.arrived_ns = now_ns()
         terms_begin(&request.terms, request.arrived_ns)
-        request.deliver = heard
+        request.deliver = take_response
         request.sink = outcome
         outcome.pending += 1
         request = request.next

@@ -36,7 +36,7 @@ cdef enum:
     EXCEPTION = 4
     WAKING_NS = 100_000      # a thread takes this long to wake from a wait, with all that the wake disturbs
 
-cdef double VARIED = 1 / 16.0        # variance of the sizes from which on they tell the slope
+cdef double VARIED = 1 / 16.0        # batches whose sizes vary at least so much determine the slope
 cdef double LONGEST_NS = 1e11        # products with it do not overflow
 
 

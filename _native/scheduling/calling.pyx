@@ -102,7 +102,7 @@ cdef Consumer *call(Consumer *called, const Consumer *asking, bint in_front, Rin
     cdef Consumer *following
     while called != NULL:
         following = called.next_called
-        called.told = False
+        called.chained = False
         if called != asking:
             if in_front and called.ready != NULL and called.state == CONSUMER_CALLED and called.given == GIVEN_BATCH:
                 called.state = CONSUMER_LENT

@@ -63,7 +63,7 @@ cdef struct Consumer:
     bint retired
     Consumer *previous       # among the idle ones of its line
     Consumer *next
-    bint told                # it is in the chain of called consumers
+    bint chained             # it is in the chain of called consumers
     Consumer *next_called    # in that chain
     Bell *bell               # rung for its thread
 

@@ -194,7 +194,7 @@ cdef inline void leave_line(Consumer *consumer) noexcept nogil:
         line.watched_ns = NEVER
     consumer.watch_ns = NEVER
     if line.idle_count == 0:
-        line.watched_ns = NEVER  # the next asker plans anew
+        line.watched_ns = NEVER  # the next consumer that asks makes a new plan
         delist(line)
 
 
@@ -216,9 +216,9 @@ cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil:
 
 cdef inline Consumer *tell(Consumer *called, Consumer *consumer) noexcept nogil:
     # add the consumer to the chain
-    if consumer.told:
+    if consumer.chained:
         return called
-    consumer.told = True
+    consumer.chained = True
     consumer.next_called = called
     return consumer
 

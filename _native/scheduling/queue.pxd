@@ -31,7 +31,7 @@ cdef struct Queue:
     bint attends             # arrivals and departures must be noted: it is timed, or counts shares
     bint closed
     PythonEvent first_came   # calls `first` of the QueueLane, its owner; without one there is no call
-    PythonEvents *told       # where `first_came` has been posted; NULL: nowhere yet
+    PythonEvents *posted_to  # where `first_came` has been posted; NULL: nowhere yet
 
 # The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of
 # requests that were removed to make room, which the caller must refuse. Anything but PUSHED: the request is not in the

@@ -297,8 +297,8 @@ cdef void wake_first(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lane.scheduler = &QUEUE.requests
     if queue.first_came.owner != NULL:
-        queue.told = &(<Bridge *>queue.line.bridge).timers.python
-        python_post(queue.told, &queue.first_came)
+        queue.posted_to = &(<Bridge *>queue.line.bridge).timers.python
+        python_post(queue.posted_to, &queue.first_came)
     wake(lane)
 
 
@@ -476,8 +476,8 @@ cdef class QueueLane(LaneHandle):
         cdef Queue *queue = self.queue()
         self.first = first
         front_enter()
-        if queue.told != NULL:
-            python_withdraw(queue.told, &queue.first_came)
+        if queue.posted_to != NULL:
+            python_withdraw(queue.posted_to, &queue.first_came)
         queue.first_came.run = call_first
         queue.first_came.owner = NULL if first is None else <void *>self
         front_leave()

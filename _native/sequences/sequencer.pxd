@@ -25,7 +25,7 @@ cdef struct Sequencer:
     bint armed               # the timer is set, and counts as in flight
     Notice leaving           # clears the timer after the lane was closed
     Notice drained           # wakes the front when the last sequence of a draining lane has ended
-    bint told                # `drained` has been posted
+    bint drained_posted
 
 
 cdef class SequenceLane(LaneHandle):

@@ -105,8 +105,8 @@ cdef void stir(Sequencer *self) noexcept nogil:
 
 cdef void tell(Sequencer *self) noexcept nogil:
     # wake the front when the last sequence of a draining lane has ended; with the lock held
-    if self.slots.draining and not self.told and self.slots.table.count == 0 and self.slots.bridge != NULL:
-        self.told = True
+    if self.slots.draining and not self.drained_posted and self.slots.table.count == 0 and self.slots.bridge != NULL:
+        self.drained_posted = True
         post(self, &self.drained, drained)
 
 

@@ -193,7 +193,7 @@ cdef int tell_stream_over(PythonEvent *event) except -1:
 
 cdef void warmup_over(Outcome *outcome) noexcept nogil:
     cdef Bridge *bridge = <Bridge *>outcome.bridge
-    python_post(&bridge.timers.python, &outcome.told)
+    python_post(&bridge.timers.python, &outcome.event)
 
 
 cdef int tell_warmup_over(PythonEvent *event) except -1:
@@ -455,8 +455,8 @@ cdef class InferService:
         warmup.done = done
         warmup.outcome.over = warmup_over
         warmup.outcome.bridge = &self.bridge.bridge
-        warmup.outcome.told.run = tell_warmup_over
-        warmup.outcome.told.owner = <void *>warmup
+        warmup.outcome.event.run = tell_warmup_over
+        warmup.outcome.event.owner = <void *>warmup
         request = warmup_requests(lane.lane, tensors, count, &self.bridge.bridge, &warmup.outcome)
         Py_INCREF(warmup)
         front_enter()

@@ -143,8 +143,8 @@ cdef void bls_abandon(Channel *channel) noexcept nogil:
 
 
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
-    # By a callback, because a request cannot be abandoned while another one is. On another thread than the front's the
-    # request has not been sent to the worker yet, so it has no calls.
+    # By a callback, because no request may be abandoned while another one is being abandoned. On other threads than the
+    # front's, the request has not been sent to the worker yet, so it has no calls.
     if load32(&channel.call_count):
         wish(channel, 0, number, 0)
 

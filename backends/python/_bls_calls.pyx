@@ -310,7 +310,7 @@ cdef void call_make(PostedCallback *callback) noexcept nogil:
     if not inherit(call, request):
         request_free(request)
         block_give(call.block)
-        end_with_error(call, STATUS_CANCELLED, "nobody waits for the request on whose behalf the call is made")
+        end_with_error(call, STATUS_CANCELLED, "no client waits for the request that the model made the call for")
         return
     request.single = not call.decoupled
     request.deliver = deliver

@@ -53,18 +53,18 @@ from inferd.backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PAC
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the front copies for a batch
-    MOST_WISHES = 32         # wishes that it grants a worker at a time
+    MOST_GRANTS = 32         # requests for memory that it grants a worker at a time
 
-cdef enum Heard:
-    HEARD_DONE
-    HEARD_WISH               # for memory, which was granted
-    HEARD_NONSENSE           # or the worker has ended
+cdef enum Reply:
+    REPLY_DONE
+    REPLY_ALLOCATE           # a request for memory, which was granted
+    REPLY_INVALID            # or the worker has ended
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Slots
 
-cdef void told(Request *request, void *owner) noexcept nogil:
+cdef void request_abandoned(Request *request, void *owner) noexcept nogil:
     # the request is abandoned: flag it for the worker, and cancel the calls on its behalf
     slot_cancelled(request, owner)
     bls_leave(<Channel *>owner, request.number)
@@ -125,7 +125,7 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
     unlock(&channel.guard)
     if begun:
         for i in range(batch.count):
-            request_follow(batch.requests[i], told, channel)
+            request_follow(batch.requests[i], request_abandoned, channel)
     return begun
 
 
@@ -216,27 +216,27 @@ cdef bint send_inputs(Channel *channel, NativeBatch *batch, const InputData *sup
     return packet_send(channel.work, &head, sizeof(Head), record, 0 if in_arena else size.all, MSG_DONTWAIT) == 0
 
 
-cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
-    # interpret a packet of this size; 0 or less: there is none, and none will come
+cdef Reply interpret(Channel *channel, ssize_t size, Head *head) noexcept nogil:
+    # the packet of this size in channel.packet; 0 or less: there is none, and none will come
     if size >= <ssize_t>sizeof(Head):
         memcpy(head, channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
-            return HEARD_WISH if grant_asked(channel, head) else HEARD_NONSENSE
+            return REPLY_ALLOCATE if grant_asked(channel, head) else REPLY_INVALID
         if head.kind == DONE and head.id == channel.execution and (
                 head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
-            return HEARD_DONE
+            return REPLY_DONE
     if size > 0:
         channel_break(channel, "sent neither DONE of its batch nor ALLOCATE")
-    return HEARD_NONSENSE
+    return REPLY_INVALID
 
 
 cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
     # False: the worker has ended, or its time is over
-    cdef Heard heard = HEARD_WISH
+    cdef Reply reply = REPLY_ALLOCATE
     cdef ssize_t size
     cdef int64_t begun = now_ns()
     cdef int64_t left = 0
-    while heard == HEARD_WISH:
+    while reply == REPLY_ALLOCATE:
         if channel.timeout_ns:
             left = max(<int64_t>1, begun + channel.timeout_ns - now_ns())
         size = packet_receive(channel.work, channel.packet, PACKET, left)
@@ -244,8 +244,8 @@ cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
             lock(&channel.guard)
             channel.overdue = True
             unlock(&channel.guard)
-        heard = hear(channel, size, head)
-    return heard == HEARD_DONE
+        reply = interpret(channel, size, head)
+    return reply == REPLY_DONE
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,22 +301,22 @@ cdef Progress begin_here(NativeBatch *batch, void *context) noexcept nogil:
 
 cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
     cdef Channel *channel = <Channel *>context
-    cdef Heard heard = HEARD_WISH
+    cdef Reply reply = REPLY_ALLOCATE
     cdef ssize_t size
     cdef Head head
     cdef int _
-    for _ in range(MOST_WISHES):
+    for _ in range(MOST_GRANTS):
         size = packet_poll(channel.work, channel.packet, PACKET)
         if size < 0:
             return UNDER_WAY
-        heard = hear(channel, size, &head)
-        if heard != HEARD_WISH:
+        reply = interpret(channel, size, &head)
+        if reply != REPLY_ALLOCATE:
             break
-    if heard == HEARD_WISH:
+    if reply == REPLY_ALLOCATE:
         bridge_look_again((<Submission *>channel.submission).bridge, &channel.results)  # other descriptors first
         return UNDER_WAY
     timers_clear((<Submission *>channel.submission).bridge.timers, &channel.limit)
-    if heard != HEARD_DONE or not done_take(channel, batch, &head):
+    if reply != REPLY_DONE or not done_take(channel, batch, &head):
         return BLOCKED
     end(channel, batch)
     return ENDED

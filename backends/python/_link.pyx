@@ -123,7 +123,7 @@ cdef class Link:
 
     @property
     def given_up(self) -> bool:
-        """Something is executed, and nobody waits any more for any request that the worker has."""
+        """The worker executes something, and no client waits for any of its requests."""
         return given_up(self.channel)
 
     @property

@@ -87,7 +87,7 @@ class Attendant:
         self._restarts = 0
         self._waits = False  # before the next worker is started
         self._pid = 0
-        self.said: dict[str, Any] = {}  # by the worker, when it was ready
+        self.ready: dict[str, Any] = {}  # the content of READY, by which the worker said that its model is loaded
         self._refusal: Exception | None = None  # why the last worker could not be started or looked after
         self._retired = threading.Event()
         self._closing = threading.Event()
@@ -109,7 +109,7 @@ class Attendant:
             raise
 
     def retire(self) -> None:
-        """No batches will come but those that are queued: a worker that nobody waits for any more may be ended."""
+        """No batches will come but those that are queued: a worker whose requests no client waits for may be ended."""
         self._retired.set()
         self.link.leave()
         self.link.nudge()
@@ -202,19 +202,19 @@ class Attendant:
         link.connect(
             self, worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
         )
-        said = ""
+        reason = ""
         try:
-            self.said = bring_up(link, worker, self._post.launch)
+            self.ready = bring_up(link, worker, self._post.launch)
             self._come_up(worker)
-            said = self._attend()
+            reason = self._attend()
         except Interrupted:
             pass
         except WorkerError as error:
-            said = str(error)
+            reason = str(error)
         except Exception as error:  # an error of ours, or a worker that breaks the protocol
             log.exception("%s: its worker cannot be looked after", self._name)
             self._refusal = error.with_traceback(None)
-            said = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         overdue, fault = link.overdue, link.fault
         how = end(link, worker)
         self._lines.end()
@@ -224,11 +224,11 @@ class Attendant:
             )
         if fault:
             return worker, f"its worker was ended because it {fault}"
-        return worker, said or f"its {how}"
+        return worker, reason or f"its {how}"
 
     def _come_up(self, worker: AnyWorker) -> None:
         log.info("%s: %s is ready", self._name, worker)
-        self.link.up(self.said.get("regions") is True)
+        self.link.up(self.ready.get("regions") is True)
         self._set_up(True)
         if not self._loaded.done():
             self._loaded.set_result(None)
@@ -257,7 +257,7 @@ class Attendant:
 
     @property
     def _looks(self) -> bool:
-        """Whether the worker is ended when nobody waits for it any more; nothing can end a thread."""
+        """Whether the worker is ended when no client waits for its requests; a thread cannot be ended."""
         return self._retired.is_set() and not self._post.launch.in_process
 
     def _finish(self) -> None:

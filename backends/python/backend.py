@@ -120,7 +120,7 @@ class PythonModel(Model):
             options.cache,
             options.passed,
             anywhere=not (source.from_client and self._model_options.environment),
-            told=ENVIRONMENT if self._model_options.environment else "--backend-config environment",
+            option=ENVIRONMENT if self._model_options.environment else "--backend-config environment",
         )
         self._environment = _with_threads(found, source)
         if (model_dir / "triton_python_backend_stub").exists():

@@ -39,11 +39,11 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     link.connect(
         listener, worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
     )
-    said: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
     why = ""
     cause: Exception | None = None
     try:
-        said = bring_up(link, worker, launch)
+        ready = bring_up(link, worker, launch)
     except Interrupted:
         pass  # the worker is ending: its exit status tells why
     except (WorkerError, MemoryError) as error:
@@ -54,7 +54,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
         listener.lines.end()
         link.ended("", closed=True)
         worker.close()
-    config = said.get("config")
+    config = ready.get("config")
     if not isinstance(config, dict):
         if fault:
             why = f"its worker was ended because it {fault}"

@@ -58,7 +58,7 @@ def find_environment(
     passed: Sequence[str] = ("*",),
     *,
     anywhere: bool = True,
-    told: str = ENVIRONMENT,
+    option: str = ENVIRONMENT,
 ) -> Environment:
     """The environment of a model. Blocks: an archive is unpacked at its first use.
 
@@ -69,7 +69,7 @@ def find_environment(
         cache: where archives are unpacked.
         passed: the names of the server's variables that the model's processes get; see `passed_on`.
         anywhere: the environment may lie outside the model's folder, as the operator wrote the configuration.
-        told: the option or parameter that names it, for errors.
+        option: the option or parameter that names it, for errors.
 
     Raises:
         BackendError: the environment does not exist, has no interpreter, or must not lie there.
@@ -81,12 +81,12 @@ def find_environment(
     if place.is_file():
         place = unpack(place, cache, variables)
     if not place.is_dir():
-        raise BackendError(f"{told}: there is no environment '{place}'")
+        raise BackendError(f"{option}: there is no environment '{place}'")
     for name in ("python", "python3"):  # Debian's Python has only the latter
         python = place / "bin" / name
         if os.access(python, os.X_OK):
             return Environment(str(python), activated(place, variables))
-    raise BackendError(f"{told}: '{place}' is not an environment: it has no bin/python that can be run")
+    raise BackendError(f"{option}: '{place}' is not an environment: it has no bin/python that can be run")
 
 
 def _in_model(path: str, model_dir: Path) -> Path:

@@ -72,7 +72,7 @@ class PythonInstance(NativeInstance):
 
     def check(self) -> Future[bool] | None:
         """The answer of the model's is_ready(), shared by all callers that ask while it runs."""
-        if not self._attendant.said.get("is_ready"):
+        if not self._attendant.ready.get("is_ready"):
             return None
         own: Future[bool] = Future()
         with self._lock:
@@ -144,9 +144,9 @@ class PythonInstance(NativeInstance):
             self._asking += 1
             self._asking_bytes += len(record)
         if self._services is None:
-            nobody: Future[object] = Future()
-            nobody.set_exception(BackendError("there is no server around this model"))
-            self._answer_call(life, number, len(record), nobody)
+            failed: Future[object] = Future()
+            failed.set_exception(BackendError("there is no server around this model"))
+            self._answer_call(life, number, len(record), failed)
             return
         what = str(call.pop("call", ""))
         self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(

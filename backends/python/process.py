@@ -158,13 +158,13 @@ class Worker(AnyWorker):
     def _await_start(self, launch: Launch) -> None:
         self._life.settimeout(launch.timeout)
         try:
-            said, _, number = self._life.recv(64).partition(b" ")
+            event, _, number = self._life.recv(64).partition(b" ")
         except TimeoutError:
             raise OSError(errno.ETIMEDOUT, f"its supervisor did not start within {launch.timeout:g} s") from None
         self._life.setblocking(False)
-        if said == b"failed":
+        if event == b"failed":
             raise OSError(int(number), os.strerror(int(number)), launch.environment.python)
-        if said != b"started":
+        if event != b"started":
             text = os.read(self.errors, 4096).decode("utf-8", "replace") if _readable(self.errors) else ""
             raise OSError(errno.ECHILD, f"its supervisor {sys.executable} ended at once: {text.strip()[-1000:]}")
         self.pid = int(number)
@@ -192,10 +192,10 @@ class Worker(AnyWorker):
         _, status = os.waitpid(self._child, 0)
         self._child = 0
         try:
-            said, _, number = self._life.recv(64).partition(b" ")
+            event, _, number = self._life.recv(64).partition(b" ")
         except OSError:
-            said = b""
-        if said == b"ended":
+            event = b""
+        if event == b"ended":
             return f"worker process {how_ended(int(number))}"
         return f"supervisor process {how_ended(status)}"
 
@@ -274,14 +274,14 @@ def bring_up(link: Link, worker: AnyWorker, launch: Launch) -> dict[str, Any]:
     if kind != protocol.READY:
         raise WorkerError(f"it sent a packet of kind {kind} while its model was being loaded")
     try:
-        said = json.loads(record)
+        ready = json.loads(record)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        ready = None
+    if not isinstance(ready, dict):
         raise WorkerError("its packet READY cannot be read as a JSON object")
-    if "error" in said:
-        raise WorkerError(str(said["error"]))
-    return said
+    if "error" in ready:
+        raise WorkerError(str(ready["error"]))
+    return ready
 
 
 def _await_load(link: Link, worker: AnyWorker, launch: Launch) -> tuple[int, bytes]:

@@ -126,7 +126,7 @@ class Supervisor:
         if not self.adopts:
             try:
                 os.killpg(self.worker, signal.SIGKILL)
-            except OSError:  # nobody is left in it
+            except OSError:  # the group has no process any more
                 pass
         while self.collect() and time.monotonic() < until:
             for pid in children():

@@ -38,7 +38,7 @@ def build_plan(library: Library, spec: EngineSpec, tell: Tell) -> Path:
     gpu = _gpu(library, spec)
     described = gpu_of(spec, gpu)
     cache = PlanCache(spec.cache or usual_folder())
-    with cache.only(key_of(spec, library, described)) as path:
+    with cache.locked(key_of(spec, library, described)) as path:
         if path.is_file():
             log.info("the plan of %s is in the cache: %s", spec.model, path)
             return path

@@ -36,8 +36,8 @@ class PlanCache:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
-    def only(self, key: str) -> Iterator[Path]:
-        """The file of a plan; a lock keeps others from making it meanwhile."""
+    def locked(self, key: str) -> Iterator[Path]:
+        """The path of a plan's file. Until the context ends, a lock keeps other processes from building this plan."""
         with (self.folder / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self.folder / f"{key}.plan"
@@ -60,25 +60,25 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def gpu_of(spec: EngineSpec, gpu: Device | None) -> str:
-    """The target of the plan in words: TensorRT chooses kernels by measuring them on this GPU."""
+    """What the plan is built for, as text: a GPU, on which TensorRT measures its kernels, or a compute capability."""
     if gpu is None:
         return f"compute capability {spec.compute_capability}"
     return f"{gpu.name} {'.'.join(map(str, gpu.compute_capability))}"
 
 
 def key_of(spec: EngineSpec, library: Library, gpu: str) -> str:
-    """A key that is equal for builds with equal results.
+    """The key of a build; builds with equal results have equal keys.
 
-    Weights may lie in files beside the model: these files count by name, size and time of change.
+    Weights may lie in files beside the model. Of these files the key has name, size and time of modification.
     """
     digest = hashlib.sha256()
-    asked = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")  # the key has GPU and library
-    digest.update(f"{library} {gpu} {asked}\n".encode())
+    settings = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")
+    digest.update(f"{library} {gpu} {settings}\n".encode())
     with spec.model.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-    for beside in sorted(spec.model.parent.iterdir()):
-        if beside.is_file() and beside.suffix not in (".onnx", ".plan", ".pbtxt"):
-            found = beside.stat()
-            digest.update(f"\n{beside.name} {found.st_size} {found.st_mtime_ns}".encode())
+    for neighbour in sorted(spec.model.parent.iterdir()):
+        if neighbour.is_file() and neighbour.suffix not in (".onnx", ".plan", ".pbtxt"):
+            found = neighbour.stat()
+            digest.update(f"\n{neighbour.name} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from inferd._native.memory.resource import live_counters
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.models import onnx_bytes
 from tests.engine.placing import Served, memory, placed
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 pytest.importorskip("openvino")
 
@@ -64,16 +60,6 @@ def add_model(root, name, number=1, instances=1):
     return version
 
 
-@asynccontextmanager
-async def serving(root, **options):
-    engine = Engine([root], BackendLoader(), Options(), **options)
-    try:
-        assert await engine.start() == []
-        yield engine
-    finally:
-        await engine.close()
-
-
 async def ask(engine, rows, model="openvino", **more):
     return await infer(engine, request(model, x=np.array(rows)), **more)
 
@@ -89,7 +75,7 @@ async def test_steps_of_an_ensemble_share_a_tensor(tmp_path):
     (version / "model.onnx").write_bytes(onnx_bytes([helper.make_node("Mul", ["x", "ten"], ["y"])], [x], [y], [ten]))
     (tmp_path / "both" / "1").mkdir(parents=True)
     (tmp_path / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         answers = await asyncio.gather(*(ask(engine, [[i, i + 1]], model="both") for i in range(50)))
         for i, answer in enumerate(answers):
             assert answer.array("a").tolist() == [[i + 1, i + 2]]
@@ -99,7 +85,7 @@ async def test_steps_of_an_ensemble_share_a_tensor(tmp_path):
 
 async def test_no_rows_and_no_columns_and_what_does_not_fit(tmp_path):
     add_model(tmp_path, "openvino")
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         assert (await ask(engine, np.empty((1, 0), np.int64))).array().shape == (1, 0)
         for wrong in (np.empty((0, 2), np.int64), np.zeros(2, np.int64), np.zeros((9, 1), np.int64)):
             answer = await ask(engine, wrong)
@@ -110,7 +96,7 @@ async def test_no_rows_and_no_columns_and_what_does_not_fit(tmp_path):
 
 async def test_shapes_that_differ_are_no_batch(tmp_path):
     add_model(tmp_path, "openvino", instances=2)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         shapes = [(1 + i % 3, 1 + i % 5) for i in range(60)]
         given = [np.arange(a * b).reshape(a, b) for a, b in shapes]
         answers = await asyncio.gather(*(ask(engine, each) for each in given))
@@ -121,7 +107,7 @@ async def test_shapes_that_differ_are_no_batch(tmp_path):
 
 async def test_every_answer_beside_reloads_is_one_of_a_version(tmp_path):
     version = add_model(tmp_path, "openvino", 1)
-    async with serving(tmp_path, control=ALL_AT_START) as engine:
+    async with serving_folder(tmp_path, control=ALL_AT_START) as engine:
         stop = asyncio.Event()
         wrong = []
 
@@ -155,7 +141,7 @@ def add_slow_model(root, rows):
 
 async def test_a_request_that_is_late_stops_its_run(tmp_path):
     ones = add_slow_model(tmp_path, 1 << 13)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         late = await ask(engine, ones, timeout_ns=100_000_000)
         assert late.status == 4
         assert not (await ask(engine, 0 * ones)).array().any()
@@ -164,7 +150,7 @@ async def test_a_request_that_is_late_stops_its_run(tmp_path):
 async def test_full_batches_follow_each_other(tmp_path):
     """The instance and its alternate have memory of their own for what they execute and for what they answer."""
     add_model(tmp_path, "openvino")
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         given = [np.arange(8 * (1 + i % 3)).reshape(8, -1) + 1000 * i for i in range(80)]
         answers = await asyncio.gather(*(ask(engine, each) for each in given))
         for each, answer in zip(given, answers, strict=True):
@@ -174,7 +160,7 @@ async def test_full_batches_follow_each_other(tmp_path):
 
 async def test_a_run_that_waits_for_another_is_stopped_alone(tmp_path):
     ones = add_slow_model(tmp_path, 1 << 11)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         tasks = [ask(engine, each * ones, timeout_ns=ns) for each, ns in ((0, -1), (1, 50_000_000), (0, -1))]
         first, late, last = await asyncio.gather(*tasks)
         assert late.status == 4
@@ -214,7 +200,7 @@ async def test_a_model_that_returns_its_input(tmp_path, memory, access):
 
 async def test_a_file_that_vanishes_fails_the_reload_and_the_old_version_stays(tmp_path):
     version = add_model(tmp_path, "openvino")
-    async with serving(tmp_path, control=ALL_AT_START) as engine:
+    async with serving_folder(tmp_path, control=ALL_AT_START) as engine:
         shutil.move(version / "model.bin", version / "gone")
         (version / "model.xml").write_text("<net/>")
         with pytest.raises(Exception, match="failed to load 'openvino'"):

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import textwrap
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
 from inferd.backends.api import BackendError
-from inferd.backends.loader import BackendLoader
 from inferd.backends.pytorch.runtime import load_module
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from tests.backends.models import source
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 torch = pytest.importorskip("torch")
 
@@ -59,17 +55,6 @@ def add_model(root, name, code=SCALE, weights=2.0, more=EAGER, instances=1):
     return version
 
 
-@asynccontextmanager
-async def serving(root, problems=0):
-    engine = Engine([root], BackendLoader(), Options())
-    try:
-        found = await engine.start()
-        assert len(found) == problems, found
-        yield engine, [str(each) for each in found]
-    finally:
-        await engine.close()
-
-
 async def ask(engine, *rows, model="m"):
     return await infer(engine, request(model, x=np.array(rows, np.float32)))
 
@@ -78,7 +63,7 @@ async def test_weights_are_loaded_requests_are_one_batch_and_an_error_fails_its_
     add_model(tmp_path, "m")
     file = tmp_path / "m" / "config.pbtxt"
     file.write_text(file.read_text().replace("max_batch_size: 8", "max_batch_size: 4").replace("20000", "60000000"))
-    async with serving(tmp_path) as (engine, _):
+    async with serving_folder(tmp_path) as engine:
         answers = await asyncio.gather(ask(engine, [1, 2]), ask(engine, [3, 4], [5, 6]), ask(engine, [7, 8]))
         assert [each.array("y").tolist() for each in answers] == [[[2, 4]], [[6, 8], [10, 12]], [[14, 16]]]
         assert engine.model("m").statistics().execution_count == 1
@@ -92,7 +77,7 @@ async def test_it_is_compiled(tmp_path):
     """With its own arguments; a compiled module does not come to the line that only an interpreted one has."""
     more = EAGER.replace('{"disable": true}', '{"dynamic": true, "backend": "aot_eager"}')
     add_model(tmp_path, "m", more=more)
-    async with serving(tmp_path) as (engine, _):
+    async with serving_folder(tmp_path) as engine:
         assert (await ask(engine, [13, 1])).array("y").tolist() == [[26, 2]]
 
 
@@ -117,7 +102,7 @@ async def test_outputs_of_every_kind_of_two_instances(tmp_path):
     more = [("turned", "FP32", 2), ("weight", "FP32", 1), ("minus", "FP32", 2), ("bits", "BF16", 2)]
     lines = [f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [ {size} ] }}' for name, kind, size in more]
     config.write_text("\n".join([config.read_text(), *lines]))
-    async with serving(tmp_path) as (engine, _):
+    async with serving_folder(tmp_path) as engine:
         asked = [[i, 2 * i] for i in range(20)]
         for (a, b), answer in zip(asked, await asyncio.gather(*(ask(engine, row) for row in asked)), strict=True):
             assert answer.array("y").tolist() == [[a + 1, b + 1]]
@@ -138,7 +123,7 @@ async def test_a_torchscript_archive_in_place_of_the_module(tmp_path):
             return x * 2
 
     torch.jit.script(Twice()).save(str(version / "model.pt"))
-    async with serving(tmp_path) as (engine, _):
+    async with serving_folder(tmp_path) as engine:
         assert (await ask(engine, [1, 2])).array("y").tolist() == [[2, 4]]
 
 
@@ -157,10 +142,9 @@ BROKEN = {
 async def test_what_keeps_it_from_loading_is_told(tmp_path):
     for name, (code, more, _) in BROKEN.items():
         add_model(tmp_path, name, code, more=more)
-    async with serving(tmp_path, problems=len(BROKEN)) as (_, problems):
+    async with serving_folder(tmp_path, problems=len(BROKEN)) as engine:
         for name, (_, _, text) in BROKEN.items():
-            (problem,) = (each for each in problems if f"'{name}'" in each)
-            assert text in problem
+            assert text in engine.problems[name]
 
 
 async def test_a_file_of_more_than_weights_needs_consent(tmp_path):
@@ -173,13 +157,13 @@ async def test_a_file_of_more_than_weights_needs_consent(tmp_path):
             return (dict, ())
 
     torch.save(Evil(), version / "model.pt")
-    async with serving(tmp_path, problems=1) as (_, problems):
-        assert "is loaded with WEIGHTS_ONLY false" in problems[0]
+    async with serving_folder(tmp_path, problems=1) as engine:
+        assert "is loaded with WEIGHTS_ONLY false" in engine.problems["m"]
     code = SCALE + "    def load_state_dict(self, state):\n        assert state == {}\n"
     (version / "model.py").write_text(code)
     config = version.parent / "config.pbtxt"
     config.write_text(config.read_text() + 'parameters { key: "WEIGHTS_ONLY" value { string_value: "false" } }')
-    async with serving(tmp_path) as (engine, _):
+    async with serving_folder(tmp_path) as engine:
         assert (await ask(engine, [1, 2])).array("y").tolist() == [[1, 2]]
 
 
@@ -212,5 +196,6 @@ async def test_other_runtimes_are_refused(tmp_path):
     version = add_model(tmp_path, "m")
     config = version.parent / "config.pbtxt"
     config.write_text(config.read_text().replace('runtime: "model.py"', 'runtime: "fast.so"'))
-    async with serving(tmp_path, problems=1) as (_, problems):
-        assert "backend 'pytorch' has no runtime 'fast.so' for model 'm': write model.py, or remove it" in problems[0]
+    async with serving_folder(tmp_path, problems=1) as engine:
+        problem = "backend 'pytorch' has no runtime 'fast.so' for model 'm': write model.py, or remove it"
+        assert problem in engine.problems["m"]

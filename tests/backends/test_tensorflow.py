@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,8 @@ from inferd.backends.api import AcceleratorSpec, BackendError, InstanceSpec, Ten
 from inferd.backends.loader import BackendLoader
 from inferd.backends.tensorflow import TensorFlowBackend
 from inferd.backends.tensorflow.saved_model import DATATYPES, _SavedModel
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from tests.backends.models import refusal, source
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_MAKE = ROOT / "build" / "tensorflow"  # made by `make setup WITH=tensorflow`
@@ -218,16 +215,8 @@ def add_model(repository, made, name, config="", instances=1):
     return version
 
 
-@asynccontextmanager
-async def serving(repository, problems=0):
-    loader = BackendLoader({"tensorflow": {"environment": environment()}})
-    engine = Engine([repository], loader, Options())
-    try:
-        found = await engine.start()
-        assert len(found) == problems, found
-        yield engine, [str(each) for each in found]
-    finally:
-        await engine.close()
+def serving(repository, problems=0):
+    return serving_folder(repository, BackendLoader({"tensorflow": {"environment": environment()}}), problems)
 
 
 async def ask(engine, model, **inputs):
@@ -238,7 +227,7 @@ async def ask(engine, model, **inputs):
 async def test_a_model_is_completed_and_served_in_batches_also_after_its_worker_died(tmp_path, made):
     add_model(tmp_path, made, "linear", "dynamic_batching { max_queue_delay_microseconds: 60000000 }")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         config = engine.model("linear").config
         assert (config.platform, config.max_batch_size) == ("tensorflow_savedmodel", 4)
 
@@ -271,7 +260,7 @@ async def test_every_datatype(tmp_path, made):
     message = request("reversed", **{f"x_{kind}": array for kind, array in arrays.items()})
     message.inputs.add(name="x_bfloat16", datatype="BF16", shape=[1, 2])
     message.raw_input_contents.append(bits.tobytes())
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         answer = await infer(engine, message)
     assert answer.text == ""
     for kind, array in arrays.items():
@@ -292,7 +281,7 @@ async def test_ragged_inputs(tmp_path, made):
         dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 60000000 }
     """
     add_model(tmp_path, made, "sums", config)
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         rows = [np.arange(1, n + 1, dtype=np.float32)[None] for n in (3, 1, 4)]
         answers = await asyncio.gather(*(ask(engine, "sums", x=each) for each in rows))
         assert [(each.text, each.array("y").tolist()) for each in answers] == [("", [[6]]), ("", [[1]]), ("", [[10]])]
@@ -309,7 +298,7 @@ async def test_a_graph_def_and_what_initialises_it(tmp_path, made):
     """
     version = add_model(tmp_path, made, "graph", config)
     (version.parent / "init_ops.json").write_text('{"init_ops": ["init"]}')
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         assert engine.model("graph").config.platform == "tensorflow_graphdef"
         assert (await ask(engine, "graph", x=np.zeros((1, 2), np.float32))).array("y").tolist() == [[5, 5]]
 
@@ -327,7 +316,7 @@ async def test_settings(tmp_path, caplog, made):
         parameters { key: "TF_SIGNATURE_DEF" value { string_value: "squared" } }
     """
     add_model(tmp_path, made, "linear", config)
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         answer = await ask(engine, "linear", x=np.array([[3, 4]], np.float32))
         assert answer.array("y").tolist() == [[9, 16]]
     assert "gpu_execution_accelerator of model 'linear' has no effect" in caplog.text
@@ -336,7 +325,7 @@ async def test_settings(tmp_path, caplog, made):
 @needs_tensorflow
 async def test_an_error_of_the_graph_fails_its_batch_alone(tmp_path, made):
     add_model(tmp_path, made, "broken", instances=2)
-    async with serving(tmp_path) as (engine, _):
+    async with serving(tmp_path) as engine:
         failed = await ask(engine, "broken", x=np.array([[np.nan, 0]], np.float32))
         assert "not a number" in failed.text
         for _ in range(4):
@@ -349,7 +338,7 @@ async def test_a_damaged_graph_is_told_and_the_server_stays(tmp_path, made):
     for file in (version / "model.savedmodel" / "variables").glob("*.index"):
         file.write_bytes(b"nothing")
     add_model(tmp_path, made, "fixed")
-    async with serving(tmp_path, problems=1) as (engine, problems):
-        assert "linear" in problems[0]
+    async with serving(tmp_path, problems=1) as engine:
+        assert "linear" in str(engine.problems)
         answer = await ask(engine, "fixed", x=np.zeros((2, 2), np.float32), one=np.array([6], np.float32))
         assert (answer.array("y").tolist(), answer.array("two").tolist()) == ([[1, 1], [1, 1]], [7])

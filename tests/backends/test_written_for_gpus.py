@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from tests import gpu_stub
 from tests.backends.models import onnx_bytes, save_script
 from tests.backends.test_tensorflow import PLAIN, environment, saved
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,20 +81,10 @@ def add_onnx(root: Path, name: str, config: str, kind: int, shape: list, inputs:
     (add(root, name, config) / "model.onnx").write_bytes(onnx_bytes([node], values[:-1], values[-1:]))
 
 
-@asynccontextmanager
-async def serving(root):
-    engine = Engine([root], BackendLoader(), Options())
-    try:
-        assert await engine.start() == []
-        yield engine
-    finally:
-        await engine.close()
-
-
 async def test_accelerators_of_gpus_are_hints_on_a_cpu(tmp_path, caplog):
     add_onnx(tmp_path, "image", IMAGE, TensorProto.FLOAT, [1, 3, 8, 8], ["data"], "same")
     add_onnx(tmp_path, "ids", IDS, TensorProto.INT64, ["B", "L"], ["ids", "mask"], "vector")
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         pixels = np.random.default_rng(1).random((1, 3, 8, 8), np.float32)
         assert (await infer(engine, request("image", data=pixels))).array("same").tolist() == pixels.tolist()
         ones = np.ones((2, 7), np.int64)
@@ -114,7 +100,7 @@ async def test_the_accelerator_openvino_with_tensors_from_the_file(tmp_path):
     if "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.importorskip("openvino")
     add_onnx(tmp_path, "layer", LAYER, TensorProto.FLOAT, ["N", 4], ["x"], "y")
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         assert engine.model("layer").config.max_batch_size == 4
         rows = np.arange(16, dtype=np.float32).reshape(4, 4)
         assert (await infer(engine, request("layer", x=rows))).array("y").tolist() == rows.tolist()

@@ -94,11 +94,14 @@ def test_pings_without_calls_only_where_permitted(serving):
     options = ("--grpc-keepalive-time=300", "--grpc-keepalive-timeout=300")
     with (
         serving("native", *options, "--grpc-keepalive-permit-without-calls=false") as process,
-        Client(process.address) as client,
+        Client(process.address) as idle,
+        Client(process.address) as busy,
     ):
-        client.call(LIVE)
-        time.sleep(1.5)  # it reads nothing, and answers nothing
-        assert connections(process) == 1
+        idle.call(LIVE)
+        busy.call(LIVE)
+        busy.headers(LIVE)  # a call that goes on
+        wait_until(lambda: connections(process) == 1)  # neither answers pings, so the one that gets them is dropped
+        assert idle.call(LIVE).status == 0
 
 
 def test_a_silent_socket_is_dropped_although_it_reads_nothing(serving):
@@ -118,7 +121,7 @@ def test_too_many_pings(serving, transport):
             try:
                 client.h2.ping(b"%08d" % number)
                 client.flush()
-                time.sleep(0.02)
+                client.receive_until(lambda number=number: client.pings > number or client.goaway is not None)
             except OSError:
                 break
         client.receive_until(lambda: client.goaway is not None)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 import uuid
 
 import grpc
 import pytest
 
 from tests.conformance import generic
-from tests.waiting import look_until
+from tests.waiting import at_rest, look_until
 
 SPECIAL_MESSAGE = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈, 100 %\t\n"
 ERROR_CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
@@ -269,8 +268,7 @@ def test_abort_after_messages(client):
 
 def test_a_client_that_does_not_read_holds_up_the_writer(client, key):
     call = client.Flood(b"", metadata=as_metadata(key))
-    time.sleep(1.0)
-    written = client.events(key, expected="written").count("written")
+    written = at_rest(lambda: client.events(key, expected="written").count("written"))
     assert written < generic.FLOOD / 2, "the transport takes more than flow control allows to send"
     assert sum(len(response) for response in call) == generic.FLOOD * generic.CHUNK
 

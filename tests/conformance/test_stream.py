@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-import time
+import threading
 
 import grpc
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import doors
 from tests.conformance.client import Control, Stub, floats, output, request
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, at_rest, wait_until
 
 CLOSE_ON_ERROR = (("triton_grpc_error", "true"),)
 
@@ -171,14 +171,20 @@ def test_requests_are_read_ahead_up_to_the_window(door):
         pytest.skip("needs a server with a small window")
     with doors.running_door(door, "--stream-window", "7") as process, grpc.insecure_channel(process.address) as channel:
         control = Control(channel)
-        call = Stub(channel).ModelStreamInfer(numbered("hang", range(100)))
+        sent = threading.Event()
+
+        def requests():
+            yield from numbered("hang", range(100))
+            sent.set()  # the transport has taken the last one
+
+        call = Stub(channel).ModelStreamInfer(requests())
+        assert sent.wait(PATIENCE)
         wait_until(lambda: control.live_requests() == 7)
-        time.sleep(0.3)
-        assert control.live_requests() == 7
+        assert at_rest(control.live_requests) == 7
         call.cancel()
 
 
-def test_a_client_that_does_not_read_stops_the_server_from_reading(server, hosted):
+def test_a_client_that_does_not_read_stops_the_server_from_reading(server, control):
     """Of 1 GB of requests, only what windows and flow control allow is taken while no response is read."""
     taken = 0
 
@@ -194,6 +200,5 @@ def test_a_client_that_does_not_read_stops_the_server_from_reading(server, hoste
         first = next(call)
         assert not first.error_message
         wait_until(lambda: taken > 1)
-        time.sleep(2.0)
-        assert taken < 400
+        assert at_rest(lambda: (control.live_requests(), taken)[1]) < 400
         call.cancel()

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance import generic
 from tests.conformance.client import floats, request
 from tests.conformance.raw import Answer, Client, framed
-from tests.waiting import wait_until
+from tests.waiting import look_until, wait_until
 
 ECHO = f"/{generic.GENERIC}/Echo"
 CHAT = f"/{generic.GENERIC}/Chat"
@@ -41,10 +41,10 @@ def infer(**arguments):
 def events(address, key, expected):
     """Wait until the generic servicer has recorded `expected`; through a connection of its own."""
     with Client(address) as other:
-        end = time.monotonic() + 60
-        while expected not in (got := json.loads(other.call(f"/{generic.GENERIC}/Events", key.encode()).messages[0])):
-            assert time.monotonic() < end, f"expected {expected}, got {got}"
-            time.sleep(0.02)
+        look_until(
+            lambda: json.loads(other.call(f"/{generic.GENERIC}/Events", key.encode()).messages[0]),
+            lambda found: expected in found,
+        )
 
 
 def assert_alive(raw):

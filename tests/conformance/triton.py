@@ -2,8 +2,8 @@
 
     python -m tests.conformance.triton [files of tests/conformance]
 
-A fresh Triton for each file, because some requests end it. Printed are the tests that do not hold for Triton, in short:
-docs/differences.md says which differences are meant. Tests of what only this server has skip themselves.
+Each file gets a Triton of its own, because some requests end the process. The output lists the tests that fail with
+Triton; docs/differences.md has the intended differences. Tests of features that only inferd has skip themselves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write_repository(root: Path) -> None:
 
 
 def started(folder: Path) -> ServerProcess:
-    """Triton with these models; those that its Python backend cannot load are left out."""
+    """Start Triton with these models. It serves without those that its Python backend cannot load."""
     home, port = Triton.home(), free_port()
     repository = folder / "models"
     repository.mkdir()
@@ -88,10 +88,10 @@ def run(file: Path) -> None:
             log = server.log_end()
         finally:
             server.stop()
-    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ", str(ROOT)))]
-    print(f"== {file.name}: {done.stdout.splitlines()[-1]}", *told, sep="\n")
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ", str(ROOT)))]
+    print(f"== {file.name}: {done.stdout.splitlines()[-1]}", *failures, sep="\n")
     if ended:
-        print(f"Triton ended meanwhile:\n{log}")
+        print(f"Triton ended during the tests:\n{log}")
 
 
 def main() -> int:

@@ -194,10 +194,33 @@ async def serving(
         max_inflight=max_inflight,
         **({} if load_threads is None else {"load_threads": load_threads}),
     )
-    try:
-        problems = await engine.start()
-        assert not problems, problems
+    async with running(engine):
         yield engine
+
+
+@asynccontextmanager
+async def serving_folder(
+    root: Path, loader: BackendLoader | None = None, problems: int = 0, **options: Any
+) -> AsyncIterator[Engine]:
+    """An engine with the models of a repository and the backends that the server has.
+
+    Args:
+        loader: of backends; None: one without configuration.
+        problems: the number of models that do not load.
+        options: further arguments of the engine.
+    """
+    engine = Engine([root], loader or BackendLoader(), Options(), **options)
+    async with running(engine, problems):
+        yield engine
+
+
+@asynccontextmanager
+async def running(engine: Engine, problems: int = 0) -> AsyncIterator[None]:
+    """Start an engine, with this number of models that do not load, and close it in the end."""
+    try:
+        found = await engine.start()
+        assert len(found) == problems, found
+        yield
     finally:
         await engine.close()
 

@@ -24,7 +24,7 @@ from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import CONFIG as PUPPET
-from tests.engine.serving import Loader, Pending, infer, infer_all, request
+from tests.engine.serving import Loader, Pending, infer, infer_all, request, running
 from tests.engine.test_alternating import Framework
 from tests.engine.test_gpu import CONFIG, STATIC, TWO_INPUTS, array
 from tests.gpu_stub.fixtures import stub
@@ -55,12 +55,11 @@ async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map", loa
         hardware=Hardware(gpus=gpus),
         shared_memory=SharedMemoryPolicy(shared=True, access=access),
     )
-    assert await engine.start() == []
-    engine.shared_memory.register_cuda(None, "r", other.handle, ordinal, SIZE)
     try:
-        yield engine
+        async with running(engine):
+            engine.shared_memory.register_cuda(None, "r", other.handle, ordinal, SIZE)
+            yield engine
     finally:
-        await engine.close()
         gc.collect()
         assert not [line for line in stub.report() if "imported" in line or "violation" in line]
 

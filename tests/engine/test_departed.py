@@ -4,7 +4,6 @@ Python's collector, which in a server that has a framework loaded comes round on
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import gc
 import threading
@@ -16,6 +15,7 @@ from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.errors import ServerError
 from tests.engine.serving import CONFIG, Pending, request, row, serving
 from tests.engine.test_ensembles import ensemble, model, step
+from tests.waiting import until
 
 ROUNDS = 3
 OURS = ("inferd.server.", "inferd.backends.", "inferd._native.")
@@ -135,9 +135,10 @@ async def test_nothing_stays(tmp_path, configs, code, live, asking, native_count
 
 async def settled(engine):
     """What is held when the versions that were told to leave have left, and no thread waits for more work."""
-    async with asyncio.timeout(60):
-        while any(entry.state == "UNLOADING" for entry in engine.index()) or any(  # noqa: ASYNC110 - nothing tells of it
-            thread.name == "engine" for thread in threading.enumerate()
-        ):
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: (
+            all(entry.state != "UNLOADING" for entry in engine.index())
+            and all(thread.name != "engine" for thread in threading.enumerate())
+        )
+    )
     return held()

@@ -354,9 +354,7 @@ async def test_a_model_whose_objects_refer_to_each_other_is_found_when_it_has_en
         ended = engine.versions("circular")[0].weak()
         gc.disable()
         await engine.unload("circular")
-        async with asyncio.timeout(60):
-            while any(each() is not None for each in ended):  # noqa: ASYNC110 - nothing tells of the end
-                await asyncio.sleep(0.01)
+        await until(lambda: all(each() is None for each in ended))
         assert gc.get_freeze_count(), "what stays is set aside again"
         assert versions_looked_at() == 0
     finally:

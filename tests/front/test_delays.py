@@ -1,7 +1,6 @@
 """Guards the delays that test suites of Triton's clients ask for: where a call waits, and which calls do."""
 
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -10,6 +9,7 @@ from inferd.server.rpc.delays import DelayError, Delays
 from inferd.server.rpc.service import Method
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, output, pb, request
+from tests.waiting import wait_until
 
 HOUR = str(3600 * 1000)
 TIMED_OUT = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -62,8 +62,7 @@ def test_an_answer_waits_after_the_execution(serving):
     stub = serving(TRITONSERVER_DELAY_RESPONSE_COMPLETION=HOUR)
     call = stub.ModelInfer.future(request("simple", floats(7)))
     stream = stub.ModelStreamInfer(iter([request("simple", floats(7))]))
-    while inferences(stub) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: inferences(stub) >= 2)
     with pytest.raises(grpc.FutureTimeoutError):
         call.result(0.5)
     assert not stream.done()

@@ -1,11 +1,11 @@
-"""A CUDA driver without a GPU: builds the stub and steers it; what it does and finds is said in `cuda_stub.h`.
+"""A stub of the CUDA driver, for tests without a GPU: builds it and controls it. `cuda_stub.h` says what it checks.
 
-    stub = gpu_stub.load()          # builds it, loads it into `inferd._native.cuda`; the same for the whole process
+    stub = gpu_stub.load()          # builds it once, and loads it into `inferd._native.cuda`
     stub.hold("d2d") ... stub.release("d2d")
     stub.check()                    # no violation, nothing left alive
 
-A server of its own process takes it by `--cuda-driver <library()>`, its settings from CUDA_STUB, and writes its report
-to CUDA_STUB_REPORT.
+A server in another process uses the stub with `--cuda-driver <library()>`. It reads the stub's settings from the
+variable CUDA_STUB, and writes the report to the file that CUDA_STUB_REPORT names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BUILT = Path(__file__).resolve().parents[2] / "build" / "gpu_stub"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-shared")
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 IGNORED = -1  # see cuda_stub.h
-PATIENCE = 60.0  # seconds that a test waits for what has to happen
+PATIENCE = 60.0  # seconds that a test waits for an event
 
 
 @functools.cache
 def library() -> Path:
-    """The shared object, compiled if it is not there yet. CFLAGS are added: a sanitizer's, say."""
+    """The shared object, compiled if it does not exist. The variable CFLAGS can add flags, such as a sanitizer's."""
     flags = [*FLAGS, *os.environ.get("CFLAGS", "").split()]
     content = b"".join(source.read_bytes() for source in SOURCES)
     digest = hashlib.sha256(content + " ".join(flags).encode()).hexdigest()[:16]
@@ -80,16 +80,16 @@ class Stub:
             self.lib.stub_set(name.encode(), value)
 
     def fail(self, function: str, code: int, after: int = 0) -> None:
-        """One call of a function returns `code`: the next, or the one `after` so many."""
+        """Have one call of a driver function return `code`. `after`: the number of calls before it."""
         self.lib.stub_fail(function.encode(), after, code)
 
     def ignore(self, function: str, after: int = 0) -> None:
-        """One call of a function does nothing, as if it had been forgotten: what the stub finds then is the test."""
+        """Have one call of a driver function do nothing. So a test shows that the stub finds a missing call."""
         self.fail(function, IGNORED, after)
 
     @contextlib.contextmanager
     def broken(self, code: int, device: int = 0) -> Iterator[None]:
-        """Every call fails with a sticky error meanwhile."""
+        """Have every call fail with a sticky error until the context ends."""
         self.lib.stub_break(device, code)
         try:
             yield
@@ -113,7 +113,7 @@ class Stub:
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
-        """This thread is an event loop's meanwhile: it must not wait for a device, nor leave its context current."""
+        """Until the context ends, this thread must not wait for a device, nor leave a CUDA context current."""
         self.lib.stub_loop(1)
         try:
             yield
@@ -129,11 +129,11 @@ class Stub:
         assert self.lib.stub_await(kind.encode(), count, PATIENCE), f"{self.executed(kind)} of {count} {kind} ran"
 
     def ready(self) -> int:
-        """How many streams could go on, where they have no threads."""
+        """The number of streams with an operation to execute, where they have no threads (`threads` is 0)."""
         return int(self.lib.stub_ready())
 
     def step(self, which: int) -> None:
-        """One of these goes on by one operation."""
+        """Execute the next operation of one of these streams."""
         self.lib.stub_step(which)
 
     def streams(self, priority: int) -> int:
@@ -145,27 +145,27 @@ class Stub:
         return int(self.lib.stub_calls(function.encode()))
 
     def current_context(self) -> int | None:
-        """Of this thread."""
+        """The current CUDA context of this thread."""
         context = ctypes.c_void_p()
         assert self.lib.cuCtxGetCurrent(ctypes.byref(context)) == 0
         return context.value
 
     def launch(self, stream: int, function: Callable[[], None], touched: Sequence[tuple[int, int, bool]]) -> int:
-        """Have `function` called when the stream comes to it, as a framework's kernel; the driver's error.
+        """Add a kernel to the stream, which calls `function`. Returns the driver's error.
 
         Args:
             stream: its handle.
             touched: address, size and whether they are written, of all bytes of the device that it touches.
         """
         number = len(self._kernels) + 1
-        self._kernels[number] = function  # for good: it may be part of a graph
+        self._kernels[number] = function  # never removed: it may be part of a graph
         arguments = (ctypes.c_uint64 * 3 * len(touched))(*touched)
         return int(self.lib.stub_kernel(stream, self._run, number, arguments, len(touched)))
 
     def _run_kernel(self, number: int) -> None:
         try:
             self._kernels[number]()
-        except Exception as error:  # on a thread of the stub's: nobody else could be told
+        except Exception as error:  # on a thread of the stub: no caller would see the exception
             self._problems.append(f"violation: a kernel failed: {type(error).__name__}: {error}")
 
     def array(self, address: int, size: int) -> memoryview:
@@ -173,7 +173,7 @@ class Stub:
         return memoryview((ctypes.c_uint8 * size).from_address(self._bytes(address, size))).cast("B")
 
     def read(self, address: int, size: int) -> bytes:
-        """What device memory holds now, whoever may be writing it."""
+        """The present content of device memory, also while an operation writes to it."""
         return ctypes.string_at(self._bytes(address, size), size)
 
     def write(self, address: int, data: bytes) -> None:
@@ -194,7 +194,7 @@ class Stub:
         return [*problems, *text.value.decode().splitlines()]
 
     def leftovers(self) -> list[str]:
-        """The report without the devices' contexts, which are held by whoever knows the device."""
+        """The report without the contexts of devices, which live as long as a `Device` does."""
         return [line for line in self.report() if "the context of device" not in line]
 
     def violations(self) -> list[str]:

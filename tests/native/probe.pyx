@@ -268,7 +268,7 @@ cdef class DispatcherProbe:
             called = dispatcher_decide(self.queue_of(line).dispatcher, now, asking, False)
             while called != NULL:
                 following = called.next_called
-                called.told = False
+                called.chained = False
                 if called.state == CONSUMER_CALLED:
                     out.append((<int>called.index, self.fetch(called)))
                 called = following

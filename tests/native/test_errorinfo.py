@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import Status
+from inferd.server.pb import grpc_service_pb2 as pb
 from tests import richerrors
+from tests.native.h2peer import Peer, framed
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
@@ -26,3 +30,25 @@ def test_texts(text):
 @pytest.mark.parametrize("text", ["x" * 1025, "ä" * 513])
 def test_what_is_too_long_is_left_out(text):
     assert rich_status(3, text) == b""
+
+
+def test_trailers_have_it_without_padding(made_lanes):
+    """Of sizes with each remainder that base64 knows."""
+    lanes = made_lanes()
+    peer = Peer(lanes.endpoint)
+    lacking = set()
+    for size in range(1, 7):
+        stream = peer.open()
+        message = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"1"])
+        message.inputs.add(name="x" * size, datatype="UINT8", shape=[1, 1])
+        peer.send(stream, framed(message.SerializeToString()), end=True)
+        peer.pump()
+        lanes.settle()
+        peer.pump()
+        answer = peer.answers[stream]
+        told = answer.headers[richerrors.KEY]
+        rich = richerrors.read(base64.b64decode(told + "=" * (-len(told) % 4), validate=True))
+        assert (rich.code, rich.message) == (answer.status, answer.headers["grpc-message"])
+        lacking.add(-len(told) % 4)
+    assert lacking == {0, 1, 2}
+    peer.close()

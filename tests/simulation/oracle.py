@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from inferd._native.memory.resource import live_counters
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late
 from tests.simulation.audit import oldest
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
@@ -189,7 +193,21 @@ class Oracle:
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
         elif not self._may(call, status, text, now):
             raise Violation(f"{call}: status {status} '{text}'")
+        if OK < status < RESET:
+            self._check_details(call, status, text)
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
+
+    def _check_details(self, call: Call, status: int, text: str) -> None:
+        """What an error says beside its status and text, says the same of these."""
+        told = (call.stream.trailers or {}).get(richerrors.KEY)
+        if told is None:
+            return  # the text is too long to be sent twice, or there is no memory
+        try:
+            rich = richerrors.read(base64.b64decode(told + "=" * (-len(told) % 4), validate=True))
+        except (ValueError, DecodeError) as error:
+            raise Violation(f"{call}: status {status} '{text}' with details '{told}': {error}") from error
+        if (rich.code, rich.message) != (status, unquote(text)):
+            raise Violation(f"{call}: status {status} '{text}' with details {rich}")
 
     def _check_age(self, call: Call) -> None:
         """An answer that was kept is of the versions that serve, and not older than it may be."""

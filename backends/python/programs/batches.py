@@ -27,7 +27,7 @@ class Batches:
     def __init__(self, config: dict[str, Any]) -> None:
         self.batching = int(config.get("max_batch_size", 0)) > 0
         self._ragged = {each["name"] for each in config.get("input", ()) if each.get("allow_ragged_batch")}
-        self._told = [
+        self._supplied = [
             (name, each["kind"], each["source_input"][0], _dtype(each["data_type"]))
             for each in config.get("batch_input", ())
             for name in each["target_name"]
@@ -67,14 +67,14 @@ class Batches:
         import numpy as np
 
         rows = [_rows(each) for each in tensors]
-        told = {name for name, _, _, _ in self._told}
+        supplied = {name for name, _, _, _ in self._supplied}
         arrays = {}
         for name in tensors[0]:
-            if name in told:
+            if name in supplied:
                 continue
             parts = [each[name] for each in tensors]
             arrays[name] = np.concatenate([part.reshape(-1) for part in parts] if name in self._ragged else parts)
-        for name, kind, source, dtype in self._told:
+        for name, kind, source, dtype in self._supplied:
             arrays[name] = tell(kind, [each[source].shape for each in tensors], dtype)
         return arrays, rows
 

@@ -74,8 +74,8 @@ class TritonPythonModel:
         return module
 
     def _compiled(self, module: Any) -> Any:
-        told = self._parameters.get(COMPILE, "{}")
-        options = json.loads(told)
+        text = self._parameters.get(COMPILE, "{}")
+        options = json.loads(text)
         if options.get("disable"):
             return module
         inductor = options.get("backend", "inductor") == "inductor"
@@ -88,7 +88,7 @@ class TritonPythonModel:
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise pb_utils.TritonModelException(
-                f"parameter '{COMPILE}' is '{told}', which torch.compile refuses: {reason}"
+                f"parameter '{COMPILE}' is '{text}', which torch.compile refuses: {reason}"
             ) from error
 
     def execute(self, requests: list[Any]) -> list[Any]:

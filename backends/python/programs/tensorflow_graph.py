@@ -55,8 +55,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the graph."""
         config = json.loads(args["model_config"])
-        told = json.loads(args["tensorflow"])
-        import_tensorflow(told["xla"] != "off")
+        options = json.loads(args["tensorflow"])
+        import_tensorflow(options["xla"] != "off")
         self._batches = Batches(config)
         self._batching = self._batches.batching
         kind, number = args["model_instance_kind"], args["model_instance_device_id"]
@@ -64,13 +64,13 @@ class TritonPythonModel:
             check_gpus()
         graph = tf.Graph()
         with graph.as_default():
-            self._session = v1.Session(graph=graph, config=_settings(told, kind, number))
-            if "signature" in told:
-                signature = self._load_saved_model(told)
+            self._session = v1.Session(graph=graph, config=_settings(options, kind, number))
+            if "signature" in options:
+                signature = self._load_saved_model(options)
                 inputs = {name: each.name for name, each in signature.inputs.items()}
                 outputs = {name: each.name for name, each in signature.outputs.items()}
             else:
-                self._load_graph_def(told)
+                self._load_graph_def(options)
                 inputs = outputs = {}
             self._feeds = [self._feed(name, inputs.get(name, _port(name)), each) for name, each in _inputs(config)]
             self._fetches = [self._fetch(name, outputs.get(name, _port(name)), each) for name, each in _outputs(config)]
@@ -78,24 +78,24 @@ class TritonPythonModel:
                 [tensor for _, tensor, _, _ in self._fetches], [tensor for _, tensor, _, _ in self._feeds]
             )
 
-    def _load_saved_model(self, told: dict[str, Any]) -> Any:
+    def _load_saved_model(self, options: dict[str, Any]) -> Any:
         log = tf.get_logger()
         level = log.level
         log.setLevel("ERROR")  # it warns that this way of loading is deprecated
         try:
-            loaded = v1.saved_model.load(self._session, [told["tag"]], told["file"])
+            loaded = v1.saved_model.load(self._session, [options["tag"]], options["file"])
         finally:
             log.setLevel(level)
-        for name in told["init_ops"]:
+        for name in options["init_ops"]:
             self._session.run(self._session.graph.get_operation_by_name(name))
-        return loaded.signature_def[told["signature"]]
+        return loaded.signature_def[options["signature"]]
 
-    def _load_graph_def(self, told: dict[str, Any]) -> None:
+    def _load_graph_def(self, options: dict[str, Any]) -> None:
         definition = v1.GraphDef()
-        with open(told["file"], "rb") as file:  # noqa: PTH123 (as the rest of what runs in workers)
+        with open(options["file"], "rb") as file:  # noqa: PTH123 (as the rest of what runs in workers)
             definition.ParseFromString(file.read())
         tf.import_graph_def(definition, name="")
-        for name in told["init_ops"]:
+        for name in options["init_ops"]:
             self._session.run(self._session.graph.get_operation_by_name(name))
 
     def _tensor(self, kind: str, name: str, port: str, data_type: str) -> Any:
@@ -200,16 +200,16 @@ def _outputs(config: dict[str, Any]) -> list[tuple[str, str]]:
     return found + [(each["output_name"], each["data_type"]) for each in states]
 
 
-def _settings(told: dict[str, Any], kind: str, number: str) -> Any:
+def _settings(options: dict[str, Any], kind: str, number: str) -> Any:
     settings = v1.ConfigProto(
-        intra_op_parallelism_threads=told["intra_threads"],
-        inter_op_parallelism_threads=told["inter_threads"],
-        allow_soft_placement=told["soft_placement"],
+        intra_op_parallelism_threads=options["intra_threads"],
+        inter_op_parallelism_threads=options["inter_threads"],
+        allow_soft_placement=options["soft_placement"],
     )
     if kind == "GPU":
         settings.gpu_options.visible_device_list = number
-        settings.gpu_options.allow_growth = told["memory_fraction"] == 0
-        settings.gpu_options.per_process_gpu_memory_fraction = told["memory_fraction"]
+        settings.gpu_options.allow_growth = options["memory_fraction"] == 0
+        settings.gpu_options.per_process_gpu_memory_fraction = options["memory_fraction"]
     else:
         settings.device_count["GPU"] = 0
     levels = v1.OptimizerOptions
@@ -217,8 +217,8 @@ def _settings(told: dict[str, Any], kind: str, number: str) -> Any:
         "off": levels.OFF,
         "on_1": levels.ON_1,
         "on_2": levels.ON_2,
-    }[told["xla"]]
-    if told["mixed_precision"]:
+    }[options["xla"]]
+    if options["mixed_precision"]:
         from tensorflow.core.protobuf import rewriter_config_pb2
 
         settings.graph_options.rewrite_options.auto_mixed_precision = rewriter_config_pb2.RewriterConfig.ON

@@ -38,11 +38,11 @@ def loaded(args: dict[str, str], config: dict[str, Any], completes: bool) -> Any
     Raises:
         TritonModelException: the backend does not load, or refuses the model.
     """
-    told = json.loads(args["triton_api"])
-    settings = {**told["config"], "auto-complete-config": "true" if completes else "false"}
-    host = load_host(told["host"])
+    options = json.loads(args["triton_api"])
+    settings = {**options["config"], "auto-complete-config": "true" if completes else "false"}
+    host = load_host(options["host"])
     backend = host.CompiledBackend(
-        told["library"], told["backend"], compact({"cmdline": settings}), told["logs_verbosely"]
+        options["library"], options["backend"], compact({"cmdline": settings}), options["logs_verbosely"]
     )
     folder, version = args["model_repository"], int(args["model_version"])
     backend.load(args["model_name"], folder, version, compact(config), completes)

@@ -43,9 +43,9 @@ USE_DECOUPLED = (
 class Answer(Waiter):
     """The server's answer to a CALL."""
 
-    __slots__ = ("said",)
+    __slots__ = ("content",)
 
-    said: dict[str, Any]
+    content: dict[str, Any]
 
 
 class Credit(Waiter):
@@ -109,7 +109,7 @@ class Connection(Channel):
             self._grants.arrived(packet)
         elif packet.kind == p.ANSWER:
             answer = self._answers.pop(packet.id)
-            answer.said = json.loads(self._record(packet))
+            answer.content = json.loads(self._record(packet))
             answer.finish()
         elif packet.kind == p.IS_READY:
             self.on_is_ready(packet.id)
@@ -302,9 +302,9 @@ class Connection(Channel):
         self._answers[number] = answer
         self._send(p.CALL, call_record(question, arguments), number=number)
         self._side.wait(answer)
-        if "error" in answer.said:
-            raise TritonModelException(answer.said["error"])
-        return answer.said.get("result")
+        if "error" in answer.content:
+            raise TritonModelException(answer.content["error"])
+        return answer.content.get("result")
 
     def metric(self, change: Mapping[str, Any]) -> None:
         self._send(p.METRIC, json.dumps(change).encode())
@@ -337,11 +337,11 @@ class Connection(Channel):
 
 def call_record(question: str, arguments: Mapping[str, Any]) -> bytes:
     """The record of a CALL; files are bytes by their paths."""
-    said = {"call": question, **arguments}
-    files = said.get("files") or {}
+    content = {"call": question, **arguments}
+    files = content.get("files") or {}
     if files:
-        said["files"] = {path: len(content) for path, content in files.items()}
-    text = json.dumps(said).encode()
+        content["files"] = {path: len(content) for path, content in files.items()}
+    text = json.dumps(content).encode()
     return b"".join((p.CALL_HEAD.pack(len(text)), text, *files.values()))
 
 

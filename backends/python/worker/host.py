@@ -153,13 +153,13 @@ class Host:
                     result = self._event_loop().run(result)
             return self._checked(requests, result)
         except ModelFailed as error:  # our own text, which quotes no request
-            told = self._told(str(error), 1)
+            text = self._text_for_clients(str(error), 1)
         except BaseException as error:
             # Also SystemExit: a model does not end its worker that way.
-            told = self._told(exception_text(error), len(requests))
-        raise ModelFailed(told)
+            text = self._text_for_clients(exception_text(error), len(requests))
+        raise ModelFailed(text)
 
-    def _told(self, failed: str, count: int) -> str:
+    def _text_for_clients(self, failed: str, count: int) -> str:
         """The text for the clients of `count` requests; the log gets the whole text.
 
         An exception may quote one request, which the other clients must not see.
@@ -231,7 +231,7 @@ class Host:
             if error is None:
                 senders.clear()
                 return
-            text = self._told(exception_text(error), len(senders))
+            text = self._text_for_clients(exception_text(error), len(senders))
             for sender in senders:
                 if sender is not None and close_for_error(sender):
                     response = InferenceResponse(error=TritonError(text))

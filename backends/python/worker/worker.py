@@ -170,20 +170,20 @@ class Worker:
         self._host.use_on_this_thread()
         if not self._package:  # in a process of its own
             Forks(self._link, self._host.runtime)
-        said: dict[str, Any] = {}
+        ready: dict[str, Any] = {}
         try:
             if config["mode"] == "complete":
-                said["config"] = self._host.complete(config["config"], args)
+                ready["config"] = self._host.complete(config["config"], args)
             else:
                 self._host.load(args)
-                said["is_ready"] = self._host.has_is_ready
+                ready["is_ready"] = self._host.has_is_ready
         except TritonModelException as error:
-            said = {"error": exception_text(error) if error.__traceback__ else str(error), "code": p.CODE_INTERNAL}
+            ready = {"error": exception_text(error) if error.__traceback__ else str(error), "code": p.CODE_INTERNAL}
         except BaseException as error:
-            said = {"error": exception_text(error), "code": p.CODE_INTERNAL}
+            ready = {"error": exception_text(error), "code": p.CODE_INTERNAL}
         self._regions = Regions(config.get("descriptors", ""))
         if "descriptors" in config and self._regions.reaches(config["arena"]):
-            said["regions"] = True
+            ready["regions"] = True
             self._link.on_forget = self._regions.forget
         if self._host.has_is_ready:
             self._connection.on_is_ready = self._check_ready
@@ -194,11 +194,11 @@ class Worker:
                 self._host.runtime, self._names, args.get("model_name", ""), int(version), decoupled, self._regions
             )
         try:
-            self._send_text(p.READY, json.dumps(said).encode())
+            self._send_text(p.READY, json.dumps(ready).encode())
         except TritonModelException as error:  # its answer does not fit
-            said = {"error": f"the answer to CONFIGURE: {error}", "code": p.CODE_INTERNAL}
-            self._send_text(p.READY, json.dumps(said).encode())
-        return "error" not in said and config["mode"] == "serve"
+            ready = {"error": f"the answer to CONFIGURE: {error}", "code": p.CODE_INTERNAL}
+            self._send_text(p.READY, json.dumps(ready).encode())
+        return "error" not in ready and config["mode"] == "serve"
 
     def _send_text(self, kind: int, record: bytes, memory: OutputMemory | None = None, **head: int) -> None:
         """Send a record of any size on the work socket.

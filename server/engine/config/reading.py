@@ -109,9 +109,9 @@ def config_path(folder: Path, options: Options) -> Path:
 
 
 def _without_copies(config: pb.ModelConfig, source: Source) -> tuple[pb.ModelConfig, Source]:
-    """The configuration with one of each input and output that is written several times with the same fields.
+    """The configuration without inputs and outputs that repeat an earlier one field by field.
 
-    Published configurations have such copies, and Triton serves them.
+    Some published configurations have such copies, and Triton serves them.
     """
     _leave_copies_out("input", config.input, source)
     _leave_copies_out("output", config.output, source)
@@ -132,11 +132,11 @@ def _leave_copies_out(field: str, tensors: RepeatedCompositeFieldContainer[Tenso
 
 
 def _exists(path: str) -> bool:
-    return os.path.exists(path)  # noqa: PTH110 (a start looks for two files of each of all models)
+    return os.path.exists(path)  # noqa: PTH110 (called twice for each model at the start)
 
 
 def _meant_as_config(model_dir: Path) -> list[Path]:
-    """Files with names that people give the configuration by mistake, and that the server would not read."""
+    """Paths that are often used for the configuration by mistake, and which the server does not read."""
     names = (f"{CONFIG_FILE}.txt", "config.txt", "config.pbtext", "config.prototxt", "config.pb")
     return [model_dir / name for name in names]
 
@@ -182,14 +182,14 @@ def _says(source: Source, path: FieldPath) -> bool:
 def overlay(
     config: pb.ModelConfig, source: Source, own: pb.ModelConfig, own_source: Source, *, renamed: bool = False
 ) -> tuple[pb.ModelConfig, Source]:
-    """The configuration of a version, of the model's and its own.
+    """The configuration of a version: the model's, with the fields of the version's own in place of the model's.
 
     Args:
         config: the model's written configuration, with its name.
         source: of `config`.
         own: the version's written configuration.
         own_source: of `own`.
-        renamed: the model has another name than the configurations say.
+        renamed: the model's name differs from the name in the configurations.
 
     Raises:
         ConfigError: the version's configuration has a field that only the model's may have.

@@ -77,11 +77,11 @@ def resource_of(configured: Mapping[str, str], service: str) -> Resource:
     """The attributes of the server.
 
     Args:
-        configured: by the server's own options; they win.
-        service: the service's name where neither they, nor OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, have one.
+        configured: attributes from the server's options; they replace those from the environment.
+        service: the service's name, if neither the options nor OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES set one.
     """
-    told = OTELResourceDetector().detect().attributes
-    return Resource.create({**({} if "service.name" in told else {"service.name": service}), **configured})
+    detected = OTELResourceDetector().detect().attributes
+    return Resource.create({**({} if "service.name" in detected else {"service.name": service}), **configured})
 
 
 class Spans:

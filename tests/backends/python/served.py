@@ -12,7 +12,7 @@ from inferd.backends.loader import BackendLoader
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ModelControl
-from tests.engine.serving import Answer, infer, request, row
+from tests.engine.serving import Answer, infer, request, row, running
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -131,11 +131,8 @@ async def serving(
     for name, code in models.items():
         add_model(root, name, code)
     engine = Engine([root], BackendLoader({"python": dict(options or {})}), Options(), control=control)
-    try:
-        assert len(await engine.start()) == problems
+    async with running(engine, problems):
         yield engine
-    finally:
-        await engine.close()
 
 
 async def ask(engine: Engine, *values: int, model: str = "m", timeout_ns: int = -1) -> Answer:

@@ -11,6 +11,7 @@ from inferd.backends.python.process import WORK
 from inferd.backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.engine.serving import infer, infer_all, request, row
+from tests.waiting import until
 
 ECHO = """
 import triton_python_backend_utils as pb_utils
@@ -72,11 +73,7 @@ async def test_inputs_that_take_long_to_copy_are_left_to_the_thread(tmp_path):
         answer = await infer(engine, request(x=data))
         assert (answer.array() == data).all()
         assert (await ask(engine, 7)).array().tolist() == [[7]]
-        for _ in range(6000):  # the thread goes to sleep again when its batch is answered
-            if sleeps("m_0_0") > before:
-                break
-            await asyncio.sleep(0.01)
-        assert sleeps("m_0_0") > before
+        await until(lambda: sleeps("m_0_0") > before)  # the thread goes to sleep again when its batch is answered
         await settle(engine)  # and it gives the instance back
 
 

@@ -9,6 +9,7 @@ from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.errors import Status
 from tests.backends.python.served import CONFIG, Readiness, add_model, ask, serving, wait_for
 from tests.engine.serving import infer, request, row
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -218,8 +219,7 @@ async def test_the_processes_of_a_model_are_gone_when_it_is_unloaded(tmp_path):
         worker = (await ask(engine, 1)).array().item()
         os.kill(worker, 0)
         await engine.unload("m")
-        while engine.index()[0].state != "UNAVAILABLE":  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.index()[0].state == "UNAVAILABLE")
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
 
@@ -274,8 +274,7 @@ async def test_instances_count_together(tmp_path):
         assert [labels for labels, _, _ in measured(engine)["answers"][1]] == [{"model": "m"}, {"model": "n"}]
         await engine.unload("m")
         await engine.unload("n")
-        while measured(engine):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+        await until(lambda: not measured(engine))
 
 
 async def test_metrics_go_with_what_made_them(tmp_path):

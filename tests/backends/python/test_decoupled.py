@@ -13,6 +13,7 @@ from inferd.server.rpc.exchange import EngineError, Exchange
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.engine.serving import request, row
 from tests.engine.test_ensembles import ensemble, step
+from tests.waiting import until
 
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }\n"
 
@@ -386,11 +387,7 @@ async def test_views_kept_by_a_thread_are_given_back(tmp_path):
             await client.close()
 
         await asyncio.gather(*(ask_many() for _ in range(4)))
-        for _ in range(3000):  # what was sent last is being read
-            if arena.used <= before:
-                break
-            await asyncio.sleep(0.01)
-        assert arena.used <= before
+        await until(lambda: arena.used <= before)  # the last responses are still being read
 
 
 async def test_the_time_of_a_decoupled_step_is_in_the_phases_of_the_ensemble(tmp_path):

@@ -21,7 +21,7 @@ from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.backends.python.served import add_model
 from tests.engine.region_owner import RegionOwner, placed
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, running
 from tests.gpu_stub.fixtures import stub
 
 __all__ = ["stub"]
@@ -140,12 +140,9 @@ async def serving(root, client, config=CONFIG + NO, access="map"):
     engine = Engine(
         [root], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus), shared_memory=policy
     )
-    try:
-        assert await engine.start() == []
+    async with running(engine):
         engine.shared_memory.register_cuda(None, "r", client.handle, 0, SIZE)
         yield engine
-    finally:
-        await engine.close()
 
 
 async def ask(engine, order=0, in_region=True):

@@ -17,7 +17,7 @@ from inferd.server.errors import Status
 from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object
 from tests.engine.region_owner import placed
-from tests.engine.serving import infer, infer_all, request
+from tests.engine.serving import infer, infer_all, request, running
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -102,12 +102,9 @@ async def serving(root, made, access="map", user=OWN):
     add_model(root, "decoupled", CODE.replace("DECOUPLED", "True"), DECOUPLED)
     policy = SharedMemoryPolicy(shared=True, access=access)
     engine = Engine([root], BackendLoader(), Options(), shared_memory=policy)
-    try:
-        assert await engine.start() == []
+    async with running(engine):
         engine.shared_memory.register_system(user, "r", made.key, SHIFT, SHIFT + 2 * X.nbytes)
         yield engine
-    finally:
-        await engine.close()
 
 
 def message(order, columns=X.size, model="m", in_region=True, at=SHIFT, out=None, region="r"):
