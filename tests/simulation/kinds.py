@@ -178,7 +178,7 @@ CHOSEN = {
             even_factor=4,
         ),
         # an output may be missing: for one who asks the model that is an error, though an ensemble waits for the same
-        Kind("outline", batching=None, coalesces=True, lacks=True, more=(("z", 3),), weight=4),
+        Kind("outline", batching=None, coalesces=True, lacks=True, more=(("z", 3),), weight=0),
         Kind(
             "sketch",
             steps=(StepSpec("outline", inputs={"x": "x"}, outputs={"y": "t", "z": "z"}), step("plain", "t", "y")),
@@ -186,7 +186,7 @@ CHOSEN = {
             more=(("z", 3),),
             coalesces=True,
             lacks=True,
-            weight=4,
+            weight=0,
         ),
         # each response of the first step goes through the second on its own
         Kind(
