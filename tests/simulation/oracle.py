@@ -206,7 +206,8 @@ class Oracle:
             rich = richerrors.read(base64.b64decode(told + "=" * (-len(told) % 4), validate=True))
         except (ValueError, DecodeError) as error:
             raise Violation(f"{call}: status {status} '{text}' with details '{told}': {error}") from error
-        if (rich.code, rich.message) != (status, unquote(text)):
+        without_text = not text and self.simulation.is_faulty  # there was no memory for it, and for these there was
+        if rich.code != status or (rich.message != unquote(text) and not without_text):
             raise Violation(f"{call}: status {status} '{text}' with details {rich}")
 
     def _check_age(self, call: Call) -> None:
