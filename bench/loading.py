@@ -83,7 +83,7 @@ class BusyModel(Model):
 
 class BusyInstance(Instance):
     def execute(self, batch):
-        raise NotImplementedError
+        raise RuntimeError("this model keeps the server busy; it answers no requests")
 '''
 CONFIG = """backend: "{}"
 input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
