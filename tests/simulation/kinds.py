@@ -177,7 +177,7 @@ CHOSEN = {
             ),
             even_factor=4,
         ),
-        # The model may leave an output out. A client's request then fails; an ensemble's step that shares its work goes on.
+        # The model may leave an output out. A client's request then fails; a step that shares its work goes on.
         # Seeds do not draw these two: with both weights 4, seeds 24 and 29 break rules about calls that are cancelled.
         Kind("outline", batching=None, coalesces=True, lacks=True, more=(("z", 3),), weight=0),
         Kind(
