@@ -228,6 +228,16 @@ def _parameter(name: str, value: Any) -> bytes:
     return p.PARAMETER.pack(len(key), kind, 0, len(text)) + bits + key + text
 
 
+def _one_output(index: int, tensor: Tensor, place: int, offset: int, size: int, data: bytes) -> bytes:
+    """The record of a response with one output; `data` is that of an INLINE output, and empty for others."""
+    shape = tensor._shape
+    rank = len(shape)
+    layout = _ONE_OUTPUT[rank]
+    total = (layout.size + len(data) + 7) & -8
+    fields = (p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, place, offset, size)
+    return b"".join((layout.pack(*fields, *shape), data, _PADDING[-len(data) & 7]))
+
+
 def small_record(names: Names, response: InferenceResponse, wanted: frozenset[int] | None) -> bytes | None:
     """The record of a response with one small output and nothing else, as a stream has thousands of; None for others.
 
@@ -244,17 +254,10 @@ def small_record(names: Names, response: InferenceResponse, wanted: frozenset[in
     index = names.output_index.get(tensor._name)
     if array is None or array.nbytes > SMALL or tensor._dtype == BYTES or index is None:
         return None
-    shape = tensor._shape
-    rank = len(shape)
+    rank = len(tensor._shape)
     if rank > MOST_DIMENSIONS or (wanted is not None and index not in wanted):
         return None
-    layout = _ONE_OUTPUT[rank]
-    head = layout.size
-    data = array.tobytes()
-    size = len(data)
-    total = (head + size + 7) & -8
-    fields = layout.pack(p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, p.INLINE, head, size, *shape)
-    return b"".join((fields, data, _PADDING[total - head - size]))
+    return _one_output(index, tensor, p.INLINE, _ONE_OUTPUT[rank].size, array.nbytes, array.tobytes())
 
 
 class ResponseWriter:
@@ -371,19 +374,14 @@ class ResponseWriter:
 
     def _add_one(self, index: int, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
         # The common case, without the lists of the general one.
-        shape = tensor._shape
-        rank = len(shape)
-        layout = _ONE_OUTPUT[rank]
-        head = layout.size
+        head = _ONE_OUTPUT[len(tensor._shape)].size
         place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs)
         if borrowed:
             self._add_tensors(p.STATUS_OK, [(index, tensor)], None, inputs)
             return
-        inline = len(data)
-        total = (head + inline + 7) & -8
-        fields = (p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, place, offset, size)
-        self._parts += (layout.pack(*fields, *shape), data, _PADDING[total - head - inline])
-        self.size += total
+        record = _one_output(index, tensor, place, offset, size, data)
+        self._parts.append(record)
+        self.size += len(record)
 
     def _add_tensors(
         self,
