@@ -56,10 +56,6 @@ table[<int>REFUSAL_UNKNOWN_CALLER] = Row(
     "UNKNOWN_CALLER", STATUS_UNAUTHENTICATED, False, "the call has no valid token, or not the header of its protocol")
 table[<int>REFUSAL_NOT_ALLOWED] = Row(
     "NOT_ALLOWED", STATUS_PERMISSION_DENIED, False, "the token does not allow the RPC, the model or the override")
-table[<int>REFUSAL_CALLER_AS_TRITON] = Row(
-    "UNKNOWN_CALLER", STATUS_UNAVAILABLE, True, "the same, with `--triton-auth-codes`")
-table[<int>REFUSAL_RIGHT_AS_TRITON] = Row(
-    "NOT_ALLOWED", STATUS_UNAVAILABLE, True, "the same, with `--triton-auth-codes`")
 table[<int>REFUSAL_INVALID_REQUEST] = Row(
     "INVALID_REQUEST", STATUS_INVALID_ARGUMENT, False,
     "the request is wrong or does not fit the model: the text says what was expected")
@@ -101,7 +97,7 @@ cdef Refusal refusal_usual(int status) noexcept nogil:
 
 
 cdef bint refusal_denies(Refusal refusal) noexcept nogil:
-    return REFUSAL_UNKNOWN_CALLER <= refusal <= REFUSAL_RIGHT_AS_TRITON
+    return REFUSAL_UNKNOWN_CALLER <= refusal <= REFUSAL_NOT_ALLOWED
 
 
 cdef void refusal_count(Refusal refusal) noexcept nogil:

@@ -83,7 +83,6 @@ def refused(capsys, *arguments: str) -> str:
             ((("trace", "logging"), "triton-grpc-protocol-key", "a=b:c"),),
         ),
         (["--grpc-token-file", "/tokens"], "grpc_token_file", Path("/tokens")),
-        (["--triton-auth-codes"], "triton_auth_codes", True),
         (["--orca-load-metrics", "true"], "orca_load_metrics", True),
         (["--grpc-reflection=off"], "grpc_reflection", "off"),
         (["--model-load-gpu-limit=0:0.5", "--model-load-gpu-limit", "1:1"], "gpu_load_limits", {0: 0.5, 1: 1.0}),

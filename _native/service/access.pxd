@@ -43,7 +43,6 @@ cdef struct AccessPolicy:
     uint32_t restriction_count
     const Tokens *tokens     # in force; NULL: callers need no token
     bint overrides           # callers that need no token may send a configuration and files with a load
-    bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
     uint32_t noted           # refusals that the log has examined
     uint64_t left_out        # refusals that it left out
     void *authorizer         # the Authorizer that owns the policy
@@ -55,7 +54,7 @@ cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const 
 # by the line of the token file that is in force at this moment, never by two different lines.
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
 # The reason of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
-cdef Refusal access_refusal(const AccessPolicy *access, Verdict verdict) noexcept nogil
+cdef Refusal access_refusal(Verdict verdict) noexcept nogil
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil

@@ -16,13 +16,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from inferd._native.protobuf.codec cimport Str
-from inferd._native.refusal cimport (
-    REFUSAL_CALLER_AS_TRITON,
-    REFUSAL_NOT_ALLOWED,
-    REFUSAL_RIGHT_AS_TRITON,
-    REFUSAL_UNKNOWN_CALLER,
-    Refusal,
-)
+from inferd._native.refusal cimport REFUSAL_NOT_ALLOWED, REFUSAL_UNKNOWN_CALLER, Refusal
 from inferd._native.service.tokens cimport MAX_SECRET, Rights, tokens_find, tokens_of_id
 from inferd._native.text cimport clip, format_text
 
@@ -204,10 +198,10 @@ cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexce
     return ALLOWED if rights != NULL and rights.overrides else OVERRIDE_DENIED
 
 
-cdef Refusal access_refusal(const AccessPolicy *access, Verdict verdict) noexcept nogil:
+cdef Refusal access_refusal(Verdict verdict) noexcept nogil:
     if verdict == GROUP_DENIED or verdict == MODEL_DENIED or verdict == OVERRIDE_DENIED:
-        return REFUSAL_RIGHT_AS_TRITON if access.triton_codes else REFUSAL_NOT_ALLOWED
-    return REFUSAL_CALLER_AS_TRITON if access.triton_codes else REFUSAL_UNKNOWN_CALLER
+        return REFUSAL_NOT_ALLOWED
+    return REFUSAL_UNKNOWN_CALLER
 
 
 cdef const char *group_text(uint32_t group) noexcept nogil:

@@ -12,7 +12,6 @@ class Authorizer:
         self,
         restrictions: Sequence[tuple[Sequence[str], str, str]] = (),
         *,
-        triton_codes: bool = False,
         overrides: bool = False,
     ) -> None: ...
     @property

@@ -95,7 +95,7 @@ cdef bint authorize_stream(AccessPolicy *access, Stream *stream) noexcept nogil:
 cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil:
     cdef char *text = access_text(access, verdict, INFERENCE, model)
     access_note(access, stream, text)
-    stream_refuse(stream, access_refusal(access, verdict), text)
+    stream_refuse(stream, access_refusal(verdict), text)
 
 
 cdef struct DenialNote:
@@ -185,16 +185,14 @@ cdef class Authorizer:
 
     Args:
         restrictions: (groups, header name, value) of Triton's restricted protocols.
-        triton_codes: refuse with UNAVAILABLE, as Triton does.
         overrides: callers that need no token may send a configuration and files with a load.
     """
 
-    def __init__(self, restrictions=(), *, triton_codes: bool = False, overrides: bool = False):
+    def __init__(self, restrictions=(), *, overrides: bool = False):
         cdef Restriction *restriction
         self.key = os.urandom(16)
         self.notes = {}
         self.access.authorizer = <void *>self
-        self.access.triton_codes = triton_codes
         self.access.overrides = overrides
         self.access.restrictions = <Restriction *>calloc(max(1, len(restrictions)), sizeof(Restriction))
         if self.access.restrictions == NULL:
@@ -303,7 +301,7 @@ cdef class Authorizer:
         # the status of a verdict, its text, and the reason
         cdef Str name
         cdef char *text
-        cdef Refusal refusal = access_refusal(&self.access, verdict)
+        cdef Refusal refusal = access_refusal(verdict)
         if verdict == ALLOWED:
             return (0, "", "")
         name.data = model

@@ -200,7 +200,7 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
     cdef Verdict verdict = access_message(access, caller, INFERENCE, request.message.model_name)
     if verdict == ALLOWED:
         return True
-    request_refuse(request, access_refusal(access, verdict),
+    request_refuse(request, access_refusal(verdict),
                    access_text(access, verdict, INFERENCE, request.message.model_name))
     self.denied(self.access, request)
     return False

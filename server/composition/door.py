@@ -103,7 +103,6 @@ def make_access(settings: Settings, engine: Engine) -> Access:
         access = Access(
             settings.restricted_protocols,
             settings.grpc_token_file,
-            triton_codes=settings.triton_auth_codes,
             overrides=settings.model_load_overrides,
         )
     except TokenFileError as error:

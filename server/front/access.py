@@ -37,7 +37,6 @@ class Access:
     Args:
         restrictions: Triton's restricted protocols.
         token_file: tokens of callers; None: callers need none.
-        triton_codes: refuse with UNAVAILABLE, as Triton does.
         overrides: where callers need no token, a load may bring a configuration and files.
 
     Raises:
@@ -49,12 +48,10 @@ class Access:
         restrictions: Sequence[Restriction] = (),
         token_file: Path | None = None,
         *,
-        triton_codes: bool = False,
         overrides: bool = False,
     ) -> None:
-        self.authorizer = Authorizer(restrictions, triton_codes=triton_codes, overrides=overrides)
+        self.authorizer = Authorizer(restrictions, overrides=overrides)
         self._file = TokenFile(token_file, self.authorizer.key) if token_file is not None else None
-        self._unclassified = Status.UNAVAILABLE if triton_codes else Status.PERMISSION_DENIED
         self._watchers: list[Callable[[], None]] = []
         self.guards = bool(restrictions) or token_file is not None
         if self._file is not None:
@@ -145,7 +142,7 @@ class Access:
     def _group(self, path: str) -> str:
         group = GROUP_OF.get(path)
         if group is None:
-            raise Denied(self._unclassified, "this method belongs to no group that may be called")
+            raise Denied(Status.PERMISSION_DENIED, "this method belongs to no group that may be called")
         return group
 
     # -- the log of refusals --

@@ -172,9 +172,6 @@ class Options:
     """Let callers continue each other's sequences, as in Triton. Without it callers with a token or a client
     certificate, and the users of unix sockets, have sequence ids of their own."""
 
-    triton_auth_codes: bool = False
-    """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
-
     grpc_reflection: Literal["auto", "on", "off"] = "auto"
     """Server reflection; auto: at addresses that only the same machine can reach."""
 

@@ -69,13 +69,12 @@ def guarded(door, repository, token_file):
 
 @pytest.fixture(scope="module")
 def restricted(door, repository):
-    """A server with Triton's restricted protocols, and its codes."""
+    """A server with Triton's restricted protocols."""
     with doors.running_server(
         door,
         repository,
         "--grpc-restricted-protocol=inference,health:infer-key=infer-value",
         "--grpc-restricted-protocol=model-repository,reflection:Admin=admin value",
-        "--triton-auth-codes",
     ) as process:
         yield process
     assert "infer-value" not in "\n".join(process.lines)
@@ -338,7 +337,7 @@ def test_restricted_protocols(restricted, path):
         if not key:
             assert was_let_in(code, error), state
             continue
-        assert code is grpc.StatusCode.UNAVAILABLE, state
+        assert code is grpc.StatusCode.UNAUTHENTICATED, state
         assert error.details() == f"This protocol is restricted, expecting header '{header}'"
     if key:
         assert was_let_in(*status(restricted.address, path, (header, value)))
@@ -384,7 +383,6 @@ def test_patterns(pattern, text, matches):
 def test_a_method_of_no_group_is_refused():
     from inferd.server.errors import Denied, Status
 
-    for codes, expected in ((False, Status.PERMISSION_DENIED), (True, Status.UNAVAILABLE)):
-        with pytest.raises(Denied) as error:
-            Access(triton_codes=codes).caller("/inference.GRPCInferenceService/Tomorrow", ())
-        assert error.value.status is expected
+    with pytest.raises(Denied) as error:
+        Access().caller("/inference.GRPCInferenceService/Tomorrow", ())
+    assert error.value.status is Status.PERMISSION_DENIED

@@ -22,7 +22,6 @@ from inferd.server.front.access import Access
 from inferd.server.front.tokens import TokenFile, TokenFileError, parse
 from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.service import SERVICE
-from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client
@@ -210,20 +209,6 @@ def test_who_is_refused_a_model_is_in_the_log(guarded):
         assert "refused: ipv4:127.0.0.1:" in line
         assert f" /{SERVICE}/{method}: " in line
     assert not [line for line in guarded.process.lines if "refused: PERMISSION_DENIED" in line], "it is said once"
-
-
-def test_with_tritons_codes_too_it_is_said_once_who_is_refused_a_model(repository, tmp_path):
-    """UNAVAILABLE is also what else is refused, which another log has."""
-    file = tmp_path / "tokens"
-    file.write_text("t groups=inference models=mine\n")
-    file.chmod(0o600)
-    with doors.running_server("native", repository, f"--grpc-token-file={file}", "--triton-auth-codes") as process:
-        with grpc.insecure_channel(process.address) as channel, pytest.raises(grpc.RpcError) as denied:
-            Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer("t"))
-        assert denied.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert richerrors.of(denied.value).reason == "NOT_ALLOWED"
-        process.says("ModelInfer: the token does not allow model 'simple'")
-    assert not [line for line in process.lines if "refused: UNAVAILABLE" in line]
 
 
 def test_a_file_that_was_cut_leaves_the_tokens_as_they_were(guarded):

@@ -104,15 +104,14 @@ def test_wrong_calls_of_every_kind_are_counted_once(repository, door):
         assert counted(metrics) == found
 
 
-@pytest.mark.parametrize("codes", [(), ("--triton-auth-codes",)])
 @pytest.mark.parametrize("door", doors.NAMES)
-def test_callers_without_rights_are_counted_once(repository, tmp_path, door, codes):
-    """Guards refusals of the check before a call, of requests and of handlers in Python, with both kinds of status."""
+def test_callers_without_rights_are_counted_once(repository, tmp_path, door):
+    """Guards refusals of the check before a call, of requests and of handlers in Python."""
     file = tmp_path / "tokens"
     file.write_text("mine groups=inference models=simple\n")
     file.chmod(0o600)
     with (
-        scraped_server(repository, f"--grpc-token-file={file}", *codes, door=door) as (process, metrics),
+        scraped_server(repository, f"--grpc-token-file={file}", door=door) as (process, metrics),
         grpc.insecure_channel(process.address) as channel,
     ):
         stub = Stub(channel)

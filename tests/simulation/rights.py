@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.talks import Talk
 
 SHARE = 0.12  # of simulations in which tokens are asked for
-PERMISSION_DENIED, UNAUTHENTICATED, UNAVAILABLE = 7, 16, 14
+PERMISSION_DENIED, UNAUTHENTICATED = 7, 16
 PATTERNS = ("*", "*", "*a*", "p*", "*e*", "?a*", "*s", "nobody")
 NO_MEMORY = ("", "out of memory")  # in place of a text
 TEXTS = ("calls need a token", "the token is not known", "the token does not allow")
@@ -60,8 +60,7 @@ class Rights:
         self._answered: dict[tuple[str, int], set[str]] = {}  # who has answers of models that reuse them
         if not self.on:
             return
-        self._uses_tritons_codes = random.random() < 0.3
-        self.access = Access((), triton_codes=self._uses_tritons_codes)
+        self.access = Access(())
         self._set()
         simulation.service.guard(self.access.authorizer)
         self._is_apart = random.random() < 0.5
@@ -137,8 +136,7 @@ class Rights:
         is_told = any(part in text for part in TEXTS) or (text in NO_MEMORY and self._simulation.is_faulty)
         if not self.on or not is_told:
             return False
-        codes = (UNAVAILABLE,) if self._uses_tritons_codes else (PERMISSION_DENIED, UNAUTHENTICATED)
-        if status not in codes:
+        if status not in (PERMISSION_DENIED, UNAUTHENTICATED):
             return False
         right = self._right(call.headers)
         allows = "inference" in right.groups if model is None else right.allows(model) and not call.wrong

@@ -18,6 +18,8 @@ _HEAD = p.HEAD
 _HEAD_SIZE = p.HEAD.size
 INLINE_LIMIT = p.PACKET - _HEAD_SIZE
 """Bytes of a record that fit into a packet."""
+COPIED = 4096
+"""Bytes of a record that are sent sooner in one piece with the head than beside it."""
 
 
 class Packet:
@@ -114,8 +116,13 @@ class Link:
         """Send a packet; the record must fit into it."""
         if self.forked:
             return
+        size = len(record)
+        head = _HEAD.pack(kind, flags, code, size, number, offset)
         try:
-            to.sendmsg((_HEAD.pack(kind, flags, code, len(record), number, offset), record))
+            if size <= COPIED:
+                to.send(head + record)
+            else:
+                to.sendmsg((head, record))
         except OSError:  # also EBADF, of a closed link
             self._gone()
 

@@ -32,6 +32,9 @@ _PADDING = tuple(bytes(size) for size in range(8))
 MOST_DIMENSIONS = 16
 """The largest number of dimensions of a tensor, as in the server."""
 
+MOST_HEADS = 256
+"""Heads of small outputs that are kept: a model's outputs have few shapes, or ever new ones."""
+
 SMALL = 4096
 """An output of at most this many bytes goes into the record, a larger one into memory of its own."""
 
@@ -68,12 +71,14 @@ class Names:
         inputs: names by index.
         outputs: names by index.
         output_index: indices of outputs by name.
+        small_heads: what precedes the data in records of one small output, by its name, datatype and shape.
     """
 
     def __init__(self, inputs: list[str], outputs: list[str], warn: Callable[[str], None]) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.output_index = {name: index for index, name in enumerate(outputs)}
+        self.small_heads: dict[tuple[str, int, tuple[int, ...]], bytes] = {}
         self._unknown: set[str] = set()
         self._warn = warn
 
@@ -230,12 +235,16 @@ def _parameter(name: str, value: Any) -> bytes:
 
 def _one_output(index: int, tensor: Tensor, place: int, offset: int, size: int, data: bytes) -> bytes:
     """The record of a response with one output; `data` is that of an INLINE output, and empty for others."""
+    return b"".join((_one_head(index, tensor, place, offset, size, len(data)), data, _PADDING[-len(data) & 7]))
+
+
+def _one_head(index: int, tensor: Tensor, place: int, offset: int, size: int, inline: int) -> bytes:
+    """What precedes `inline` bytes of data in the record of a response with one output."""
     shape = tensor._shape
     rank = len(shape)
     layout = _ONE_OUTPUT[rank]
-    total = (layout.size + len(data) + 7) & -8
-    fields = (p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, place, offset, size)
-    return b"".join((layout.pack(*fields, *shape), data, _PADDING[-len(data) & 7]))
+    total = (layout.size + inline + 7) & -8
+    return layout.pack(p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, place, offset, size, *shape)
 
 
 def small_record(names: Names, response: InferenceResponse, wanted: frozenset[int] | None) -> bytes | None:
@@ -251,13 +260,26 @@ def small_record(names: Names, response: InferenceResponse, wanted: frozenset[in
         return None
     tensor = outputs[0]
     array = tensor._array
+    if array is None or (wanted is not None and names.output_index.get(tensor._name) not in wanted):
+        return None
+    head = names.small_heads.get((tensor._name, tensor._dtype, tensor._shape)) or _small_head(names, tensor, array)
+    if head is None:
+        return None
+    data = array.tobytes()
+    return b"".join((head, data, _PADDING[-len(data) & 7]))
+
+
+def _small_head(names: Names, tensor: Tensor, array: Any) -> bytes | None:
+    """What precedes the data of such an output, which is kept for the next one; None: it is not small."""
     index = names.output_index.get(tensor._name)
-    if array is None or array.nbytes > SMALL or tensor._dtype == BYTES or index is None:
-        return None
     rank = len(tensor._shape)
-    if rank > MOST_DIMENSIONS or (wanted is not None and index not in wanted):
+    if array.nbytes > SMALL or tensor._dtype == BYTES or index is None or rank > MOST_DIMENSIONS:
         return None
-    return _one_output(index, tensor, p.INLINE, _ONE_OUTPUT[rank].size, array.nbytes, array.tobytes())
+    if len(names.small_heads) >= MOST_HEADS:
+        names.small_heads.clear()
+    head = _one_head(index, tensor, p.INLINE, _ONE_OUTPUT[rank].size, array.nbytes, array.nbytes)
+    names.small_heads[tensor._name, tensor._dtype, tensor._shape] = head
+    return head
 
 
 class ResponseWriter:
