@@ -82,7 +82,7 @@ cdef bint refusal_retries(Refusal refusal) noexcept nogil:
 
 
 cdef Refusal refusal_usual(int status) noexcept nogil:
-    # The rows that are more than a status come before these, but for LIMIT_EXCEEDED and the two of rights.
+    # From INVALID_REQUEST on, each row is the usual one of its status.
     cdef int i
     if status == STATUS_RESOURCE_EXHAUSTED:
         return REFUSAL_LIMIT_EXCEEDED
@@ -97,7 +97,7 @@ cdef Refusal refusal_usual(int status) noexcept nogil:
 
 
 cdef bint refusal_denies(Refusal refusal) noexcept nogil:
-    return REFUSAL_UNKNOWN_CALLER <= refusal <= REFUSAL_NOT_ALLOWED
+    return refusal == REFUSAL_UNKNOWN_CALLER or refusal == REFUSAL_NOT_ALLOWED
 
 
 cdef void refusal_count(Refusal refusal) noexcept nogil:

@@ -1,4 +1,4 @@
-# The timers of one event loop: a binary heap whose members know their position.
+# The timers of one front: a binary heap whose members know their position.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

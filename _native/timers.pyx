@@ -1,4 +1,4 @@
-"""The timers of an event loop, in one binary heap.
+"""The timers of a front, in one binary heap.
 
 Each timer knows its place, so that it can be removed. One descriptor of the system is readable when the earliest timer
 is due, as exactly as the system measures time: nothing polls.

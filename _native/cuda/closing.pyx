@@ -1,7 +1,7 @@
 """The thread that releases CUDA resources for which the driver may take long.
 
 Closing a region of a client may wait until the device has finished all its work; releasing page-locked memory unlocks
-its pages. The last user of either may be the event loop, which must not wait. So the event loop passes the resource to
+its pages. The last user of either may be an I/O thread, which must not wait. So the last user passes the resource to
 this thread and continues.
 """
 

@@ -1,4 +1,4 @@
-# CUDA devices, streams, events, graphs and memory as Python objects; the handles are for C.
+# CUDA devices, streams, events, graphs and memory as Python objects; the driver's handles are for Cython callers.
 
 from inferd._native.cuda.driver cimport (
     Context,
@@ -41,9 +41,9 @@ cdef class DeviceMemory:
 
 # The device with this ordinal; the same object while a reference to it exists.
 cdef Device device_of(int ordinal)
-# Make a context current on the calling thread, and restore the previous one, or none. Threads without a device of
-# their own (`Device.use`) must use this pair: page-locked memory is shared by devices, and any thread may drop an
-# object. Call `context_leave` unless an error was returned.
+# Make a context current on the calling thread, and restore the previous one, or none. A thread that has not called
+# `Device.use` puts driver calls between this pair: any thread may free page-locked memory or an object of a device.
+# Call `context_leave` unless an error was returned.
 cdef Result context_enter(Context wanted, Context *before) noexcept nogil
 cdef void context_leave(Context before) noexcept nogil
 # Make the device's context current on a thread that works only for this device; cheap if it is already.

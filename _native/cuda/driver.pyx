@@ -1,7 +1,7 @@
 """The table of driver functions: found when the server first asks for a GPU, never at import.
 
-The library is `libcuda.so.1`, which NVIDIA's driver installs, unless `load` gets another path. Names carry the version
-of their signature (`cuMemAlloc_v2`), and the driver keeps all versions, so each name is an ABI.
+The library is `libcuda.so.1`, which NVIDIA's driver installs, unless `load` gets another path. A suffix fixes the
+signature of a function (`cuMemAlloc_v2`), and later drivers keep each name.
 """
 
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
@@ -41,7 +41,7 @@ class CudaError(RuntimeError):
 
 
 class CudaUnavailable(RuntimeError):
-    """There is no driver, no device, or it does not answer; the text says which."""
+    """There is no driver, it does not start, or it reports no device; the text says which."""
 
 
 cdef bint cuda_ready() noexcept nogil:
@@ -126,14 +126,14 @@ cdef list slots():
 
 
 def load(path: str = DEFAULT_LIBRARY) -> None:
-    """Find the driver and initialise it. It is done once for the process; later calls have no effect.
+    """Find the driver and initialise it. After a success, later calls for the same library have no effect.
 
     Args:
         path: of the library, or its name for the system's search.
 
     Raises:
-        CudaUnavailable: the library or a function of it is not there, or the driver reports no usable device. The
-            outcome is kept: asking again for the same library costs nothing.
+        CudaUnavailable: the library or a function of it is not there, the driver reports no usable device, or it was
+            loaded from another library. The outcome is kept: asking again for the same library costs nothing.
     """
     global ready, _loaded_from, _failure
     with _guard:

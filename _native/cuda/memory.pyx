@@ -39,13 +39,13 @@ cdef enum:
 cdef void tell(Resource *resource, size_t size, const char *instead) noexcept nogil:
     cdef char *text = resource_refusal(resource, size)
     with gil:
-        logger.warning("%s; %s (this is said once)", (<bytes>text).decode() if text != NULL else "out of memory",
+        logger.warning("%s; %s (logged once)", (<bytes>text).decode() if text != NULL else "out of memory",
                        instead.decode())
     free(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Common to both pools: a context of their own, and an end that does not wait
+# Both pools: a reference of their own to the primary context, and an end on the closing thread
 
 cdef void end_place(void *context) noexcept nogil:
     cdef SlabSource *source = <SlabSource *>context
@@ -58,7 +58,7 @@ cdef void close_pool(void *pool) noexcept nogil:
 
 
 cdef void finish_later(void *context, Pool *pool) noexcept nogil:
-    # Not now: the last block may be one of a response, and the event loop, which gives it back, must not wait.
+    # On the closing thread: an I/O thread may give back the last block, and must not wait for the driver.
     cdef SlabSource *source = <SlabSource *>context
     source.closing.close = close_pool
     source.closing.argument = pool
@@ -101,7 +101,7 @@ cdef class DriverMemory(PooledMemory):
 
     @property
     def fallback_count(self) -> int:
-        """Blocks that were allocated otherwise, because the pool had none."""
+        """Blocks that the driver allocated, because the pool had no memory."""
         return load64(&self.fallbacks)
 
 
@@ -208,7 +208,8 @@ cdef Block *allocate_alone(Pool *pool, size_t size) noexcept nogil:
 
 @cython.no_gc
 cdef class DevicePool(DriverMemory):
-    """Memory of a device. A block is given back after the device has finished with it, so free memory is not in use.
+    """Memory of a device. Holders give a block back only when the device has finished with it, so the pool reuses it at
+    once.
 
     Args:
         device: the device.
@@ -224,7 +225,7 @@ cdef class DevicePool(DriverMemory):
 
     cdef Block *take_or_allocate(self, size_t size) noexcept nogil:
         cdef Block *block = self.take_or_tell(
-            size, "it is allocated by itself instead, which makes the whole device wait: raise "
+            size, "it is allocated outside of the pool, which synchronizes the device: raise "
             "--cuda-memory-pool-byte-size")
         return block if block != NULL else allocate_alone(self.pool, size)
 

@@ -1,6 +1,6 @@
 """Shared memory regions of clients on a GPU: opened once, read and written by copies, and closed after the last user.
 
-The thread of `inferd._native.cuda.closing` closes them, because the last user may be the event loop, and the driver may
+The thread of `inferd._native.cuda.closing` closes them, because the last user may be an I/O thread, and the driver may
 wait for the device. A region has a stream of its own. The protocol has no events: the client finishes writing before it
 sends a request, and the server before it responds, so the copies here wait for their end.
 """

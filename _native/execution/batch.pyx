@@ -135,7 +135,7 @@ cdef bint reserve(NativeBatch *batch) noexcept nogil:
 
 
 cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
-    # The event loop was too busy to take the request out of the queue in time.
+    # The front was too busy to take the request out of the queue in time.
     if 0 < request.terms.deadline_ns <= batch.taken_ns:
         request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
     else:

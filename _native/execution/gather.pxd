@@ -6,21 +6,22 @@ from inferd._native.execution.batch cimport NativeBatch
 from inferd._native.request.request cimport InputData
 from inferd._native.request.signature cimport SUPPLY_STATE, Signature
 
-# Make every present input contiguous, and the supplied ones. Nothing is copied if the data of a single request, or
-# of requests whose data are adjacent, are aligned, unless the executor may write to data that others can see. False:
-# the batch has failed.
+# Make each input contiguous: those that are present in the requests, and those that the server supplies. Aligned data
+# of one request, or of requests with adjacent data, are used in place, unless the executor may write to data that
+# others see. False: the batch has failed.
 cdef bint batch_gather(NativeBatch *batch) noexcept nogil
-# The same in two steps, for the executor's own memory. First the shape and size of every input, without its data.
+# The same in two steps, for the executor's own memory. Step 1: the shape and size of every input, without its data.
 # False: the batch has failed.
 cdef bint batch_describe(NativeBatch *batch) noexcept nogil
-# Then the data of each present input, to memory of its size. Not for inputs with data on a device.
+# Step 2: copy the data of one present input to `at`, which has its size. Not for inputs with data on a device.
 cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil
-# Whether every gathered input is a copy, so that an executor which writes to inputs leaves those of the requests.
+# Whether every gathered input is a copy, so that an executor which writes to its inputs does not change the requests.
 cdef bint batch_is_copied(const NativeBatch *batch) noexcept nogil
-# Release the inputs of either way.
+# Release the inputs, after batch_gather or batch_describe.
 cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil
 
-# Whether the batch makes an input, and not its requests or their sequences.
+# Whether the server makes this input for the whole batch; else it comes from the requests or the states of their
+# sequences.
 cdef inline bint is_made(const Signature *signature, uint32_t input) noexcept nogil:
     return input >= signature.input_count and signature.supplied[input - signature.input_count].kind != SUPPLY_STATE
 

@@ -44,20 +44,23 @@ cdef class InstanceLoop(ExecutionLoop):
     """What the thread of one instance does (`inferd._native.execution.loop`).
 
     Args:
-        instance: an inferd.backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn"
-            around an `execute_fn` with its context, batches never touch Python; with a `remote`, a capsule named
-            "inferd.remote" around a `Remote`, the front begins and ends executions itself; with a true `brief`, it
-            executes small batches; with an `input_device`, inputs on that GPU stay there; with a true `stoppable`, it
-            is told when no client waits any more for the batch that it executes; with a false `writes_inputs`, its
-            inputs may be memory that others can see; with an `alternate`, the two execute batches alternately.
+        instance: an inferd.backends.api.Instance. It may have these attributes:
+            `executor`, a capsule named "inferd.execute_fn" around an `execute_fn` with its context: batches never
+            touch Python;
+            `remote`, a capsule named "inferd.remote" around a `Remote`: the front begins and ends executions itself;
+            `brief`, true: the front executes small batches;
+            `input_device`: inputs on that GPU stay there;
+            `stoppable`, true: it is told when no client waits any more for the batch that it executes;
+            `writes_inputs`, false: its inputs may be memory that others can see;
+            `alternate`: the two execute batches alternately.
     """
 
     cdef NativeBatch batch
     cdef execute_fn executor  # NULL: in Python
     cdef void *context
-    cdef RemoteInstance remote   # its `remote` is NULL if the front never uses the instance
+    cdef RemoteInstance remote   # `remote`: NULL if there is no way for the front
     cdef Brief brief             # the `remote` of a brief instance
-    cdef bint connected      # the front may use it
+    cdef bint connected      # the front may use it: it has neither sequences nor a claim
     cdef int input_device    # -1: none
     cdef NativeBatch alternate_batch
     cdef object alternate    # None: it has none
@@ -65,8 +68,9 @@ cdef class InstanceLoop(ExecutionLoop):
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
                   ClaimHandle claim=None):
-        # with sequences the next batch needs the states of this one, and a claim covers one execution
-        cdef bint free = lane.lane.sequences == NULL and lane.limiter is None
+        # Batches may overlap, but not with sequences, whose next batch needs the states of this one, nor with a claim,
+        # which covers one execution.
+        cdef bint may_overlap = lane.lane.sequences == NULL and lane.limiter is None
         executor = getattr(instance, "executor", None)
         remote = getattr(instance, "remote", None)
         if executor is not None:
@@ -75,7 +79,7 @@ cdef class InstanceLoop(ExecutionLoop):
         self.input_device = getattr(instance, "input_device", -1)
         batch_init(&self.batch, lane.lane)
         self.set_execution(&self.executions[0], &self.batch, instance)
-        if free:
+        if may_overlap:
             self.alternate = getattr(instance, "alternate", None)
         if self.alternate is not None:
             batch_init(&self.alternate_batch, lane.lane)
@@ -83,7 +87,7 @@ cdef class InstanceLoop(ExecutionLoop):
         if remote is not None:
             self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
             self.remote.most = SIZE_MAX
-        elif free and self.executor != NULL and getattr(instance, "brief", False) and (
+        elif may_overlap and self.executor != NULL and getattr(instance, "brief", False) and (
                 self.gate == NULL and not self.executions[0].isolates):
             brief_init(&self.brief, self.executor, self.context)
             self.remote.remote = &self.brief.remote
@@ -91,7 +95,7 @@ cdef class InstanceLoop(ExecutionLoop):
         self.remote.consumer = &self.consumer
         self.remote.batch = &self.batch
         self.remote.name = self.label
-        self.connected = free and self.remote.remote != NULL
+        self.connected = may_overlap and self.remote.remote != NULL
         if self.connected:
             remote_connect(&self.remote)
 
@@ -118,7 +122,7 @@ cdef class InstanceLoop(ExecutionLoop):
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds in which it has executed batches, without the batch that it executes now."""
+        """Nanoseconds of the executions that have ended."""
         return load64(&self.batch.busy_ns) + load64(&self.alternate_batch.busy_ns)
 
     @property
@@ -166,7 +170,7 @@ cdef class InstanceLoop(ExecutionLoop):
         batch_finish(&self.batch)
 
     cdef void serve_alternating(self) noexcept nogil:
-        # serve the batch that was taken, and each batch that is full while the one before it is executed
+        # serve the taken batch, then each full batch that waits during the one before it
         cdef PythonExecution *current = &self.executions[0]
         cdef PythonExecution *following = &self.executions[1]
         cdef Request *chain

@@ -29,6 +29,6 @@ cdef class ExecutionLoop:
     cdef void serve(self, Request *chain) noexcept nogil
     # The same for a warm-up, which is answered on return.
     cdef void serve_alone(self, Request *chain) noexcept nogil
-    # There was no batch: give back what get_ready got, and continue what the event loop has begun.
+    # There was no batch: give back what get_ready got, and continue what the front has begun.
     cdef void go_on(self) noexcept nogil
     cdef void work(self) noexcept nogil

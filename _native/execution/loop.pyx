@@ -29,15 +29,15 @@ from inferd._native.threads cimport prepare_thread
 
 @cython.no_gc
 cdef class ExecutionLoop:
-    """See its kinds.
+    """Base of the loops of instances and of GPUs.
 
     Args:
         lane: where its batches come from.
-        instance: with an attribute `gate`, a capsule named "inferd.await_fn" around an `await_fn`, that is asked before
-            each batch.
+        instance: its attribute `gate`, if any, is a capsule named "inferd.await_fn" around an `await_fn`, which is
+            called before each batch and may wait.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
-        claim: to the resources that it must hold while it executes, of the limiter of the lane; None for none.
+        claim: on resources of the lane's limiter, which it holds during executions; None: it needs none.
     """
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
@@ -52,7 +52,7 @@ cdef class ExecutionLoop:
         self.consumer.index = index
         if claim is not None:
             if claim.limiter is not lane.limiter:
-                raise ValueError("the claim is not one of the lane's limiter")
+                raise ValueError("the claim belongs to another limiter than the lane's")
             self.consumer.claim = &claim.claim
         if gate is not None:
             self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
@@ -67,7 +67,7 @@ cdef class ExecutionLoop:
         prepare_thread(self.name)
 
     def warm_up(self, dict tensors not None, uint32_t count) -> None:
-        """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
+        """Execute a batch of `count` requests without the lane, on the instance's thread, before `run`.
 
         Args:
             tensors: of each request: name to shape and bytes.
@@ -87,7 +87,7 @@ cdef class ExecutionLoop:
         warmup_end(bridge, &outcome)
 
     def run(self) -> None:
-        """Serve batches until the lane is closed and empty, or it is retired. Call it on the instance's thread."""
+        """Serve batches until the lane is closed and empty, or the instance is retired. Call it on the instance's thread."""
         with nogil:
             self.work()
 

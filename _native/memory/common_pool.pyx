@@ -5,7 +5,7 @@ pool deletes free blocks of the classes whose last request is older than the las
 measured in misses: requests for blocks that the pool did not have. So a size that is in use is pooled, whatever was in
 use before.
 
-Unmapping takes time, and the thread that gives a block back may be the event loop. So it deletes at most AT_ONCE bytes
+Unmapping takes time, and the thread that gives a block back may be an I/O thread. So it deletes at most AT_ONCE bytes
 beside its own block, and puts larger blocks aside for `common_cool`. That also returns memory that was not used for
 some seconds to the system: of each class, as many blocks as were free all that time.
 

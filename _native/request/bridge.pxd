@@ -1,4 +1,4 @@
-# The bridge: the way to the event loop from every other thread.
+# The bridge: the way to the front from every other thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 

@@ -6,7 +6,6 @@ from inferd._native.transport.io_thread import IoThreads
 class BridgeHandle:
     @property
     def timers(self) -> TimersHandle: ...
-    refusal_counts: dict[str | int, int]
     on_news: Callable[[], None] | None
     on_hand_over: Callable[[bool], None] | None
     @property

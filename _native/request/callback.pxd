@@ -1,4 +1,4 @@
-# A function that another thread asks the event loop to run; see bridge_post in inferd._native.request.bridge.
+# A function that another thread asks the front to run; see bridge_post in inferd._native.request.bridge.
 
 cdef struct PostedCallback:
     # a member of the structure that it belongs to

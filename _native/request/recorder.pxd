@@ -6,7 +6,7 @@ from inferd._native.request.record cimport Recorder, Sampling
 cdef class RecorderHandle:
     # a Recorder for Python
     cdef Recorder recorder
-    cdef list own            # SamplingHandle of models that have or had their own
+    cdef list own            # the SamplingHandle of each model that has or had a sampling of its own
 
 
 cdef class SamplingHandle:

@@ -12,7 +12,7 @@ order stays, and requests pass only others of their own priority. With `preserve
 
 `inferd._native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
 request, requests of the client with most of the queue make room (`inferd._native.scheduling.overflow`). Timers of the
-loop watch timeouts, so these are on time even while all instances are busy.
+front watch timeouts, so these are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -38,7 +38,7 @@ cdef enum Verdict:
     RESTRICTED
 
 cdef struct AccessPolicy:
-    # Used on the event loop only.
+    # Used within the front.
     Restriction *restrictions
     uint32_t restriction_count
     const Tokens *tokens     # in force; NULL: callers need no token

@@ -1,4 +1,4 @@
-# Endpoints: the state that the connections of one event loop share.
+# Endpoints: the state that the connections of one front share.
 
 from inferd._native.timers cimport TimersHandle
 from inferd._native.transport.stream cimport Host, Interceptor, Service

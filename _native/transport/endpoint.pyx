@@ -1,4 +1,4 @@
-"""Endpoints: the state that the connections of one event loop share, as objects for Python."""
+"""Endpoints: the state that the connections of one front share, as objects for Python."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -45,7 +45,7 @@ cdef int64_t ask_clock(void *endpoint) noexcept nogil:
 
 @cython.no_gc_clear  # connections need the timers until they are gone
 cdef class Endpoint:
-    """The state that the connections of one event loop share: native methods and limits.
+    """The state that the connections of one front share: native methods and limits.
 
     Args:
         on_call: called with each new `Call`: each call whose path is not a native method's.
@@ -54,7 +54,7 @@ cdef class Endpoint:
         spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        workers: inflate and compress large messages, see `collect_jobs`; without them the event loop does that itself.
+        workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that itself.
         max_held: bytes of requests without a response, and of responses that clients have not read, over all
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. 0: no limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first

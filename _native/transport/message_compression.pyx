@@ -1,4 +1,4 @@
-"""Compression of the messages of streams: large ones on the thread pool, so that they do not block the event loop.
+"""Compression of the messages of streams: large ones on the thread pool, so that they do not keep the I/O thread.
 
 The caller keeps the order of messages: it gives one message of each stream and direction at a time.
 """

@@ -309,7 +309,7 @@ cdef struct Dirty:
     Conn *now                # those that are being flushed
 
 cdef struct Host:
-    # shared by all connections of one event loop
+    # shared by all connections of one front
     Method natives[MAX_NATIVES]
     uint32_t native_count
     Method other             # every other path

@@ -1,4 +1,4 @@
-# The thread pool: work that would block the event loop too long, and the way of its results back to the front.
+# The thread pool: work that would keep an I/O thread too long, and the way of its results back to the front.
 #
 # A thread does a slice of a job, charges the client for it (`inferd._native.shares`), and takes a job of the client
 # whose turn is next. So a client with large messages, or with many, does not delay another client's small one.

@@ -1,4 +1,4 @@
-"""The thread pool: threads that compress and inflate large messages, which would block the event loop too long.
+"""The thread pool: threads that compress and inflate large messages, which would keep an I/O thread too long.
 
 Jobs run without the GIL, a slice at a time, by the turns of their clients. Finished ones wait in a list, and an eventfd
 signals the front, which calls their `done`. The threads have a higher nice value than the rest of the process: when
@@ -153,7 +153,7 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
 
 
 cdef class Workers:
-    """Threads for the jobs of one event loop.
+    """Threads for the jobs of one front.
 
     The owner registers `event_fd` as a reader of the event loop and drains the pool.
 

@@ -32,5 +32,5 @@ cdef struct Watch:
 # Serve the worker until something happens. Returns its index in the list; PLACES: the time is over. `with_work`: also
 # wait for packets of the work socket; one of them, with this head, is then in channel.packet.
 cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noexcept nogil
-# Whether the worker is being ended: the executor of its batch, or the event loop, has decided that.
+# Whether the worker is being ended: the executor of its batch, or the front, has decided that.
 cdef bint watch_is_ending(Watch *watch) noexcept nogil

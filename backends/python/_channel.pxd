@@ -58,7 +58,7 @@ cdef struct Channel:
     Condition changed        # of `state`
     WorkerState state
     bint patient             # requests wait for the next worker; else the last starts failed, or there will be none
-    char *why                # how the last worker ended; NULL: none has
+    char *why                # why there is no worker, as text for callers
     int work
     Outlet side
     Outlet calls

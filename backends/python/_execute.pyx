@@ -256,7 +256,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef Head head
     cdef bint up
     if channel.executing:
-        fail_with_worker(channel, batch)  # so the front has left the batch to the thread
+        fail_with_worker(channel, batch)  # so the front, which has begun this batch, cannot continue with it
     elif not begin(channel, batch, True, &up):
         if not up:
             fail_without_worker(channel, batch, False)

@@ -23,12 +23,9 @@ from inferd.server.front.tls import Credentials, CredentialsError
 from inferd.server.front.tokens import TokenFileError
 from inferd.server.machine import cores, usable_memory
 from inferd.server.rpc.delays import DelayError, Delays
-from inferd.server.settings import Settings
+from inferd.server.settings import HELD_DIVISOR, Settings
 
 log = logging.getLogger("inferd")
-
-HELD_SHARE = 4
-"""The part of the memory that requests and answers of clients may take by default; --max-held-bytes sets another."""
 
 CORES_PER_IO_THREAD = 4
 """Of the cores that the process may use; instances need the others. --io-threads sets another number."""
@@ -156,7 +153,7 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
         max_decompressed_bytes=settings.grpc_max_decompressed_size,
         compression_level=settings.grpc_infer_response_compression_level,
         policy=policy,
-        max_held_bytes=settings.max_held_bytes or usable_memory() // HELD_SHARE,
+        max_held_bytes=settings.max_held_bytes or usable_memory() // HELD_DIVISOR,
         receive_timeout=settings.grpc_receive_timeout / 1000,
         send_timeout=settings.grpc_send_timeout / 1000,
         connections=_connections(settings),

@@ -24,6 +24,9 @@ from inferd.server.settings.values import (
     parse_restricted_protocols,
 )
 
+HELD_DIVISOR = 4
+"""Held bytes are limited to one such part of the memory where --max-held-bytes is 0, as its text below says."""
+
 SECTIONS = {
     "model_repository": "Models",
     "backend_directory": "Backends and instances",

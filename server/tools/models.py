@@ -67,7 +67,7 @@ def _config_json(path: Path) -> str:
 
 
 def unload(reach: Reach, names: Sequence[str], dependents: bool) -> None:
-    """Unload models and, with `dependents`, the models that their loads have loaded."""
+    """Unload models and, with `dependents`, also the models that were loaded because of them."""
     with reach.client() as client:
         for name in names:
             try:
@@ -107,7 +107,7 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
 
 
 def _labelled(versions: Sequence[str], text: str) -> Iterator[str]:
-    """Each version, with its labels of "LABEL=VERSION, ..."."""
+    """Each version with its labels; the text is "LABEL=VERSION, ..."."""
     labels = [each.replace(" ", "").partition("=") for each in text.split(",")]
     for version in versions:
         own = [label for label, _, named in labels if named == version]

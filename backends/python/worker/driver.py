@@ -1,3 +1,3 @@
-"""The path of the CUDA driver, set when the worker is configured; `device` loads it when it is needed."""
+"""Path or name of the CUDA driver's library; the worker's configuration sets it, `device` loads it at first use."""
 
 library = "libcuda.so.1"

@@ -24,7 +24,7 @@ _numpy: Any = None
 
 
 def numpy() -> Any:
-    """The module numpy, imported at the first call. An import statement at each use would cost as much as an array."""
+    """The module numpy, imported at the first call. An import statement at each use takes as long as making an array."""
     global _numpy
     if _numpy is None:
         import numpy as _numpy
@@ -36,8 +36,8 @@ class Tensor:
 
     Args:
         name: of the input or output.
-        numpy_array: the data. An array that is not C-contiguous is copied; any other is read when the response or the
-            request is sent, so do not write to it before.
+        numpy_array: the data. A C-contiguous array is not copied: do not write to it until the response or request is
+            sent. Any other is copied.
 
     Raises:
         TritonModelException: the name is empty, or the protocol does not have the array's dtype.
@@ -46,9 +46,10 @@ class Tensor:
     the request arrived in, and may be written to.
     """
 
-    # One of these holds the data: the array of a tensor made by the model; the buffer of a received tensor, `_size`
-    # bytes at `_offset` (the array is made on demand); the DLPack tensor that it was made from; or a client's shared
-    # GPU memory.
+    # One of these holds the data:
+    # `_array`: of a tensor that the model has made, or that was read from one of the others;
+    # `_buffer`: of a received tensor, `_size` bytes at `_offset`;
+    # `_foreign`: the DLPack tensor that it was made from, or a client's shared GPU memory.
     __slots__ = ("_array", "_buffer", "_dtype", "_foreign", "_name", "_offset", "_shape", "_size")
 
     _array: np.ndarray[Any, Any] | None
@@ -105,7 +106,7 @@ class Tensor:
         foreign = self._foreign
         if foreign is not None:
             if self.is_cpu():
-                return foreign.numpy()  # type: ignore[union-attr]  # what clients share is a GPU's
+                return foreign.numpy()  # type: ignore[union-attr]  # a SharedTensor is on a GPU
             return copied_to_host(self._name, foreign)
         if self._dtype == BYTES:
             return unpack_array(buffer_of(self), self._shape)
@@ -127,8 +128,8 @@ class Tensor:
             tensor: something with `__dlpack__` and `__dlpack_device__`, or a DLPack capsule.
 
         Raises:
-            TritonModelException: the name is empty, or the tensor is not C-contiguous, of another datatype or on
-                another device than the protocol has.
+            TritonModelException: the name is empty, the tensor is not C-contiguous, or the protocol does not have its
+                datatype or device.
         """
         from .dlpack import Foreign, is_capsule
 
@@ -172,7 +173,7 @@ class Tensor:
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"tensor '{self._name}' is on the device {self.__dlpack_device__()}")
         if copy:
-            raise BufferError(f"tensor '{self._name}' is exchanged without a copy")
+            raise BufferError(f"tensor '{self._name}' cannot be copied on exchange")
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -262,7 +263,7 @@ def _check_device(device: int) -> None:
 
 
 def _capsule_of(tensor: Any, device: int) -> Any:
-    """The tensor's capsule; reads of its memory come after the work on it."""
+    """The tensor's capsule; its producer orders pending work before reads of its memory."""
     if device in CPU_DEVICE_TYPES:
         return tensor.__dlpack__()
     # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, so copies on it come later.
