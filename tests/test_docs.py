@@ -159,7 +159,9 @@ def test_the_way_of_a_request_names_what_is_there() -> None:
     way = re.search(r"A native ModelInfer passes these functions:(.*?)\n\n", readme, re.DOTALL)
     assert way is not None
     assert CODE.findall(way[1]) == [function for _, names in rows for function in CODE.findall(names)]
-    native = "\n".join(file.read_text() for file in (ROOT / "_native").rglob("*.p[xy][dx]"))
+    native = "\n".join(
+        file.read_text() for root in ("_native", "backends") for file in (ROOT / root).rglob("*.p[xy][dx]")
+    )
     python = "\n".join(
         file.read_text() for root in ("server", "backends", "tests") for file in (ROOT / root).rglob("*.py")
     )

@@ -87,7 +87,7 @@ cdef class ExecutionLoop:
         warmup_end(bridge, &outcome)
 
     def run(self) -> None:
-        """Serve batches until the lane is closed and empty, or the instance is retired. Call it on the instance's thread."""
+        """Serve batches until the lane is closed and empty, or the instance is retired. For the instance's thread."""
         with nogil:
             self.work()
 

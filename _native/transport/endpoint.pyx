@@ -54,7 +54,8 @@ cdef class Endpoint:
         spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that itself.
+        workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that
+            itself.
         max_held: bytes of requests without a response, and of responses that clients have not read, over all
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. 0: no limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first

@@ -1,9 +1,10 @@
 """The server's end of the connection to one worker.
 
-Three threads meet here. The *instance's* thread, or the front in its place, sends EXECUTE and waits for DONE on the work
-socket. The *attendant's* thread starts the worker, reads the side socket and ends the worker (`_life`). The *front*
-reads the socket of calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
-waiting for the worker, so a worker that is stopped or hangs blocks only the thread that waits for its batch.
+Three threads meet here. The *instance's* thread, or the front in its place, sends EXECUTE and waits for DONE on the
+work socket. The *attendant's* thread starts the worker, reads the side socket and ends the worker (`_life`). The
+*front* reads the socket of calls, and sends what concerns BLS calls and cancellations. `guard` protects what they
+share; no one holds it while waiting for the worker, so a worker that is stopped or hangs blocks only the thread that
+waits for its batch.
 
 A request that is given to the worker has a slot (`_slots`), and memory that the worker may use is a loan (`_loans`):
 both define what the worker may do. A worker that breaks a rule is ended, and nothing more is read from it.

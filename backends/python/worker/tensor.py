@@ -24,7 +24,7 @@ _numpy: Any = None
 
 
 def numpy() -> Any:
-    """The module numpy, imported at the first call. An import statement at each use takes as long as making an array."""
+    """The module numpy, imported at the first call. An import statement takes as long as making an array."""
     global _numpy
     if _numpy is None:
         import numpy as _numpy
