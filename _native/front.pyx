@@ -30,9 +30,10 @@ cdef extern from *:
     }
     static int32_t inferd_front_waiting;
     static __thread int inferd_front_depth;
-    /* the slices of this thread: the usual ones, short ones until it leaves the front, always short ones */
-    enum inferd_front_hurry_kind { INFERD_USUAL, INFERD_FOR_NOW, INFERD_ALWAYS };
-    static __thread enum inferd_front_hurry_kind inferd_front_hurry;
+    /* whether this thread has short slices always */
+    static __thread int inferd_front_hurries;
+    /* else the slices that it gets back when it leaves the front; 0: it has them */
+    static __thread uint64_t inferd_front_slices;
     static inline int inferd_front_try(void) {
         int got;
         if (pthread_mutex_trylock(&inferd_front_turn) != 0) return 0;
@@ -63,11 +64,8 @@ cdef extern from *:
     bint try_lock "inferd_front_try"() nogil
     bint spin "inferd_front_spin"() nogil
     void wait "inferd_front_wait"() nogil
-    enum Hurry "inferd_front_hurry_kind":
-        USUAL "INFERD_USUAL"
-        FOR_NOW "INFERD_FOR_NOW"
-        ALWAYS "INFERD_ALWAYS"
-    Hurry hurry "inferd_front_hurry"
+    bint hurries "inferd_front_hurries"
+    uint64_t usual "inferd_front_slices"
     void release "inferd_front_release"() nogil
     bint is_wanted "inferd_front_is_wanted"() nogil
 
@@ -75,26 +73,26 @@ cdef int32_t threads = 0
 
 
 cdef void front_hurry() noexcept nogil:
-    global hurry
+    global hurries
     slices(SHORT_SLICE_NS)
-    hurry = ALWAYS
+    hurries = True
 
 
 cdef void wait_for_lock() noexcept nogil:
-    global hurry
+    global usual
     if spin():
         return
-    if hurry == USUAL and slices(SHORT_SLICE_NS):
-        hurry = FOR_NOW
+    if not hurries and usual == 0:
+        usual = slices(SHORT_SLICE_NS)
     wait()
 
 
 cdef inline void leave() noexcept nogil:
-    global hurry
+    global usual
     release()
-    if hurry == FOR_NOW:
-        hurry = USUAL
-        slices(0)
+    if usual:
+        slices(usual)
+        usual = 0
 
 
 cdef void front_begin() noexcept nogil:

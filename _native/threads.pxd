@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 cdef extern from *:
     """
     #include <pthread.h>
+    #include <sched.h>
     #include <stdint.h>
     #include <string.h>
     #include <sys/prctl.h>
@@ -34,16 +35,21 @@ cdef extern from *:
         uint32_t priority;
         uint64_t runtime, deadline, period;
     };
-    /* A thread that wakes often and works shortly asks for slices of `ns`; 0: the usual ones. Linux since 6.12 lets it
-       interrupt threads with longer slices. An older one has no such slices: 0, and the thread may have to wait for a
-       whole slice of another. */
-    static inline int inferd_slices(uint64_t ns) {
+    /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it interrupt threads
+       with longer ones. Returns the slices that it had, which may be the operator's; 0: nothing has changed. Older
+       systems have no slices, nor have policies of real time; in attributes of SCHED_DEADLINE their place holds the
+       time that the thread may use in a period, which is nobody's but the operator's. */
+    static inline uint64_t inferd_slices(uint64_t ns) {
         struct inferd_sched_attr attr;
+        uint64_t before;
         memset(&attr, 0, sizeof(attr));
-        if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) != 0 || attr.runtime == 0) return 0;
+        if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) != 0
+            || (attr.policy != SCHED_OTHER && attr.policy != SCHED_BATCH)) return 0;
+        before = attr.runtime;
+        if (before == 0 || before == ns) return 0;
         attr.size = sizeof(attr);
         attr.runtime = ns;
-        return syscall(SYS_sched_setattr, 0, &attr, 0) == 0;
+        return syscall(SYS_sched_setattr, 0, &attr, 0) == 0 ? before : 0;
     }
     static inline void inferd_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL); }
     """
@@ -63,7 +69,7 @@ cdef extern from *:
     int notify_one "pthread_cond_signal"(Condition *condition) noexcept nogil
     int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
     void exact_timers "inferd_exact_timers"() noexcept nogil
-    bint slices "inferd_slices"(uint64_t ns) noexcept nogil
+    uint64_t slices "inferd_slices"(uint64_t ns) noexcept nogil
     void thread_name "inferd_thread_name"(const char *name) noexcept nogil
 
 

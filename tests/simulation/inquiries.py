@@ -15,6 +15,7 @@ from tests.simulation.wire import Violation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.clients import Call
     from tests.simulation.process import Asked, Process
 
 US = 1000
@@ -199,18 +200,25 @@ class Inquiry:
             raise Violation(f"{self}: code {code} '{text}'")
 
     def _may_be_cancelled(self) -> bool:
-        """Whether nobody waits for it any more; a client may still have to hear that it holds too much."""
-        return self._cancelled or (self.parent is not None and bool(self._simulation.held_limit))
+        """Whether nobody waits for it any more."""
+        if self._cancelled:
+            return True
+        call = self._parents_call()
+        return call is not None and self._simulation.oracle.may_have_ended(call)
 
     def _is_late(self) -> bool:
-        """Whether its time is over, or that of the request that it is made for."""
+        """Whether its time is over, or that of the request that it is made for, or that has ended."""
         now = self._simulation.world.now()
         if self._timeout_us and now >= self._begun_ns + self._timeout_us * US:
             return True
         if self.parent is None:
             return False
-        call = self._simulation.oracle.open.get(self.parent.number)
-        return call is None or (call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns)
+        call = self._parents_call()
+        return call is None or self._simulation.oracle.is_late(call, now)
+
+    def _parents_call(self) -> Call | None:
+        """That caused the request that it is made for; None: nobody waits for that."""
+        return self._simulation.oracle.open.get(self.parent.number) if self.parent is not None else None
 
     def _may_be_refused(self, kind: Kind, text: str) -> bool:
         """Whether its model may have no room for it, or lose it."""

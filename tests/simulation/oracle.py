@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from inferd._native.memory.resource import live_counters
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests import richerrors
-from tests.simulation.ages import ENDS, is_too_late
+from tests.simulation.ages import ENDS, is_too_late, may_drop
 from tests.simulation.audit import oldest
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
@@ -262,7 +262,7 @@ class Oracle:
         elif status == OK:
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
-            allowed = self._is_late(talk, now)
+            allowed = self.is_late(talk, now)
             allowed = allowed or self._may_seem_slow(status, text) or self._was_slow(talk, text)
         else:
             is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
@@ -275,10 +275,17 @@ class Oracle:
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
         self._check_time(talk, max(talk.opened_ns, talk.sent_ns) + talk.deadline_ns)  # from its first bytes on
 
-    def _is_late(self, call: Call | Refused | Talk, now: int) -> bool:
+    def is_late(self, call: Call | Refused | Talk, now: int) -> bool:
         """Whether the deadline of a call may have passed; a thread that is interrupted before it reads counts from
         before that."""
         return call.deadline_ns >= 0 and (now >= call.opened_ns + call.deadline_ns or self.simulation.preempts)
+
+    def may_have_ended(self, call: Call) -> bool:
+        """Whether the server may have ended an open call, of which its client has still to hear."""
+        simulation = self.simulation
+        if simulation.is_faulty or simulation.held_limit or self.is_late(call, simulation.world.now()):
+            return True
+        return bool(call.client.end.over) or may_drop(call.client)
 
     def _may_seem_slow(self, status: int, text: str) -> bool:
         """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
@@ -325,7 +332,7 @@ class Oracle:
         if self._may_seem_slow(status, text):
             return True
         if status == LATE:
-            return self._is_late(call, now) or self._was_slow(call, text)
+            return self.is_late(call, now) or self._was_slow(call, text)
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED) and self._was_executed(call):
             return False
         if status == UNAVAILABLE and text.startswith(NOT_EXECUTED):

@@ -261,9 +261,7 @@ class Process(AnyWorker):
         told = json.loads(parameters or b"{}", strict=False)
         if told_id != str(call.number) or told != self.town.simulation.forwarding.said(call):
             raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
-        # a client that holds too much may still have to hear that its call has ended
-        may_be_cancelled = call.deadline_ns >= 0 or self.town.simulation.held_limit or self.backend.executions.is_faulty
-        may_be_cancelled = may_be_cancelled or self.town.simulation.drops.on  # the same, where its connection has
+        may_be_cancelled = self.town.simulation.oracle.may_have_ended(call)
         may_be_cancelled = may_be_cancelled or (self.kind.splits and self.kind.fails)  # another part has failed
         if self.memory[self.flags + (asked.wire & p.SLOT_MASK)] and not may_be_cancelled:
             raise Violation(f"{call}: its worker is told that it is cancelled")

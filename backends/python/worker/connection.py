@@ -143,16 +143,15 @@ class Connection(Channel):
             self._credits.pop(key, None)
             self._link.send(self._link.side, p.RESPONSE, flags=flags | p.EMPTY, number=key)
             return
-        record = small_record(self._names, response, wanted)
-        if record is not None:
-            self.respond_written(key, record, final)
-            return
         self._spend_credit(key, final)
         taken: list[int] = []
-        writer = ResponseWriter(self._names, self._link.memory, self._take_into(taken))
         try:
-            writer.add(response, wanted)
-            self._send(p.RESPONSE, writer.record(), flags=flags, number=key)
+            record = small_record(self._names, response, wanted)
+            if record is None:
+                writer = ResponseWriter(self._names, self._link.memory, self._take_into(taken))
+                writer.add(response, wanted)
+                record = writer.record()
+            self._send(p.RESPONSE, record, flags=flags, number=key)
         except Exception as error:
             # The request still gets an answer, and the model an error.
             for offset in taken:

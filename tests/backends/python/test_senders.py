@@ -299,15 +299,24 @@ def test_without_memory_the_request_gets_an_error_and_the_model_is_told(tmp_path
         assert peer.finalize()[0].strip() == answer.error
 
 
-def test_a_response_that_cannot_be_written_is_an_error_to_its_client_and_to_the_model(tmp_path: Path) -> None:
-    """The request is not left without an answer."""
+@pytest.mark.parametrize(
+    ("outputs", "error"),
+    [("wrong = pb_utils.InferenceResponse([], parameters={'text': chr(0xd800)})", "surrogates not allowed"),
+     ("wrong = out(1); wrong.output_tensors()[0] = 'no tensor'", "'str' object has no attribute"),
+     ("wrong = out(1); wrong.output_tensors().append('no tensor')", "'str' object has no attribute")],
+    ids=["parameter", "only output", "one of the outputs"],
+)  # fmt: skip
+def test_a_response_that_cannot_be_written_is_an_error_to_its_client_and_to_the_model(
+    tmp_path: Path, outputs: str, error: str
+) -> None:
+    """The request is not left without an answer, whether its response is small or not."""
     source = f"""{HEAD}
     class TritonPythonModel:
         def execute(self, requests):
-            wrong = pb_utils.InferenceResponse([], parameters={{"text": "\\ud800"}})
+            {outputs}
             try:
                 requests[0].get_response_sender().send(wrong, FINAL)
-            except UnicodeEncodeError:
+            except (UnicodeEncodeError, AttributeError):
                 print("refused")
     """
     with worker(tmp_path, source, decoupled=True) as peer:
@@ -315,6 +324,6 @@ def test_a_response_that_cannot_be_written_is_an_error_to_its_client_and_to_the_
         packet, answer = peer.response()
         assert packet.flags & p.FINAL
         assert answer is not None
-        assert "surrogates not allowed" in answer.error
+        assert error in answer.error
         peer.done()
         assert peer.finalize()[0].strip() == "refused"
