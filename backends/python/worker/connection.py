@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -48,14 +49,14 @@ class Answer(Waiter):
     content: dict[str, Any]
 
 
-class Credit(Waiter):
-    """The number of responses that may still be sent for a request; below 0 while a thread waits to send one."""
+class Credit:
+    """The number of responses that may still be sent for a request, and the threads that wait to send one, in turn."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "waiting")
 
     def __init__(self, left: int) -> None:
-        super().__init__()
         self.left = left
+        self.waiting: deque[Waiter] = deque()
 
 
 class Connection(Channel):
@@ -140,10 +141,10 @@ class Connection(Channel):
     def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
         flags = p.FINAL if final else 0
         if response is None:
-            self._credits.pop(key, None)
             self._link.send(self._link.side, p.RESPONSE, flags=flags | p.EMPTY, number=key)
+            self._end_credit(key)
             return
-        self._spend_credit(key, final)
+        self._spend_credit(key)
         taken: list[int] = []
         try:
             record = small_record(self._names, response, wanted)
@@ -160,10 +161,15 @@ class Connection(Channel):
             writer.add_error(p.CODE_INTERNAL, error_text(error)[:ERROR_LIMIT])
             self._link.send(self._link.side, p.RESPONSE, writer.record(), flags=flags, number=key)
             raise
+        finally:
+            if final:
+                self._end_credit(key)
 
     def respond_written(self, key: int, record: bytes, final: bool) -> None:
-        self._spend_credit(key, final)
+        self._spend_credit(key)
         self._link.send(self._link.side, p.RESPONSE, record, flags=p.FINAL if final else 0, number=key)
+        if final:
+            self._end_credit(key)
 
     def _take_into(self, taken: list[int]) -> Callable[[int], int]:
         def take(size: int) -> int:
@@ -172,18 +178,20 @@ class Connection(Channel):
 
         return take
 
-    def _spend_credit(self, key: int, final: bool) -> None:
+    def _spend_credit(self, key: int) -> None:
         with self._credit_lock:
             credit = self._credits.get(key)
             if credit is None:
                 credit = self._credits[key] = Credit(self._window)
-            credit.left = left = credit.left - 1
-            credit.done = left >= 0
-        if left < 0:
+            if credit.left:
+                credit.left -= 1
+                return
+            waiter = Waiter()
+            credit.waiting.append(waiter)
+            first = len(credit.waiting) == 1
+        if first:
             self._link.send(self._link.side, p.CREDIT, number=key)
-            self._side.wait(credit)
-        if final:
-            self._credits.pop(key, None)
+        self._side.wait(waiter)
 
     def _credit_arrived(self, packet: Packet) -> None:
         with self._credit_lock:
@@ -191,17 +199,35 @@ class Connection(Channel):
             if credit is None:
                 return  # the request has ended
             credit.left += packet.offset
-            if credit.left >= 0:
-                credit.finish()
+            while credit.left and credit.waiting:
+                credit.left -= 1
+                credit.waiting.popleft().finish()
+            more = bool(credit.waiting)
+        if more:
+            self._link.send(self._link.side, p.CREDIT, number=packet.id)
+
+    def _end_credit(self, key: int) -> None:
+        """The request has ended: let threads go that wait to send a response, which the server will ignore."""
+        with self._credit_lock:
+            credit = self._credits.pop(key, None)
+            waiting = credit.waiting if credit is not None else ()
+            for waiter in waiting:
+                waiter.finish()
+        if waiting:
+            self._exchange()  # one of them may be reading the socket
+
+    def _exchange(self) -> None:
+        """Have the server read all that was sent before, and send something."""
+        with suppress(TritonModelException):
+            self._link.send(self._link.side, p.FREE, offset=self._grants.take(1))
 
     def give_back(self, key: int) -> None:
         """Wait until the server has read everything sent for a request, before DONE reschedules it.
 
         The socket keeps the order, so any answer on it is proof.
         """
-        self._credits.pop(key, None)
-        with suppress(TritonModelException):
-            self._link.send(self._link.side, p.FREE, offset=self._grants.take(1))
+        self._end_credit(key)
+        self._exchange()
 
     def is_cancelled(self, key: int) -> bool:
         return self._link.memory[self._flags + (key & p.SLOT_MASK)] != 0

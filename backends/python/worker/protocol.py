@@ -78,7 +78,8 @@ FINALIZED      work    server
 RESPONSE       side    server   id of the request, flags FINAL, EMPTY (no response, only the flag FINAL); one
                                 RESPONSE_HEAD and so on. Each that is not EMPTY uses up one credit of the request
 CREDIT         side    server   id of a request that has used up its credit and waits to send another response
-CREDIT         side    worker   the answer, when there is some: that id, `offset` = responses more that may be sent
+CREDIT         side    worker   the answer, when there is some: that id, `offset` = responses more that may be sent; not
+                                enough for all that wait, perhaps: then it is asked for again
 RELEASE        side    server   see above
 FREE           side    server   `offset` of a grant
 BLS_REQUEST    calls   server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest

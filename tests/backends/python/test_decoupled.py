@@ -225,6 +225,75 @@ async def test_a_client_that_does_not_read_stops_the_model(tmp_path):
         await client.close()
 
 
+# Threads share a sender. Files say that all of them wait for the client, and that `execute` has ended.
+SHARED = """
+import pathlib, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+WINDOW = 64
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+
+    def execute(self, requests):
+        self.begun, self.lock = 0, threading.Lock()
+        self.full = threading.Event()
+        threads, each, early = (int(number) for number in requests[0].inputs()[0].as_numpy().flat[:3])
+        sender = requests[0].get_response_sender()
+        others = [threading.Thread(target=self.send, args=(sender, each, WINDOW + threads)) for _ in range(threads)]
+        for other in others:
+            other.start()
+        self.full.wait()
+        (self.folder / "full").touch()
+        if early:
+            sender.send(flags=FINAL)
+        for other in others:
+            other.join()
+        if not early:
+            sender.send(flags=FINAL)
+        (self.folder / "ended").touch()
+
+    def send(self, sender, count, full):
+        for number in range(count):
+            with self.lock:
+                self.begun += 1
+                if self.begun == full:
+                    self.full.set()
+            try:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[number]], np.int64))]))
+            except pb_utils.TritonModelException:
+                return
+"""
+
+
+async def test_many_threads_may_wait_for_a_slow_client(tmp_path):
+    """More than there is credit for at once: it reaches each of them in the end."""
+    threads, each = 20, 70
+    version = add_model(tmp_path, "m", SHARED, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(threads, each, 0)))
+        await until((version.parent / "full").exists)  # the window, while all threads want to send
+        numbers = [number(await client.next()) for _ in range(threads * each)]
+        assert sorted(numbers) == sorted([*range(each)] * threads)
+        await client.close()
+
+
+async def test_the_end_of_the_responses_lets_threads_go_that_wait_for_a_slow_client(tmp_path):
+    """What they want to send comes too late, and is ignored."""
+    version = add_model(tmp_path, "m", SHARED, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(3, 1000, 1)))
+        await until((version.parent / "ended").exists, "threads still wait")
+        numbers = [number(await client.next()) for _ in range(64)]
+        assert len(numbers) == 64
+        await client.close()
+
+
 async def test_cancellation_reaches_the_model(tmp_path):
     version = add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
     async with serving(tmp_path) as engine:
