@@ -89,7 +89,7 @@ GOALS = {
     "split": Goal("linear in the rows", tests=(f"{LINEAR}::test_a_request_that_is_split",)),
     "responses": Goal(
         "linear in the responses; what is held does not grow with them",
-        tests=("tests/engine/test_requests.py::test_responses_of_a_request_are_made_as_they_are_taken",),
+        tests=("tests/engine/test_decoupled_ensembles.py::test_responses_that_nobody_takes_are_not_made",),
     ),
     "reloads": Goal(
         "nothing stays of versions that were replaced",

@@ -152,24 +152,6 @@ async def test_batch_of_more_requests_than_the_first_reservation(tmp_path):
         assert gate.batches[1:] == [(400, 400)]
 
 
-async def test_several_instances_work_at_once(tmp_path):
-    gate = Gate()
-    names = set()
-
-    def named(batch):
-        names.add(batch.instance_name)
-        gate(batch)
-
-    config = CONFIG.replace("count: 1", "count: 3").replace("max_batch_size: 8", "max_batch_size: 1")
-    async with serving(tmp_path, named, m=config) as engine:
-        pending = [Pending(engine, request(x=row(n))) for n in range(3)]
-        for _ in range(3):
-            await gate.entered()
-        assert len(names) == 3
-        gate.go(3)
-        assert [(await each.answer()).array().item() for each in pending] == [0, 1, 2]
-
-
 # -- failures --
 
 

@@ -5,6 +5,7 @@ import random
 import weakref
 from functools import partial
 
+import numpy as np
 import pytest
 
 from bench import steps
@@ -49,7 +50,7 @@ async def test_entries_of_other_sizes_leave_no_memory_behind(tmp_path):
         async with Cached(tmp_path / str(number), cache) as cached:
             for width in range(2000, 62000, 3000):
                 for first in range(20):
-                    await cached.ask(*range(first, first + width))
+                    await cached.ask_row(np.arange(first, first + width)[None])
             held.append(host_memory().usage()["held"])
             if cache is not None:
                 assert cached.counts("evictions")[0] > 100

@@ -135,22 +135,6 @@ async def test_all_get_the_error(tmp_path):
         assert engine.model("m").statistics().inference_stats.fail.count == 3
 
 
-async def test_an_output_that_the_model_leaves_out_is_an_error_for_those_who_asked_the_model_only(tmp_path):
-    """A step of an ensemble may lack one, also where its execution is that of a client's request."""
-    gate = Gate(double)
-    async with serving(tmp_path, gate, m=TWO_OUTPUTS, e=YZ) as engine:
-        direct = Pending(engine, request(x=row(1, 2)))
-        await gate.entered()
-        through = Pending(engine, request("e", x=row(1, 2)))
-        gate.go()
-        assert (await direct.answer()).text == "model 'm' did not produce output 'z'"
-        answer = await through.answer()
-        assert [output.name for output in answer.response.outputs] == ["y"]
-        assert answer.array().tolist() == [[2, 4]]
-        assert gate.batches == [(1, 1)]
-        assert engine.infer.reuse()["followers"] == 1
-
-
 async def test_ensembles_that_share_an_execution_may_lack_an_output(tmp_path):
     """As they may where each is executed on its own."""
     gate = Gate(double)

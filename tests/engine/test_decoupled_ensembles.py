@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from inferd.server.engine.config import refused
 from inferd.server.errors import Status
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Answer, Gate, request, row, serving
@@ -21,11 +20,7 @@ SPLIT = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _decoupled(monkeypatch, native_counters):
-    """Decoupled models are served; requests, blocks and lanes are gone when the engine is closed."""
-    fields = tuple(field for field in refused.REFUSED if field.path != "model_transaction_policy.decoupled")
-    monkeypatch.setattr(refused, "REFUSED", fields)
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 class Stream:
@@ -64,17 +59,6 @@ async def values(engine, message, name="y"):
 
 def column(*numbers):
     return np.array([[number] for number in numbers], np.int64)
-
-
-async def test_each_response_goes_through_the_steps_behind(tmp_path):
-    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
-    async with serving(tmp_path, {"one": plus(1)}, split=SPLIT, one=model(), e=config) as engine:
-        assert engine.model("e").config.model_transaction_policy.decoupled
-        assert await values(engine, request("e", x=column(1, 2, 3))) == [[[2]], [[3]], [[4]]]
-        for _ in range(20):
-            numbers = np.random.default_rng(1).integers(0, 99, 8)
-            found = await values(engine, request("e", x=column(*numbers)))
-            assert found == [[[n + 1]] for n in numbers]
 
 
 async def test_order_is_kept_over_instances(tmp_path):
@@ -155,20 +139,6 @@ async def test_an_output_of_the_request_as_a_whole_alone_is_one_response(tmp_pat
         assert engine.model("split").statistics().execution_count == 0
 
 
-async def test_a_failure_behind_a_decoupled_step_ends_the_request(tmp_path):
-    def sometimes(batch):
-        array = batch.input("x").numpy()
-        if (array == 2).any():
-            raise RuntimeError("two")
-        batch.set_output("y", array)
-
-    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("some", {"x": "t"}, {"y": "y"}))
-    async with serving(tmp_path, {"some": sometimes}, split=SPLIT, some=model(extra=""), e=config) as engine:
-        answers = await Stream(engine, request("e", x=column(0, 1, 2, 3))).all()
-        assert (answers[-1].status, answers[-1].text) == (Status.INTERNAL, "in ensemble 'e', two")
-        assert [answer.array().item() for answer in answers[:-1]] == [0, 1][: len(answers) - 1]
-
-
 async def test_a_gate_for_each_response(tmp_path):
     def is_even(batch):
         batch.set_output("even", batch.input("x").numpy() % 2 == 0)
@@ -223,6 +193,7 @@ async def test_streams_side_by_side(tmp_path):
     config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
     outer = ensemble(step("e", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
     async with serving(tmp_path, {"one": plus(1)}, split=SPLIT, one=model(), e=config, outer=outer) as engine:
+        assert engine.model("outer").config.model_transaction_policy.decoupled
         streams = [Stream(engine, request("outer", x=column(n, n + 100, n + 200))) for n in range(30)]
         for n, stream in enumerate(streams):
             found = [a.array().item() for a in await stream.all() if len(a.response.outputs)]

@@ -17,7 +17,7 @@ from tests.engine.serving import CONFIG, Pending, request, row, serving
 from tests.engine.test_ensembles import ensemble, model, step
 from tests.waiting import until
 
-ROUNDS = 3
+ROUNDS = 2
 OURS = ("inferd.server.", "inferd.backends.", "inferd._native.")
 PYTHON = CONFIG.replace("puppet", "python")
 SENDING = PYTHON + "model_transaction_policy { decoupled: true }\n"

@@ -43,15 +43,8 @@ sequence_batching {
   state { input_name: "sum" output_name: "sum_out" data_type: TYPE_INT64 dims: [ 1 ] }
 }
 """
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 4
-input { name: "x" data_type: TYPE_INT64 dims: [ 1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] }
-ensemble_scheduling {
-  step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
-}
-"""
+
+
 OLDEST = "oldest { max_candidate_sequences: 8 }"
 
 
@@ -228,27 +221,6 @@ async def test_a_start_under_a_live_id_ends_the_sequence_on_the_old_version(tmp_
         assert (await refusal(engine, 1, 1))[0] == INVALID
 
 
-async def test_what_idles_on_the_old_version_ends(tmp_path):
-    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config(idle_us=300_000)) as engine:
-        assert await ask(engine, 1, 1, start=True) == (0, 1)
-        await reload(engine, tmp_path)
-        await until(lambda: closed(engine) == 1)
-        assert (await refusal(engine, 1, 1))[0] == INVALID
-
-
-async def test_a_cancelled_request_ends_its_sequence_on_the_old_version(tmp_path):
-    gate = Gate(Generations())
-    async with serving(tmp_path, gate, control=EXPLICIT, m=config()) as engine:
-        running = Pending(engine, step(1, 1, start=True))
-        await gate.entered()
-        await reload(engine, tmp_path)
-        waiting = Pending(engine, step(1, 1))
-        waiting.ticket.cancel()
-        gate.go(1000)
-        assert said(await running.answer()) == (0, 1)
-        await until(lambda: closed(engine) == 1)
-
-
 async def test_a_stream_that_ends_takes_its_sequences_on_the_old_version_along(tmp_path):
     text = config() + 'parameters { key: "sequence_ends_with_stream" value { string_value: "true" } }'
     async with serving(tmp_path, Generations(), control=EXPLICIT, m=text) as engine:
@@ -284,18 +256,6 @@ async def test_no_time_ends_them_at_once(tmp_path):
         gate.go(1000)
         assert (await refusal(engine, 1, 7))[1].endswith(NO_START + REPLACED)
         assert [said(await each.answer()) for each in begun] == [(0, 1), (0, 2), (0, 3)]
-
-
-async def test_an_ensemble_asks_the_version_on_which_its_sequence_began(tmp_path):
-    models = {"m": Generations()}
-    async with serving(tmp_path, models, control=EXPLICIT, m=config(), e=ENSEMBLE) as engine:
-        assert await ask(engine, 1, 1, start=True, model="e") == (0, 1)
-        await reload(engine, tmp_path)
-        assert await ask(engine, 1, 2, start=True, model="e") == (1, 1)
-        assert await ask(engine, 1, 1, model="e") == (0, 2)
-        assert await ask(engine, 1, 1) == (0, 3)
-        assert await ask(engine, 1, 1, end=True, model="e") == (0, 4)
-        await until(lambda: closed(engine) == 1)
 
 
 async def test_sequences_that_name_no_version_stay_when_a_later_one_comes(tmp_path):
@@ -372,22 +332,6 @@ async def test_a_random_history(tmp_path):
 # -- unloaded ---------------------------------------------------------------------------------------------------------
 
 
-async def test_sequences_go_on_while_their_model_is_unloading(tmp_path):
-    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
-        assert await ask(engine, 1, 1, start=True) == (0, 1)
-        await engine.unload("m")
-        assert states(engine) == {"1": ("UNLOADING", "1 sequences go on")}
-        assert await ask(engine, 1, 1) == (0, 2)
-        for refused in (step(1, 2), step(1, 2, start=True), step(1, 1, start=True), request(x=row(1))):
-            answer = await infer(engine, refused)
-            assert (answer.status, answer.text) == (UNAVAILABLE, ONLY_BEGUN)
-        assert not engine.versions("m")
-        assert engine.ready
-        assert await ask(engine, 1, 1, end=True) == (0, 3)
-        await until(lambda: states(engine) == {"1": ("UNAVAILABLE", "unloaded")})
-        assert (await refusal(engine, 1, 1))[0] == Status.NOT_FOUND
-
-
 async def test_a_model_is_loaded_while_sequences_go_on_on_what_was_unloaded(tmp_path):
     async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
         assert await ask(engine, 1, 1, start=True) == (0, 1)
@@ -438,30 +382,3 @@ async def test_sequences_go_on_when_a_poll_finds_that_their_model_is_gone(tmp_pa
 
 
 # -- the server stops -------------------------------------------------------------------------------------------------
-
-
-async def test_a_server_that_stops_finishes_sequences(tmp_path):
-    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
-        for name in (1, 2):
-            assert await ask(engine, 1, name, start=True) == (0, 1)
-        await reload(engine, tmp_path)
-        assert await ask(engine, 1, 3, start=True) == (1, 1)
-        finished = asyncio.create_task(engine.finish_sequences(30))
-        await asyncio.sleep(0)
-        status, text = await refusal(engine, 1, 4, start=True)
-        assert status == UNAVAILABLE
-        assert text.startswith(
-            "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins"
-        )
-        assert await ask(engine, 1, 1) == (0, 2)
-        for name in (1, 2, 3):
-            assert not finished.done()
-            await ask(engine, 1, name, end=True)
-        await asyncio.wait_for(finished, 60)
-
-
-async def test_a_server_that_stops_waits_for_sequences_as_long_as_it_may(tmp_path):
-    async with serving(tmp_path, Generations(), control=EXPLICIT, m=config()) as engine:
-        assert await ask(engine, 1, 1, start=True) == (0, 1)
-        await engine.finish_sequences(0.01)
-        assert await ask(engine, 1, 1) == (0, 2)

@@ -46,32 +46,19 @@ class Named(Gate):
         super().__call__(batch)
 
 
-async def test_the_second_instance_is_used_although_the_first_has_waited_for_a_delay(tmp_path):
-    gate = Named()
-    text = config("max_queue_delay_microseconds: 2000", group="{ kind: KIND_CPU count: 2 }")
-    async with serving(tmp_path, gate, m=text) as engine:
-        for _ in range(2):  # both have waited when the second round begins
-            first = Pending(engine, rows(1))
-            await gate.entered()
-            second = Pending(engine, rows(1))
-            await gate.entered()  # while the first still executes
-            assert sorted(gate.names) == ["m_0_0", "m_0_1"]
-            gate.names.clear()
-            gate.go(2)
-            assert [(await each.answer()).status for each in (first, second)] == [OK, OK]
-
-
 async def test_each_of_many_instances_is_used_with_a_delay(tmp_path):
     gate = Named()
     text = config("max_queue_delay_microseconds: 1000", group="{ kind: KIND_CPU count: 8 }")
     async with serving(tmp_path, gate, m=text) as engine:
-        pending = []
-        for _ in range(8):
-            pending.append(Pending(engine, rows(1)))
-            await gate.entered()
-        assert len(set(gate.names)) == 8
-        gate.go(100)
-        assert {(await each.answer()).status for each in pending} == {OK}
+        for _ in range(2):  # all have waited for the delay when the second round begins
+            pending = []
+            for _ in range(8):
+                pending.append(Pending(engine, rows(1)))
+                await gate.entered()
+            assert len(set(gate.names)) == 8
+            gate.names.clear()
+            gate.go(8)
+            assert {(await each.answer()).status for each in pending} == {OK}
 
 
 async def test_an_instance_that_lacks_resources_does_not_keep_a_request_from_another(tmp_path):
@@ -195,37 +182,37 @@ sequence_batching {{
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        config(f"max_queue_delay_microseconds: {LONG}"),
-        config(f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {LONG}"),
-        SEQUENCES,
-        SEQUENCES.replace("oldest {", "direct {")
-        .replace("max_candidate_sequences: 8 preferred_batch_size: [ 4 ]", "")
-        .replace("max_queue", "minimum_slot_utilization: 0.9 max_queue"),
-    ],
-    ids=["delay", "preferred", "oldest", "direct"],
-)
-@pytest.mark.parametrize("joins", [True, False], ids=["joins a wait", "begins a wait"])
-async def test_a_delay_ends_before_a_client_gives_up(tmp_path, text, joins):
-    """Also where the instance already waits for more, and would for longer than the client."""
-    gate = Gate()
-    gate.go(100)
+DELAYING = {
+    "delay": config(f"max_queue_delay_microseconds: {LONG}"),
+    "preferred": config(f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {LONG}"),
+    "oldest": SEQUENCES,
+    "direct": SEQUENCES.replace("oldest {", "direct {")
+    .replace("max_candidate_sequences: 8 preferred_batch_size: [ 4 ]", "")
+    .replace("max_queue", "minimum_slot_utilization: 0.9 max_queue"),
+}
 
-    def asked(sequence: int):
-        message = rows(1)
-        if "sequence_batching" in text:
+
+async def test_a_delay_ends_before_a_client_gives_up(tmp_path):
+    """Also where the instance already waits for more, and would for longer than the client."""
+    models = {f"{kind} {way}": text for kind, text in DELAYING.items() for way in ("begins a wait", "joins a wait")}
+    gates = {name: Gate() for name in models}
+
+    def asked(model: str, sequence: int):
+        message = request(model, x=row(0))
+        if "sequence_batching" in models[model]:
             message.parameters["sequence_id"].int64_param = sequence
             message.parameters["sequence_start"].bool_param = True
         return message
 
-    async with serving(tmp_path, gate, m=text) as engine:
-        patient = [Pending(engine, asked(1))] if joins else []
-        hasty = Pending(engine, asked(2), 4_000_000_000)
-        for each in (hasty, *patient):
+    async with serving(tmp_path, gates, **models) as engine:
+        for gate in gates.values():
+            gate.go(100)
+        patient = [Pending(engine, asked(name, 1)) for name in models if "joins" in name]
+        hasty = [Pending(engine, asked(name, 2), 4_000_000_000) for name in models]
+        for each in (*hasty, *patient):
             assert (await each.answer()).status == OK
-        assert [count for count, _ in gate.batches] == [1 + joins]
+    batches = {name: [count for count, _ in gate.batches] for name, gate in gates.items()}
+    assert batches == {name: [1 + ("joins" in name)] for name in models}
 
 
 async def test_resources_are_shared_by_priority(tmp_path):

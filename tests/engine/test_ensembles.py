@@ -11,7 +11,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.errors import Status, Unavailable
-from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
+from tests.engine.serving import Gate, Loader, Pending, echo, infer, request, row, serving
 
 MS = 1_000_000
 
@@ -78,14 +78,6 @@ def executions(engine, *names):
 # -- what is executed --
 
 
-async def test_tensors_go_through_the_steps(tmp_path):
-    models = {"one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
-        answer = await infer(engine, request("e", "id 7", x=row(1, 2, 3)))
-        assert answer.array().tolist() == [[12, 13, 14]]
-        assert (answer.response.model_name, answer.response.model_version, answer.response.id) == ("e", "1", "id 7")
-
-
 async def test_steps_that_do_not_depend_on_each_other_run_at_the_same_time(tmp_path):
     left, right = Gate(plus(1)), Gate(plus(10))
     join = model(inputs=("a", "b"))
@@ -114,24 +106,6 @@ async def test_steps_batch_over_requests(tmp_path):
         gate.go(2)
         assert [(await each.answer()).array().item() for each in (first, *others)] == [1, 2, 3, 4]
         assert gate.batches == [(1, 1), (3, 3)]
-
-
-async def test_only_the_steps_that_the_wanted_outputs_need_are_executed(tmp_path):
-    two = ensemble(
-        step("one", {"x": "x"}, {"y": "t"}),
-        step("ten", {"x": "t"}, {"y": "y"}),
-        step("hundred", {"x": "t"}, {"y": "z"}),
-        outputs=("y", "z"),
-    )
-    models = {"one": plus(1), "ten": plus(10), "hundred": plus(100)}
-    configs = dict.fromkeys(models, model())
-    async with serving(tmp_path, models, **configs, e=two) as engine:
-        answer = await infer(engine, request("e", outputs=("z",), x=row(1)))
-        assert [output.name for output in answer.response.outputs] == ["z"]
-        assert answer.array("z").item() == 102
-        assert executions(engine, "one", "ten", "hundred") == {"one": 1, "ten": 0, "hundred": 1}
-        answer = await infer(engine, request("e", x=row(1)))
-        assert (answer.array("y").item(), answer.array("z").item()) == (12, 102)
 
 
 async def test_a_step_is_asked_only_for_the_outputs_that_are_needed(tmp_path):
@@ -175,14 +149,6 @@ async def test_tensors_are_passed_without_a_copy(tmp_path):
     assert seen[1] == seen[2]  # the first one came in a message and is aligned by a copy
 
 
-async def test_an_ensemble_in_an_ensemble(tmp_path):
-    outer = ensemble(step("e", {"x": "x"}, {"y": "t"}), step("e", {"x": "t"}, {"y": "y"}))
-    models = {"one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN, outer=outer) as engine:
-        assert (await infer(engine, request("outer", x=row(0)))).array().item() == 22
-        assert executions(engine, "one", "e", "outer") == {"one": 2, "e": 2, "outer": 1}
-
-
 async def test_versions_of_steps(tmp_path):
     for version in ("1", "2"):
         (tmp_path / "one" / version).mkdir(parents=True)
@@ -202,16 +168,6 @@ async def test_versions_of_steps(tmp_path):
 def sum_of_present(batch):
     given = [batch.input(name) for name in ("a", "b")]
     batch.set_output("y", sum(view.numpy() for view in given if view is not None))
-
-
-async def test_optional_inputs_may_be_left_out_all_the_way(tmp_path):
-    config = ensemble(step("sum", {"a": "x", "b": "o"}, {"y": "y"}))
-    config += tensors("input", "o", extra="optional: true")
-    async with serving(
-        tmp_path, {"sum": sum_of_present}, sum=model(inputs=("a", "b"), optional=("b",)), e=config
-    ) as engine:
-        assert (await infer(engine, request("e", x=row(1)))).array().item() == 1
-        assert (await infer(engine, request("e", x=row(1), o=row(2)))).array().item() == 3
 
 
 def lacking(batch):
@@ -330,38 +286,6 @@ LARGE = (
 )
 
 
-async def test_a_gate_chooses_between_two_steps(tmp_path):
-    config = ensemble(
-        step("is_large", {"x": "x"}, {"large": "large"}),
-        step("one", {"x": "x"}, {"y": "y"}),
-        step("ten", {"x": "x"}, {"y": "y"}),
-        extra=parameter("gate[one]", "large") + parameter("gate[2]", "!large"),
-    )
-    models = {"is_large": is_large, "one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, is_large=LARGE, one=model(), ten=model(), e=config) as engine:
-        assert (await infer(engine, request("e", x=row(20)))).array().item() == 21
-        assert executions(engine, "one", "ten") == {"one": 1, "ten": 0}
-        assert (await infer(engine, request("e", x=row(5)))).array().item() == 15
-        assert executions(engine, "one", "ten") == {"one": 1, "ten": 1}
-
-
-async def test_early_exit_what_depends_on_a_step_that_does_not_run_does_not_run_either(tmp_path):
-    config = ensemble(
-        step("is_large", {"x": "x"}, {"large": "large"}),
-        step("one", {"x": "x"}, {"y": "t"}),
-        step("ten", {"x": "t"}, {"y": "y"}),
-        outputs=("y", "x"),
-        extra=parameter("gate[one]", "large"),
-    )
-    models = {"is_large": is_large, "one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, is_large=LARGE, one=model(), ten=model(), e=config) as engine:
-        answer = await infer(engine, request("e", x=row(5)))
-        assert answer.status == Status.OK
-        assert [output.name for output in answer.response.outputs] == ["x"]
-        assert executions(engine, "one", "ten") == {"one": 0, "ten": 0}
-        assert (await infer(engine, request("e", x=row(11)))).array().item() == 22
-
-
 async def test_a_gated_step_runs_for_a_batch_in_which_any_row_asks_for_it(tmp_path):
     config = ensemble(
         step("is_large", {"x": "x"}, {"large": "large"}),
@@ -375,20 +299,6 @@ async def test_a_gated_step_runs_for_a_batch_in_which_any_row_asks_for_it(tmp_pa
         answer = await infer(engine, request("e", x=np.array([[20], [5]])))
         assert answer.array("y").tolist() == [[21], [6]]
         assert answer.array("z").tolist() == [[30], [15]]
-
-
-async def test_a_step_whose_optional_input_was_skipped_runs(tmp_path):
-    config = ensemble(
-        step("is_large", {"x": "x"}, {"large": "large"}),
-        step("one", {"x": "x"}, {"y": "t"}),
-        step("sum", {"a": "x", "b": "t"}, {"y": "y"}),
-        extra=parameter("gate[one]", "large"),
-    )
-    models = {"is_large": is_large, "one": plus(1), "sum": sum_of_present}
-    configs = {"is_large": LARGE, "one": model(), "sum": model(inputs=("a", "b"), optional=("b",)), "e": config}
-    async with serving(tmp_path, models, **configs) as engine:
-        assert (await infer(engine, request("e", x=row(5)))).array().item() == 5
-        assert (await infer(engine, request("e", x=row(11)))).array().item() == 23
 
 
 # -- failures --
@@ -596,14 +506,6 @@ async def test_requests_finish_when_the_engine_closes(tmp_path):
     async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
         pending = [Pending(engine, request("e", x=row(n))) for n in range(20)]
     assert [(await each.answer()).array().item() for each in pending] == [n + 11 for n in range(20)]
-
-
-async def test_many_at_once(tmp_path):
-    models = {"one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
-        for _ in range(10):
-            answers = await infer_all(engine, *(request("e", x=row(n)) for n in range(64)))
-            assert [answer.array().item() for answer in answers] == [n + 11 for n in range(64)]
 
 
 async def test_an_ensemble_is_ready_while_the_models_of_its_steps_are(tmp_path):

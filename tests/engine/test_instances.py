@@ -197,13 +197,6 @@ async def test_more_and_fewer_instances_while_requests_run(tmp_path):
         assert len(engine.model("m").spec.instances) == 1
 
 
-async def test_idle_instances_end_at_once(tmp_path):
-    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 4 }")) as engine:
-        await scale(engine, tmp_path, 2)
-        answers = await infer_all(engine, *(request(x=row(n)) for n in range(20)))
-        assert [answer.array().item() for answer in answers] == list(range(20))
-
-
 async def test_a_number_that_cannot_be_changes_nothing(tmp_path):
     async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
         with pytest.raises(ServerError, match="at most 1024"):
@@ -222,16 +215,6 @@ def refuse_instance(monkeypatch, name):
         return made(self, spec)
 
     monkeypatch.setattr(PuppetModel, "create_instance", create_instance)
-
-
-async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeypatch):
-    refuse_instance(monkeypatch, "m_0_2")
-    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
-        with pytest.raises(ServerError, match="no room"):
-            await scale(engine, tmp_path, 3)
-        assert len(engine.model("m").spec.instances) == 1
-        answers = await infer_all(engine, *(request(x=row(n)) for n in range(5)))
-        assert {answer.status for answer in answers} == {OK}
 
 
 async def test_an_instance_that_cannot_be_made_fails_the_load_of_sequences(tmp_path, monkeypatch):

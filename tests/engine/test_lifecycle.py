@@ -18,7 +18,7 @@ from inferd.backends.api import BackendError
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
-from inferd.server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
+from inferd.server.errors import ConfigError, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import (
     CONFIG,
@@ -71,30 +71,6 @@ def states(engine):
 
 
 # -- one model --
-
-
-async def test_a_model_comes_and_goes(tmp_path):
-    async with serving(tmp_path, control=NOTHING) as engine:
-        assert engine.ready
-        assert states(engine) == {}
-        [entry] = await engine.repository_index()
-        assert (entry.name, entry.version, entry.state, entry.reason) == ("m", "", "", "")
-        assert (await infer(engine, request(x=row(1)))).status == Status.NOT_FOUND
-        told = []
-        engine.subscribe(lambda name, version, ready: told.append((name, version, ready)))
-        await engine.load("m")
-        assert (await infer(engine, request(x=row(1)))).array().tolist() == [[1]]
-        await engine.unload("m")
-        answer = await infer(engine, request(x=row(1)))
-        assert (answer.status, answer.text) == (
-            Status.NOT_FOUND,
-            "Request for unknown model: 'm' has no available versions",
-        )
-        await until(lambda: states(engine) == {("m", "1"): ("UNAVAILABLE", "unloaded")})
-        assert engine.ready
-        assert told == [("m", 1, True), ("m", 1, False)]
-        await engine.load("m")
-        assert (await infer(engine, request(x=row(2)))).array().tolist() == [[2]]
 
 
 async def test_what_was_made_is_closed_and_its_memory_is_back(tmp_path):
@@ -430,23 +406,6 @@ async def test_a_failed_change_of_instances_keeps_those_of_all_versions(tmp_path
         assert [len(version.uses()) for version in engine.versions("m")] == [3, 3]
 
 
-async def test_a_model_that_never_loaded(tmp_path):
-    (tmp_path / "wrong" / "1").mkdir(parents=True)
-    (tmp_path / "wrong" / "config.pbtxt").write_text('backend: "nowhere"')
-    async with serving(tmp_path, control=ModelControl(ControlMode.EXPLICIT, ("m",))) as engine:
-        with pytest.raises(InvalidArgument, match=r"load failed for model 'wrong': .*nowhere"):
-            await engine.load("wrong")
-        assert not engine.ready  # somebody wanted it
-        assert states(engine)["wrong", ""][0] == "UNAVAILABLE"
-        await engine.unload("wrong")
-        assert engine.ready
-        assert states(engine)["wrong", ""] == ("", "")
-        with pytest.raises(Internal, match=r"^failed to load 'nothing', failed to poll from model repository$"):
-            await engine.load("nothing")
-        assert engine.ready
-        assert (await infer(engine, request(x=row(1)))).status == OK
-
-
 async def test_a_start_names_a_model_that_is_not_there(tmp_path):
     with pytest.raises(AssertionError, match="failed to load 'nothing', failed to poll from model repository"):
         async with serving(tmp_path, control=ModelControl(ControlMode.EXPLICIT, ("m", "nothing"))):
@@ -473,14 +432,6 @@ def config_json(**changes):
         "output": [{"name": "y", "data_type": "TYPE_INT64", "dims": [-1]}],
     }
     return json.dumps({**config, **changes})
-
-
-async def test_an_override_is_undone_by_a_load_without(tmp_path):
-    async with serving(tmp_path, control=EXPLICIT) as engine:
-        await engine.load("m", config_json(max_batch_size=3))
-        assert engine.model("m").config.max_batch_size == 3
-        await engine.load("m")
-        assert engine.model("m").config.max_batch_size == 8
 
 
 async def test_files_of_an_override_live_as_long_as_what_was_loaded_from_them(tmp_path, monkeypatch):
@@ -524,17 +475,6 @@ async def test_overrides_that_are_none(tmp_path, config, files, text):
 
 
 # -- ensembles --
-
-
-async def test_an_ensemble_comes_with_its_steps_and_goes_with_them(tmp_path):
-    models = {"a": plus(1), "b": plus(10)}
-    async with serving(tmp_path, models, control=NOTHING, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
-        await engine.load("e")
-        assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
-        await engine.load("b")
-        await engine.unload("e", dependents=True)
-        await until(lambda: states(engine)["a", "1"] == ("UNAVAILABLE", "unloaded"))
-        assert states(engine)["b", "1"] == ("READY", "")  # somebody has asked for it by its name
 
 
 async def test_steps_stay_until_the_last_request_of_their_ensemble_is_over(tmp_path):

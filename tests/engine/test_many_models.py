@@ -55,9 +55,7 @@ step { model_name: "%s" model_version: -1
 """
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    yield
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def repository(root, count):

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import random
 import threading
 
 import numpy as np
@@ -68,17 +67,6 @@ async def test_a_request_is_refused_when_its_time_is_over_while_all_instances_ar
         assert statistics.fail_reasons["REJECTED"].ns == statistics.inference_stats.fail.ns >= 3 * 100_000_000
         while (await infer(engine, asked(5))).status != OK:  # a busy machine may need more than its time in the queue
             pass
-
-
-async def test_a_shorter_timeout_of_a_request(tmp_path):
-    """Where the policy allows it, also where it has none of its own."""
-    gate = Gate()
-    async with serving(tmp_path, gate, m=config("default_queue_policy { allow_timeout_override: true }")) as engine:
-        first = await busy(engine, gate)
-        patient, hasty = Pending(engine, asked(1)), Pending(engine, asked(2, timeout_us=1000))
-        assert (await hasty.answer()).status == UNAVAILABLE
-        gate.go(100)
-        assert [(await each.answer()).status for each in (first, patient)] == [OK, OK]
 
 
 async def test_delayed_requests_are_served_behind_the_others(tmp_path):
@@ -272,26 +260,6 @@ async def test_who_gets_no_answer_gives_the_turn_up(tmp_path, end):
         assert (await infer(engine, asked(4))).array().item() == 4
 
 
-async def test_many_in_order_with_cancellations(tmp_path):
-    """Whatever instances and clients do, answers come in the order of arrival, and nothing is left behind."""
-    order = []
-    async with serving(tmp_path, echo, m=config(ORDERED, max_batch_size=4, instances=4)) as engine:
-        pending = []
-        engine.after_delivery(
-            lambda: order.extend(n for n, each in enumerate(pending) if each.answers and n not in set(order))
-        )
-        for number in range(400):
-            pending.append(Pending(engine, asked(number)))
-            if number % 7 == 3:
-                pending[-1].ticket.cancel()
-            if number % 50 == 49:
-                await asyncio.sleep(0)
-        kept = [n for n in range(400) if n % 7 != 3]
-        for number in kept:
-            assert (await pending[number].answer()).array().item() == number
-        assert [n for n in order if n in set(kept)] == kept
-
-
 # -- what a person sees --
 
 
@@ -340,21 +308,6 @@ async def test_an_adaptive_delay_tells_what_it_goes_by(tmp_path):
         assert statistics.adaptive_delay.gap_ns > 0
         assert 1 <= statistics.adaptive_delay.target <= 8
         assert not engine.model("plain").statistics().HasField("adaptive_delay")
-
-
-async def test_an_adaptive_delay_loses_nothing(tmp_path):
-    """Bursts, pauses, cancellations and instances that wait and are free: each request gets its own answer."""
-    rng = random.Random(1)
-    async with serving(tmp_path, echo, m=config("", max_batch_size=8, instances=2) + ADAPTIVE) as engine:
-        for _ in range(100):
-            pending = [Pending(engine, asked(n)) for n in range(rng.randrange(20))]
-            for each in rng.sample(pending, len(pending) // 4):
-                each.ticket.cancel()
-                pending.remove(each)
-            if rng.random() < 0.5:
-                await asyncio.sleep(0)
-            numbers = [(await each.answer()).array().item() for each in pending]
-            assert numbers == sorted(numbers)
 
 
 async def test_triton_s_hook_that_holds_the_scheduler(tmp_path, monkeypatch):

@@ -6,12 +6,11 @@ import asyncio
 import random
 import time
 
-import numpy as np
 import pytest
 
 from inferd.server.errors import Status
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+from tests.engine.serving import Gate, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000
 OK, INVALID, DEADLINE = Status.OK, Status.INVALID_ARGUMENT, Status.DEADLINE_EXCEEDED
@@ -233,30 +232,6 @@ async def test_refused_requests_are_answered_later_and_once(tmp_path):
         assert "not a valid inference.ModelInferRequest" in text
 
 
-async def test_streamed_answers_and_errors_carry_the_id(tmp_path):
-    async with serving(tmp_path) as engine:
-        answers = []
-        done = asyncio.Event()
-
-        def deliver(*answer):
-            answers.append(answer)
-            if len(answers) == 2:
-                done.set()
-
-        engine.submit(request(request_id="good", x=row(1)).SerializeToString(), deliver, stream=True)
-        engine.submit(request("nope", request_id="bad", x=row(1)).SerializeToString(), deliver, stream=True)
-        await asyncio.wait_for(done.wait(), 30)
-        by_id = {}
-        for status, text, data in answers:
-            response = pb.ModelStreamInferResponse.FromString(data)
-            by_id[response.infer_response.id] = (status, text, response)
-        status, text, response = by_id["good"]
-        assert (status, text, response.error_message) == (OK, "", "")
-        assert response.infer_response.parameters["triton_final_response"].bool_param
-        status, text, response = by_id["bad"]
-        assert (status, response.error_message) == (Status.NOT_FOUND, text)
-
-
 async def test_what_a_full_house_refuses_on_a_stream_carries_the_id(tmp_path):
     """Answers of decoupled models come in any order, so a client finds by the id which request was refused."""
     gate = Gate()
@@ -352,59 +327,3 @@ async def test_close_answers_the_refused_too(tmp_path):
         engine.submit(b"\xff", lambda *answer: answers.append(answer))
         await engine.close()
         assert [answer[0] for answer in answers] == [Status.NOT_FOUND, Status.INTERNAL]
-
-
-async def test_instances_are_closed_before_their_model(tmp_path):
-    config = CONFIG.replace("count: 1", "count: 2")
-    async with serving(tmp_path, m=config) as engine:
-        await infer(engine, request(x=row(1)))
-        puppets = engine._loader.puppets
-        await engine.close()
-        assert sorted(puppets.closed[:2]) == ["m_0_0", "m_0_1"]
-        assert puppets.closed[2:] == ["m"]
-
-
-# -- many responses --
-
-PARTS = """
-backend: "identity"
-input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
-output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-model_transaction_policy { decoupled: true }
-"""
-WINDOW = 64
-
-
-async def test_responses_of_a_request_are_made_as_they_are_taken(tmp_path):
-    """A request of a few bytes must not have the server hold as many responses as it has elements."""
-    async with serving(tmp_path, m=PARTS, other=PARTS.replace("decoupled: true", "decoupled: false")) as engine:
-        held, count, full, done = 0, 0, asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def deliver(status, text, response):
-            nonlocal held, count
-            assert status == OK, text
-            if ticket.done:  # this one says only that it is the last
-                done.set()
-                return
-            held, count = held + 1, count + 1
-            assert held <= WINDOW
-            if full.is_set():
-                loop.call_soon(take)
-            elif held == WINDOW:
-                full.set()
-
-        def take():
-            nonlocal held
-            held -= 1
-            ticket.taken()
-
-        ticket = engine.submit(request(x=np.arange(1000)).SerializeToString(), deliver, stream=True)
-        await asyncio.wait_for(full.wait(), 60)
-        for _ in range(50):  # while others are served
-            await infer(engine, request(model="other", x=np.ones(1, np.int64)))
-        assert held == WINDOW
-        for _ in range(WINDOW):
-            take()
-        await asyncio.wait_for(done.wait(), 60)
-        assert count == 1000

@@ -94,29 +94,6 @@ def value(answer: Answer) -> int:
 # -- what the model is told -------------------------------------------------------------------------------------------
 
 
-async def test_controls_of_every_kind(tmp_path):
-    seen = []
-
-    def look(batch):
-        seen.append(told(batch, "START", "END", "READY", "CORRID"))
-        batch.set_output("y", batch.input("x").numpy().copy())
-
-    async with serving(tmp_path, look, m=config("direct { }", controls())) as engine:
-        for message in (
-            step(1, 7, start=True),
-            step(1, 7),
-            step(1, 7, end=True),
-            step(1, 1 << 62, start=True, end=True),
-        ):
-            assert (await infer(engine, message)).status == OK
-    assert seen == [
-        {"START": [1], "END": [-1.0], "READY": [True], "CORRID": [7]},
-        {"START": [0], "END": [-1.0], "READY": [True], "CORRID": [7]},
-        {"START": [0], "END": [2.0], "READY": [True], "CORRID": [7]},
-        {"START": [1], "END": [2.0], "READY": [True], "CORRID": [1 << 62]},
-    ]
-
-
 @pytest.mark.parametrize("kind", ["START", "END", "READY"])
 @pytest.mark.parametrize(
     ("values", "expected"),
@@ -135,9 +112,9 @@ async def test_a_control_of_every_kind_in_every_datatype(tmp_path, kind, values,
 
     control = f'control_input {{ name: "C" control {{ kind: CONTROL_SEQUENCE_{kind} {values} }} }}'
     async with serving(tmp_path, look, m=config("direct { }", control)) as engine:
-        for message in (step(1, 7, start=True), step(1, 7), step(1, 7, end=True)):
-            assert (await infer(engine, message)).status == OK
-    says = {"START": [1, 0, 0], "END": [0, 0, 1], "READY": [1, 1, 1]}[kind]
+        for flags in ({"start": True}, {}, {"end": True}, {"start": True, "end": True}):
+            assert (await infer(engine, step(1, 7, **flags))).status == OK
+    says = {"START": [1, 0, 0, 1], "END": [0, 0, 1, 1], "READY": [1, 1, 1, 1]}[kind]
     assert [each.tolist() for each in seen] == [[[expected[value].item()]] for value in says]
     assert {each.dtype for each in seen} == {expected.dtype}
 
@@ -224,35 +201,6 @@ async def test_other_shapes_wait_for_their_own_batch(tmp_path):
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 8 }"])
-async def test_state_follows_its_sequence(tmp_path, strategy):
-    async with serving(tmp_path, Accumulator(), m=config(strategy, STATE % "")) as engine:
-        for turn in range(5):
-            answers = await infer_all(
-                engine,
-                *(step(name, name, start=turn == 0) for name in range(1, 9))
-                if "old" in strategy
-                else (step(name, name, start=turn == 0) for name in range(1, 5)),
-            )
-            assert [value(each) for each in answers] == [name * (turn + 1) for name in range(1, len(answers) + 1)]
-
-
-async def test_a_start_begins_anew(tmp_path):
-    async with serving(tmp_path, Accumulator(), m=config("oldest { }", STATE % "")) as engine:
-        assert [value(each) for each in await infer_all(engine, step(5, 1, start=True), step(6, 1))] == [5, 11]
-        assert [value(each) for each in await infer_all(engine, step(7, 1), step(1, 1, start=True))] == [18, 1]
-
-
-async def test_initial_state_from_a_file_and_as_an_output(tmp_path):
-    (tmp_path / "m" / "initial_state").mkdir(parents=True)
-    (tmp_path / "m" / "initial_state" / "begin").write_bytes(np.array([100], np.int64).tobytes())
-    initial = 'initial_state { name: "i" data_type: TYPE_INT64 dims: [ 1 ] data_file: "begin" }'
-    text = config("oldest { }", STATE % initial, after='output { name: "sum_out" data_type: TYPE_INT64 dims: [ 1 ] }')
-    async with serving(tmp_path, Accumulator(), m=text) as engine:
-        assert (await infer(engine, step(1, 1, start=True))).array("sum_out").item() == 101
-        assert (await infer(engine, step(1, 1))).array("sum_out").item() == 102
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,6 @@ async def test_there_is_a_limit(tmp_path):
         assert f"batch-size must be <= {8 * 4096}" in answer.text
 
 
-async def test_large_requests_are_refused_unless_asked_for(tmp_path):
-    async with serving(tmp_path, double, m=CONFIG) as engine:
-        assert (await infer(engine, request(x=rows(9)))).status == Status.INVALID_ARGUMENT
-
-
 async def test_random_sizes_get_their_own_rows(tmp_path):
     rng = random.Random(11)
     async with serving(tmp_path, double, m=SPLITTING.replace("count: 1", "count: 2")) as engine:

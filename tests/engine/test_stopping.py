@@ -87,17 +87,6 @@ async def test_a_batch_is_stopped_when_the_last_of_its_requests_is_cancelled(tmp
     assert [record.levelname for record in caplog.records if "stopped" in record.message] == ["DEBUG"]
 
 
-async def test_a_batch_with_one_live_waiter_goes_on(tmp_path):
-    model = Stoppable()
-    async with serving(tmp_path, model, m=BATCHED) as engine:
-        first, second = (Pending(engine, request(x=row(n))) for n in range(2))
-        await model.begun()
-        first.ticket.cancel()
-        model.go()
-        assert (await second.answer()).array().item() == 1
-    assert model.stops == 0
-
-
 async def test_a_deadline_stops_as_well(tmp_path):
     model = Stoppable()
     async with serving(tmp_path, model) as engine:

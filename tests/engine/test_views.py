@@ -94,14 +94,6 @@ async def test_torch_in_and_out(tmp_path, datatype):
     assert await roundtrip(tmp_path, datatype, execute) == values(datatype).tobytes()
 
 
-@pytest.mark.parametrize("datatype", sorted(set(NUMPY) - {"BF16"}))
-async def test_numpy_by_dlpack(tmp_path, datatype):
-    def execute(batch):
-        batch.set_output("y", np.from_dlpack(batch.input("x")).copy())
-
-    assert await roundtrip(tmp_path, datatype, execute) == values(datatype).tobytes()
-
-
 async def test_bfloat16_as_bits(tmp_path):
     """Who has no bfloat16 hands over its bits."""
 
