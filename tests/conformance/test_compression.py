@@ -20,7 +20,8 @@ from tests.conformance.raw import Client, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-COMPRESSED = f"/{generic.GENERIC}/Compressed"
+
+
 OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 8, 12, 13
 MIB = 1 << 20
 LARGE = np.arange(150_000, dtype=np.float32).reshape(1, -1) // 100
@@ -246,10 +247,3 @@ def test_the_message_limit_of_c_core_holds_after_decompression(door, repository)
     ):
         Stub(channel).ModelInfer(request("simple", LARGE))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-@pytest.mark.parametrize("path", [INFER, STREAM])
-def test_an_unknown_encoding_is_told_the_known_ones(raw, path):
-    answer = raw.call(path, request("simple", SMALL).SerializeToString(), grpc_encoding="zstd")
-    assert answer.status == UNIMPLEMENTED
-    assert answer.headers["grpc-accept-encoding"] == "identity, deflate, gzip"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,7 +11,6 @@ import psutil
 import pytest
 
 from inferd.server.pb import grpc_service_pb2 as pb
-from tests import forkserver
 from tests.conformance import doors
 from tests.conformance.raw import Client
 from tests.waiting import wait_until
@@ -53,30 +48,6 @@ def is_served(address) -> bool:
             return client.call(LIVE).status == 0
     except OSError:
         return False
-
-
-_CLIENT = f"""
-import sys, time, grpc
-channel = grpc.insecure_channel(sys.argv[1])
-call = channel.unary_unary({LIVE!r})
-call(b"")
-print("connected", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_stopped_client_is_dropped(serving):
-    """SIGSTOP: the kernel goes on acknowledging TCP, only the pings stay without an answer."""
-    with serving("native", "--grpc-keepalive-time=1000", "--grpc-keepalive-timeout=500") as process:
-        client = subprocess.Popen([sys.executable, "-c", _CLIENT, process.address], stdout=subprocess.PIPE, text=True)
-        try:
-            assert client.stdout.readline() == "connected\n"
-            os.kill(client.pid, signal.SIGSTOP)
-            wait_until(lambda: connections(process) == 0)
-        finally:
-            client.kill()
-            client.wait()
-            client.stdout.close()
 
 
 def test_a_client_that_lives_is_kept(serving):
@@ -143,16 +114,6 @@ def test_rare_pings_are_answered(serving, transport):
             client.receive_until(lambda number=number: client.pings == number)
             time.sleep(0.1)
         assert client.goaway is None
-
-
-def test_a_grpcio_client_that_pings_is_served(serving):
-    """tritonclient's keepalive options: ten seconds is the shortest interval that grpcio lets one have."""
-    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_permit_without_calls", 1)]
-    with serving("native") as process, grpc.insecure_channel(process.address, options=options) as channel:
-        call = channel.unary_unary(LIVE)
-        for _ in range(3):
-            call(b"")
-            time.sleep(0.2)
 
 
 @pytest.mark.parametrize("transport", doors.NAMES)
@@ -252,28 +213,3 @@ def test_a_thousand_idle_connections_use_no_cpu(serving):
         finally:
             for peer in idle:
                 peer.close()
-
-
-def test_no_connection_limit_on_the_grpcio_door(empty):
-    command = ("inferd", "serve", "--model-repository", empty, "--transport", "grpcio")
-    done = forkserver.run(*command, "--grpc-max-connections=3")
-    assert done.returncode == 2
-    assert "grpc-max-connections" in done.stderr
-
-
-def test_without_free_files_others_are_served(empty):
-    """300 connections where 128 files may be open: calls go on, nothing spins, and it recovers."""
-    command = f"ulimit -n 128; exec {sys.executable} -m inferd serve --model-repository {empty} --grpc-port 0"
-    with doors.running("sh", "-c", command) as process, Client(process.address) as client:
-        assert client.call(LIVE).status == 0
-        server = psutil.Process(process.pid)
-        host, port = process.address.rsplit(":", 1)
-        crowd = [socket.create_connection((host, int(port))) for _ in range(300)]
-        try:
-            for _ in range(20):
-                assert client.call(LIVE).status == 0
-            wait_until(lambda: cpu_seconds(server, 1) <= 0.2)
-        finally:
-            for peer in crowd:
-                peer.close()
-        wait_until(lambda: is_served(process.address))

@@ -40,78 +40,78 @@ model_warmup { name: "zeros" batch_size: 1
 """
 
 
-@pytest.fixture(params=doors.NAMES)
-def served(request, tmp_path):
-    """A server of two models with nothing loaded; its lines tell what is."""
+OPERATOR = {"metadata": (("authorization", "Bearer operator"),), "timeout": 60}
+
+
+@pytest.fixture(scope="module", params=doors.NAMES)
+def address(request, tmp_path_factory):
+    """Where a server of three models listens that loads them on demand."""
+    folder = tmp_path_factory.mktemp("demand")
     for name in ("mine", "other"):
-        write(tmp_path / "models", name, model_py=MODEL.format(factor=2))
-    tokens = tmp_path / "tokens"
+        write(folder / "models", name, model_py=MODEL.format(factor=2))
+    write(folder / "models", "asks", CONFIG.format(backend="python") + WARMED, model_py=ASKS)
+    tokens = folder / "tokens"
     tokens.write_text(TOKENS)
     tokens.chmod(0o600)
     options = ("--model-control-mode=lazy", f"--grpc-token-file={tokens}")
-    with doors.running_server(request.param, tmp_path / "models", *options) as process:
-        yield process
+    with doors.running_server(request.param, folder / "models", *options) as process:
+        yield process.address
 
 
-def loads(served) -> int:
-    """How often `mine` was loaded: the index says whether, the statistics begin anew with each load."""
-    with grpc.insecure_channel(served.address) as channel:
-        metadata = (("authorization", "Bearer operator"),)
-        index = Stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), metadata=metadata, timeout=60)
-        return [model.state for model in index.models if model.name == "mine"].count("READY")
+@pytest.fixture
+def stub(address):
+    """Of the server with nothing loaded."""
+    with grpc.insecure_channel(address) as channel:
+        stub = Stub(channel)
+        yield stub
+        for name in ("asks", "mine", "other"):
+            stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), **OPERATOR)
 
 
-def code(call, *arguments, token: str, **options) -> grpc.StatusCode:
+def is_loaded(stub) -> bool:
+    """Whether `mine` is, as the index says."""
+    index = stub.RepositoryIndex(pb.RepositoryIndexRequest(), **OPERATOR)
+    return any((model.name, model.state) == ("mine", "READY") for model in index.models)
+
+
+def code(call, message, token: str) -> grpc.StatusCode:
     try:
-        call(*arguments, metadata=(("authorization", f"Bearer {token}"),), timeout=60, **options)
+        call(message, metadata=(("authorization", f"Bearer {token}"),), timeout=60)
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK
 
 
-def test_only_who_may_use_a_model_causes_its_load(served) -> None:
+def test_only_who_may_use_a_model_causes_its_load(stub) -> None:
     """Neither a request nor a question about the model by somebody else does; a question whether it is ready never."""
-    with grpc.insecure_channel(served.address) as channel:
-        stub = Stub(channel)
-        asked = (
-            (stub.ModelInfer, request("mine", floats(1.0))),
-            (stub.ModelMetadata, pb.ModelMetadataRequest(name="mine")),
-            (stub.ModelReady, pb.ModelReadyRequest(name="mine")),
-        )
-        for call, message in asked:
-            assert code(call, message, token="stranger") == grpc.StatusCode.PERMISSION_DENIED
-        assert code(stub.ModelReady, pb.ModelReadyRequest(name="mine"), token="operator") == grpc.StatusCode.OK
-        assert loads(served) == 0
-        for call, message in asked:
-            assert code(call, message, token="operator") == grpc.StatusCode.OK
-        assert loads(served) == 1
+    asked = (
+        (stub.ModelInfer, request("mine", floats(1.0))),
+        (stub.ModelMetadata, pb.ModelMetadataRequest(name="mine")),
+        (stub.ModelReady, pb.ModelReadyRequest(name="mine")),
+    )
+    for call, message in asked:
+        assert code(call, message, "stranger") == grpc.StatusCode.PERMISSION_DENIED
+    assert code(stub.ModelReady, pb.ModelReadyRequest(name="mine"), "operator") == grpc.StatusCode.OK
+    assert not is_loaded(stub)
+    for call, message in asked:
+        assert code(call, message, "operator") == grpc.StatusCode.OK
+    assert is_loaded(stub)
 
 
-def test_what_describes_a_model_loads_it(served) -> None:
+def test_what_describes_a_model_loads_it(stub) -> None:
     """Clients ask for the tensors before they can send any."""
-    with grpc.insecure_channel(served.address) as channel:
-        metadata = (("authorization", "Bearer operator"),)
-        found = Stub(channel).ModelMetadata(pb.ModelMetadataRequest(name="mine"), metadata=metadata, timeout=60)
-        assert [tensor.name for tensor in found.inputs] == ["INPUT0"]
-        assert loads(served) == 1
+    found = stub.ModelMetadata(pb.ModelMetadataRequest(name="mine"), **OPERATOR)
+    assert [tensor.name for tensor in found.inputs] == ["INPUT0"]
+    assert is_loaded(stub)
 
 
-def test_the_first_request_of_a_stream_loads_the_model(served) -> None:
-    with grpc.insecure_channel(served.address) as channel:
-        messages = [request("mine", floats(i)) for i in range(20)]
-        metadata = (("authorization", "Bearer operator"),)
-        answers = list(Stub(channel).ModelStreamInfer(iter(messages), metadata=metadata, timeout=60))
-        assert [answer.error_message for answer in answers] == [""] * 20
-        assert loads(served) == 1
+def test_the_first_request_of_a_stream_loads_the_model(stub) -> None:
+    messages = [request("mine", floats(i)) for i in range(20)]
+    assert [answer.error_message for answer in stub.ModelStreamInfer(iter(messages), **OPERATOR)] == [""] * 20
+    assert is_loaded(stub)
 
 
-@pytest.mark.parametrize("transport", doors.NAMES)
-def test_a_model_that_asks_another_one_has_it_loaded(transport, tmp_path) -> None:
+def test_a_model_that_asks_another_one_has_it_loaded(stub) -> None:
     """Also in its warm-up, while it is loaded itself."""
-    root = tmp_path / "models"
-    write(root, "mine", model_py=MODEL.format(factor=2))
-    write(root, "asks", CONFIG.format(backend="python") + WARMED, model_py=ASKS)
-    server = doors.running_server(transport, root, "--model-control-mode=lazy")
-    with server as process, grpc.insecure_channel(process.address) as channel:
-        answer = Stub(channel).ModelInfer(request("asks", floats(1.0)), timeout=60)
-        assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [3.0]
+    answer = stub.ModelInfer(request("asks", floats(1.0)), **OPERATOR)
+    assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [3.0]

@@ -166,39 +166,30 @@ def test_an_unloaded_model_finishes_its_sequences(transport, tmp_path):
 def test_a_server_that_is_told_to_stop_finishes_sequences(transport, tmp_path):
     """It serves until the last one has ended, and begins no more of them."""
     text = config("onnxruntime", STRATEGIES["direct"])
-    with serving(transport, tmp_path, text, "--exit-timeout-secs=200") as (process, client):
-        for sequence in (1, 2):
-            assert step(client, "sums", 1, sequence, sequence_start=True) == 1
+    with serving(transport, tmp_path, text, "--exit-timeout-secs=200", *CONTROL) as (process, client):
+        assert step(client, "sums", 1, 1, sequence_start=True) == 1
+        write(tmp_path, text, gain=100)
+        client.load_model("sums")
+        assert step(client, "sums", 0.01, 2, sequence_start=True) == 1
         process.terminate()
         wait_until(lambda: not client.is_server_ready())
         status, text = refused(client, 3, start=True)
         assert status == "UNAVAILABLE"
         assert "Server is stopping, scheduler for model has stopped accepting new inference requests" in text
         for n in range(2, 20):
-            for sequence in (1, 2):
-                assert step(client, "sums", 1, sequence) == n
+            assert step(client, "sums", 1, 1) == n
         with triton.InferenceServerClient(process.address) as other:
             assert step(other, "sums", 1, 1, sequence_end=True) == 20
-        assert step(client, "sums", 1, 2, sequence_end=True) == 20
+        assert step(client, "sums", 0, 2, sequence_end=True) == 1
         client.close()  # C core waits for clients to answer a ping
         assert process.wait() == 0
     assert "stopping: 2 sequences have 150 s to end" in "\n".join(process.lines)
 
 
-def test_a_server_that_is_told_to_stop_does_not_wait_for_what_idles(transport, tmp_path):
-    with serving(transport, tmp_path, config("onnxruntime", STRATEGIES["oldest"], idle_us=200_000)) as (
-        process,
-        client,
-    ):
-        assert step(client, "sums", 1, 1, sequence_start=True) == 1
-        client.close()
-        process.terminate()
-        assert process.wait() == 0
-
-
-def test_a_sequence_that_does_not_end_does_not_keep_a_server(transport, tmp_path):
-    text = config("onnxruntime", STRATEGIES["oldest"], idle_us=MINUTE)
-    with serving(transport, tmp_path, text, "--exit-timeout-secs=1") as (process, client):
+@pytest.mark.parametrize(("idle_us", "exit_seconds"), [(200_000, 300), (MINUTE, 1)], ids=["idles", "does not end"])
+def test_a_sequence_that_is_left_does_not_keep_a_server(transport, tmp_path, idle_us, exit_seconds):
+    text = config("onnxruntime", STRATEGIES["oldest"], idle_us=idle_us)
+    with serving(transport, tmp_path, text, f"--exit-timeout-secs={exit_seconds}") as (process, client):
         assert step(client, "sums", 1, 1, sequence_start=True) == 1
         client.close()
         process.terminate()

@@ -77,11 +77,6 @@ def ask(stub, model, *rows):
     return stub.ModelInfer(message, timeout=60)
 
 
-@pytest.mark.parametrize("model", ONE)
-def test_the_answer_comes_though_the_end_follows_it(stub, model):
-    assert output(ask(stub, model, 7)).tolist() == [[7]]
-
-
 def test_nobody_gets_an_answer_of_another(stub):
     """The end of a request comes when its stream may long be somebody else's."""
 

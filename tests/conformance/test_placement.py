@@ -167,15 +167,6 @@ def test_tritonclient_streams(server, made):
 # ---- where ----
 
 
-def test_answers_over_the_wire_from_inputs_in_regions(stub, region):
-    content = np.arange(4000, dtype=np.float32)
-    region.write(content.tobytes(), offset=64)
-    answer = stub.ModelInfer(asking(shape=[1, 4000], size=16000, offset=64))
-    assert answer.raw_output_contents[0] == content.tobytes()
-    region.write(bytes(16000), offset=64)
-    assert stub.ModelInfer(asking(shape=[1, 4000], size=16000, offset=64)).raw_output_contents[0] == bytes(16000)
-
-
 def test_raw_contents_belong_to_the_inputs_that_are_not_placed(stub, region):
     region.write(np.float32([1, 2, 3, 4]).tobytes())
     request = pb.ModelInferRequest(model_name="pair")

@@ -33,7 +33,6 @@ parameters { key: "execute_delay_ms" value { string_value: "20" } }
 POLICIES = {
     "hasty": "default_queue_policy { default_timeout_microseconds: 20000 }",
     "patient": "default_queue_policy { default_timeout_microseconds: 60000000 allow_timeout_override: true }",
-    "short": "default_queue_policy { max_queue_size: 1 }",
     "levels": "priority_levels: 2 default_priority_level: 2 "
     "priority_queue_policy { key: 1 value { default_timeout_microseconds: 20000 } }",
     "ordered": "preserve_ordering: true",
@@ -142,21 +141,6 @@ def test_rich_form_of_a_timeout(server, occupied):
         assert call.code() is grpc.StatusCode.UNAVAILABLE
         rich = richerrors.of(call)
         assert (rich.reason, rich.retry_seconds) == ("QUEUE_TIMEOUT", 0.1)
-
-
-def test_full_queue(server, occupied):
-    with grpc.insecure_channel(server.address) as channel:
-        stub = Stub(channel)
-        with occupied("short"):
-            calls = [stub.ModelInfer.future(request("short", floats(1))) for _ in range(4)]
-            errors = look_until(lambda: [call for call in calls if call.done()], lambda done: len(done) == 3)
-        [waited] = [call for call in calls if call not in errors]
-        assert waited.code() is grpc.StatusCode.OK
-        for error in errors:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert error.details() == (
-                "Exceeds maximum queue size: model 'short' version 1 has 1 requests waiting, which is its limit"
-            )
 
 
 def test_model_config_shows_the_policy(client):

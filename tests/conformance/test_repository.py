@@ -160,6 +160,7 @@ def test_a_model_that_does_not_load(client):
     assert text.startswith("load failed for model 'broken': ")
     assert "nowhere" in text
     assert index(client)["broken"][1] == "UNAVAILABLE"
+    assert not client.is_server_ready(), "somebody wants it"
     client.unload_model("broken")
     assert client.is_server_ready()
 

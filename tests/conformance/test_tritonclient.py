@@ -89,20 +89,6 @@ def _bfloat16():
     return pytest.importorskip("ml_dtypes").bfloat16
 
 
-def test_classes(client):
-    result = client.infer(
-        "scores",
-        [tensor(np.array([[0.1, 0.5, 0.25, 0.0]], np.float32))],
-        outputs=[triton.InferRequestedOutput("OUTPUT0", class_count=2)],
-    )
-    assert result.as_numpy("OUTPUT0").tolist() == [[b"0.500000:1:dog", b"0.250000:2:eel"]]
-
-
-def test_wrong_input(client):
-    with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'INPUT0' for model 'pair'"):
-        client.infer("pair", [tensor(ARRAY), tensor(np.ones((2, 2, 2), np.int32), "INT32", "INPUT1")])
-
-
 def test_async_infer(client):
     answers = queue.SimpleQueue()
     for _ in range(50):
@@ -111,21 +97,6 @@ def test_async_infer(client):
         result, error = answers.get(timeout=60)
         assert error is None
         assert (result.as_numpy("OUTPUT0") == ARRAY).all()
-
-
-def test_client_timeout(client):
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer("hang", [tensor(np.ones((1, 1), np.float32))], client_timeout=0.3)
-    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-
-
-def test_cancelled_async_infer(client):
-    answers = queue.SimpleQueue()
-    call = client.async_infer(
-        "hang", [tensor(np.ones((1, 1), np.float32))], callback=lambda result, error: answers.put(error)
-    )
-    call.cancel()
-    assert answers.get(timeout=60).status() == "StatusCode.CANCELLED"
 
 
 # ---- streams ----

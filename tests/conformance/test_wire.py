@@ -195,7 +195,7 @@ def test_unknown_encoding(raw, door, path):
     answer = raw.call(path, infer(), grpc_encoding="snappy")
     if door == "native":
         assert answer.status == UNIMPLEMENTED
-        assert "identity" in answer.headers["grpc-accept-encoding"].split(", ")
+        assert answer.headers["grpc-accept-encoding"] == "identity, deflate, gzip"
     else:
         assert answer.status in (UNIMPLEMENTED, INTERNAL)  # the latter is C core's choice
     assert_alive(raw)
@@ -229,28 +229,6 @@ def test_call_that_ends_inside_a_message(raw, door, path, cut):
 
 
 # ---- messages cut and joined anywhere ----
-
-
-@pytest.mark.parametrize("path", [ECHO, INFER])
-def test_message_split_in_two_at_every_byte(raw, path):
-    message = infer()
-    body = framed(message)
-    expected = raw.call(path, message).messages
-    for cut in range(len(body) + 1):
-        stream = raw.headers(path)
-        raw.data(stream, body[:cut])
-        raw.data(stream, body[cut:], end=True)
-        assert raw.answer(stream).messages == expected
-
-
-@pytest.mark.parametrize("path", [ECHO, INFER])
-def test_message_of_one_byte_frames(raw, path):
-    message = infer()
-    stream = raw.headers(path)
-    for byte in framed(message):
-        raw.data(stream, bytes([byte]))
-    raw.data(stream, b"", end=True)
-    assert raw.answer(stream).messages == raw.call(path, message).messages
 
 
 def test_frames_that_arrive_byte_by_byte(raw):
