@@ -253,9 +253,9 @@ def test_a_device_that_is_not_served_is_refused(backend, add):
 # -- running
 
 
-@pytest.mark.parametrize("datatype", ELEMENTS)
+@pytest.mark.parametrize("datatype", ["BYTES", "BF16", "INT64"])  # all of them: test_served
 @pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
-def test_every_datatype_passes(backend, tmp_path, datatype, shape):
+def test_tensors_pass_that_may_be_empty(backend, tmp_path, datatype, shape):
     (tmp_path / "model.onnx").write_bytes(identity_onnx(ELEMENTS[datatype], ("N", 2)))
     runner = instance(backend, source(tmp_path, [("x", datatype, (2,))], [("y", datatype, (2,))], max_batch_size=8))
     if datatype == "BYTES":

@@ -13,7 +13,7 @@ from inferd.backends.api import BackendError, InstanceSpec, RequestError, Tensor
 from inferd.backends.openvino import OpenVinoBackend
 from inferd.backends.openvino.graph import Graph
 from inferd.backends.openvino.options import reason
-from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch, FakeView
+from tests.backends.fake_batch import FakeBatch, FakeView
 from tests.backends.models import identity_onnx, instance, refusal, source
 from tests.threads import leaves_turns
 
@@ -239,18 +239,6 @@ def test_properties_of_all_models_give_way_to_those_of_one(tmp_path):
 
 
 # -- execution
-
-
-@pytest.mark.parametrize("datatype", NUMPY_TYPES)
-def test_every_datatype(backend, tmp_path, datatype):
-    same(tmp_path, datatype)
-    made = instance(backend, source(tmp_path, [("x", datatype, (2,))], [("y", datatype, (2,))], max_batch_size=8))
-    if datatype == "BYTES":
-        given = np.array([[b"a", b""], ["é".encode(), b"\xff\x00\x01"]], dtype=object)
-    else:
-        given = np.arange(4).reshape(2, 2).astype(NUMPY_TYPES[datatype])
-    answer = run(made, FakeBatch({"x": given}, {"y": datatype}, rows=2))["y"]
-    assert answer.tolist() == given.tolist()
 
 
 def test_the_configurations_datatype_is_converted(backend, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from onnx import TensorProto, helper
 from inferd._native.memory.resource import live_counters
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.models import onnx_bytes
-from tests.engine.placing import Served, memory, placed
+from tests.engine.placing import memory
 from tests.engine.serving import infer, request, serving_folder
 
 pytest.importorskip("openvino")
@@ -94,17 +93,6 @@ async def test_no_rows_and_no_columns_and_what_does_not_fit(tmp_path):
         assert (await ask(engine, [[1]])).array().tolist() == [[2]]
 
 
-async def test_shapes_that_differ_are_no_batch(tmp_path):
-    add_model(tmp_path, "openvino", instances=2)
-    async with serving_folder(tmp_path) as engine:
-        shapes = [(1 + i % 3, 1 + i % 5) for i in range(60)]
-        given = [np.arange(a * b).reshape(a, b) for a, b in shapes]
-        answers = await asyncio.gather(*(ask(engine, each) for each in given))
-        for each, answer in zip(given, answers, strict=True):
-            assert answer.array().tolist() == (each + 1).tolist()
-    assert not any(live_counters().values())
-
-
 async def test_every_answer_beside_reloads_is_one_of_a_version(tmp_path):
     version = add_model(tmp_path, "openvino", 1)
     async with serving_folder(tmp_path, control=ALL_AT_START) as engine:
@@ -166,43 +154,3 @@ async def test_a_run_that_waits_for_another_is_stopped_alone(tmp_path):
         assert late.status == 4
         assert not first.array().any()
         assert not last.array().any()
-
-
-@pytest.mark.parametrize("access", ["map", "copy"])
-async def test_results_are_where_the_client_wants_them(tmp_path, memory, access):
-    config = CONFIG.format(backend='backend: "openvino"', instances=1).replace("[ -1 ]", "[ 2 ]")
-    served = Served(tmp_path, None, memory, config, access=access)
-    x = parameter("x", "i64")
-    save(tmp_path / "m" / "1", [x], {"y": ops.add(x, ops.constant(np.int64(1)))})
-    async with served:
-        for rows in (1, 3):
-            content = np.arange(2 * rows) * 10
-            memory[: 2 * rows] = content
-            answer = await served.ask(placed(to=100, rows=rows))
-            assert list(answer.response.outputs[0].shape) == [rows, 2]
-            np.testing.assert_array_equal(memory[100 : 100 + 2 * rows], content + 1)
-            np.testing.assert_array_equal(memory[: 2 * rows], content)
-
-
-@pytest.mark.parametrize("access", ["map", "copy"])
-async def test_a_model_that_returns_its_input(tmp_path, memory, access):
-    """The answer must not be a window into the client's memory."""
-    config = CONFIG.format(backend='backend: "openvino"', instances=1).replace("[ -1 ]", "[ 2 ]")
-    served = Served(tmp_path, None, memory, config, access=access)
-    x = parameter("x", "i64")
-    save(tmp_path / "m" / "1", [x], {"y": x})
-    async with served:
-        memory[:2] = 1, 2
-        assert (await served.ask(placed())).array().tolist() == [[1, 2]]
-        await served.ask(placed(to=1))
-        assert memory[1:3].tolist() == [1, 2]
-
-
-async def test_a_file_that_vanishes_fails_the_reload_and_the_old_version_stays(tmp_path):
-    version = add_model(tmp_path, "openvino")
-    async with serving_folder(tmp_path, control=ALL_AT_START) as engine:
-        shutil.move(version / "model.bin", version / "gone")
-        (version / "model.xml").write_text("<net/>")
-        with pytest.raises(Exception, match="failed to load 'openvino'"):
-            await engine.load("openvino")
-        assert (await ask(engine, [[1]])).array().tolist() == [[2]]

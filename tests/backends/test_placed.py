@@ -27,14 +27,28 @@ class AddOne(torch.nn.Module):
         return x + 1
 
 
+class Double(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        return x
+
+
 class Same(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
 
 def add_one(backend, folder):
+    """y is x + 1."""
     if backend == "pytorch":
         save_script(AddOne(), folder)
+        return
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+        from tests.backends.openvino_models import ops, parameter, save
+
+        given = parameter("x", "i64")
+        save(folder, [given], {"y": ops.add(given, ops.constant(np.int64(1)))})
         return
     x, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ["N", 2]) for name in "xy")
     one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
@@ -42,7 +56,7 @@ def add_one(backend, folder):
 
 
 @pytest.mark.parametrize("access", ["map", "copy"])
-@pytest.mark.parametrize("backend", ["onnxruntime", "pytorch"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "pytorch"])
 async def test_results_are_where_the_client_wants_them(tmp_path, memory, backend, access):
     served = Served(tmp_path, None, memory, CONFIG.format(backend=backend), access=access)
     add_one(backend, tmp_path / "m" / "1")
@@ -61,15 +75,33 @@ async def test_results_are_where_the_client_wants_them(tmp_path, memory, backend
 
 
 @pytest.mark.parametrize("access", ["map", "copy"])
-async def test_a_model_that_returns_its_input(tmp_path, memory, access):
+@pytest.mark.parametrize("backend", ["openvino", "pytorch"])
+async def test_a_model_that_returns_its_input(tmp_path, memory, backend, access):
     """TorchScript hands out the very memory of the input: the answer must not be a window into the client's."""
-    served = Served(tmp_path, None, memory, CONFIG.format(backend="pytorch"), access=access)
-    save_script(Same(), tmp_path / "m" / "1")
+    served = Served(tmp_path, None, memory, CONFIG.format(backend=backend), access=access)
+    if backend == "pytorch":
+        save_script(Same(), tmp_path / "m" / "1")
+    else:
+        pytest.importorskip("openvino")
+        from tests.backends.openvino_models import parameter, save
+
+        given = parameter("x", "i64")
+        save(tmp_path / "m" / "1", [given], {"y": given})
     async with served:
         memory[:2] = 1, 2
         assert (await served.ask(placed())).array().tolist() == [[1, 2]]
         await served.ask(placed(to=1))
         assert memory[1:3].tolist() == [1, 2]
+
+
+async def test_a_model_that_computes_in_place_leaves_the_client_s_memory_as_it_is(tmp_path, memory):
+    served = Served(tmp_path, None, memory, CONFIG.format(backend="pytorch"), access="map")
+    save_script(Double(), tmp_path / "m" / "1")
+    async with served:
+        memory[:2] = 1, 2
+        for _ in range(3):
+            assert (await served.ask(placed())).array().tolist() == [[2, 4]]
+            assert memory[:2].tolist() == [1, 2]
 
 
 def serve_onnx(tmp_path, memory, nodes, shape, constants=()):

@@ -482,37 +482,24 @@ logging.basicConfig(format="%(message)s", stream=sys.stdout)
 import torch
 from inferd.backends.pytorch import PyTorchBackend
 from tests.backends.models import source
-for count in (None, "3", "2"):
-    parameters = {"INTRA_OP_THREAD_COUNT": count, "INTER_OP_THREAD_COUNT": "5"} if count else {}
-    if count or sys.argv[2] == "default":
-        described = source(Path(sys.argv[1]), [("x", "FP32", (1,))], [("y", "FP32", (1,))], parameters)
-        PyTorchBackend({}).load(described)
-        with ThreadPoolExecutor(1) as pool:  # as an instance sees it, on its thread
-            print(pool.submit(torch.get_num_threads).result(), torch.get_num_interop_threads())
+for count in ("3", "2"):
+    parameters = {"INTRA_OP_THREAD_COUNT": count, "INTER_OP_THREAD_COUNT": "5"}
+    described = source(Path(sys.argv[1]), [("x", "FP32", (1,))], [("y", "FP32", (1,))], parameters)
+    PyTorchBackend({}).load(described)
+    with ThreadPoolExecutor(1) as pool:  # as an instance sees it, on its thread
+        print(pool.submit(torch.get_num_threads).result(), torch.get_num_interop_threads())
 """
 
 
 def test_threads_are_set_by_the_first_model(tmp_path):
     """The pools belong to the process, so it is tried in one of its own."""
     save_script(Identity(), tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS, str(tmp_path), "given"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", THREADS, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "3 5",
         "parameter 'INTRA_OP_THREAD_COUNT' is 2, but the first PyTorch model set 3",
         "3 5",
     ]
-
-
-def test_threads_without_parameters(tmp_path):
-    from inferd.backends.parameters import default_intra_op_threads
-
-    save_script(Identity(), tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS, str(tmp_path), "default"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(f"{default_intra_op_threads()} ")
 
 
 # -- the process
@@ -525,11 +512,14 @@ def test_loading_does_not_warn(backend, tmp_path):
         backend.load(source(tmp_path, [("x", F, (1,))], OUT))
 
 
-def test_loading_and_running_unpickles_nothing(tmp_path):
-    """No pickle is read in Python, neither at load nor by a request."""
+def test_a_process_with_one_model(tmp_path):
+    """No pickle is read in Python, neither at load nor by a request; threads are as many as the machine suggests."""
+    from inferd.backends.parameters import default_intra_op_threads
+
     save_script(Identity(), tmp_path)
     code = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 found = []
 sys.addaudithook(lambda event, args: found.append(args) if event == "pickle.find_class" else None)
@@ -539,10 +529,11 @@ from tests.backends.fake_batch import FakeBatch
 from tests.backends.models import instance, source
 runner = instance(PyTorchBackend({}), source(Path(sys.argv[1]), [("x", "FP32", (1,))], [("y", "FP32", (1,))]))
 runner.execute(FakeBatch({"x": np.ones(1, np.float32)}, {"y": "FP32"}))
-print(found)
+with ThreadPoolExecutor(1) as pool:
+    print(found, pool.submit(sys.modules["torch"].get_num_threads).result())
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == f"[] {default_intra_op_threads()}\n"
 
 
 def test_the_gil_is_released_while_a_model_runs(backend, tmp_path):

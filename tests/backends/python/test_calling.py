@@ -163,6 +163,10 @@ def test_calls(client: triton.InferenceServerClient, model: str, expected: float
     assert ask(client, model, 5) == expected
 
 
+def test_a_decoupled_model_with_many_responses(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "sum", 500) == sum(range(500))
+
+
 def test_many_clients_at_once(client: triton.InferenceServerClient) -> None:
     models = ["add_three", "chain", "gather", "threads"] * 20
     with ThreadPoolExecutor(16) as threads:
@@ -191,7 +195,11 @@ def test_streams(client: triton.InferenceServerClient, model: str, expected: lis
 @pytest.mark.parametrize(
     ("what", "code", "text"),
     [
-        (0, "NOT_FOUND", "nothing"),
+        (
+            0,
+            "NOT_FOUND",
+            "Model nothing - Error when running inference: Request for unknown model: 'nothing' is not found",
+        ),
         (1, "INTERNAL", "ValueError: on purpose"),
         (2, "", "Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models"),
         (3, "INVALID_ARGUMENT", "data-type is 'INT64'"),

@@ -67,25 +67,6 @@ class Call:
         self.peer.send(self.peer.calls, p.BLS_RESPONSE, record, flags=flags, number=self.packet.id, **head)
 
 
-def test_a_chain_of_calls_from_execute(tmp_path: Path) -> None:
-    source = f"""{HEAD}
-    class TritonPythonModel:
-        def execute(self, requests):
-            value = requests[0].inputs()[0].as_numpy()
-            for _ in range(3):
-                value = result(ask(value).exec())
-            return [out(value)]
-    """
-    with worker(tmp_path, source) as peer:
-        peer.start(Sent({"IN": ONE}))
-        for _ in range(3):
-            call = Call(peer)
-            assert (call.message.model_name, call.message.model_version) == ("other", "")
-            assert [output.name for output in call.message.outputs] == ["B"]
-            call.answer(call.value * 2)
-        assert peer.done()[0].outputs["OUT"].item() == 8
-
-
 def test_what_a_call_carries(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
@@ -146,23 +127,6 @@ def test_the_id_of_the_request_is_inherited(tmp_path: Path) -> None:
         peer.done()
 
 
-def test_errors_of_calls(tmp_path: Path) -> None:
-    source = f"""{HEAD}
-    class TritonPythonModel:
-        def execute(self, requests):
-            response = ask(1).exec()
-            error = response.error()
-            assert response.has_error() and error.code() == pb_utils.TritonError.UNAVAILABLE, error
-            assert response.output_tensors() == []
-            return [pb_utils.InferenceResponse(error=error)]
-    """
-    with worker(tmp_path, source) as peer:
-        peer.start(Sent({"IN": ONE}))
-        Call(peer).fail("model 'other' is not ready", p.CODE_UNAVAILABLE)
-        (answer,) = peer.done()
-        assert (answer.code, answer.error) == (p.CODE_UNAVAILABLE, "model 'other' is not ready")
-
-
 def test_large_inputs_and_outputs_go_through_the_arena(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
@@ -214,29 +178,6 @@ def test_what_is_said_of_a_large_call_does_not_overtake_it(tmp_path: Path) -> No
         assert peer.expect(peer.side, p.BLS_CREDIT).id == call.packet.id
         assert peer.expect(peer.side, p.BLS_CANCEL).id == call.packet.id
         peer.done()
-
-
-def test_calls_of_threads_are_answered_in_any_order(tmp_path: Path) -> None:
-    source = f"""{HEAD}
-    class TritonPythonModel:
-        def execute(self, requests):
-            values = {{}}
-            def work(i):
-                values[i] = float(result(ask([i]).exec())[0])
-            threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-            for thread in threads: thread.start()
-            values[99] = float(result(ask([99]).exec())[0])
-            for thread in threads: thread.join()
-            return [out([values[i] for i in (*range(8), 99)])]
-    """
-    with worker(tmp_path, source) as peer:
-        for _ in range(20):
-            peer.start(Sent({"IN": ONE}))
-            calls = [Call(peer) for _ in range(9)]
-            calls.sort(key=lambda call: float(call.value[0]), reverse=True)
-            for call in calls:
-                call.answer(call.value * 10)
-            assert peer.done()[0].outputs["OUT"].tolist() == [*range(0, 80, 10), 990]
 
 
 def test_threads_and_the_main_thread_call_at_once_again_and_again(tmp_path: Path) -> None:

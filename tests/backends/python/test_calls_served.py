@@ -1,14 +1,12 @@
 """Models that call other models, through a real server: chains, errors, streams, deadlines, cancellation."""
 
-import numpy as np
 import psutil
 import pytest
 
 from inferd.backends.python.process import CALLS
 from inferd.backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, add_model, ask, serving
-from tests.backends.python.test_decoupled import COUNTDOWN, DECOUPLED
-from tests.engine.serving import Pending, infer_all, request, row
+from tests.engine.serving import Pending, request, row
 from tests.waiting import until
 
 # Adds one, after having asked the model that is named like itself with one letter less.
@@ -42,24 +40,6 @@ class TritonPythonModel:
         return answers
 """
 
-# Asks the decoupled model for a countdown and sums it up.
-SUM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            call = pb_utils.InferenceRequest(model_name="count", requested_output_names=["y"],
-                                             inputs=[pb_utils.Tensor("x", request.inputs()[0].as_numpy())])
-            total = 0
-            for answer in call.exec(decoupled=True):
-                for tensor in answer.output_tensors():
-                    total += int(tensor.as_numpy().sum())
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[total]], np.int64))]))
-        return answers
-"""
 
 # Asks the other one of "m" and "n" so often as x says.
 RING = """
@@ -116,18 +96,6 @@ class TritonPythonModel:
 """
 
 
-async def test_a_chain_of_three(tmp_path):
-    async with serving(tmp_path, a=CHAIN, ab=CHAIN, abc=CHAIN) as engine:
-        answer = await ask(engine, 1, 2, model="abc")
-        assert (answer.status, answer.text) == (0, "")
-        assert answer.array().tolist() == [[4, 5]]
-        large = np.arange(100_000).reshape(1, -1)
-        [answer] = await infer_all(engine, request("abc", x=large))
-        assert (answer.array() == large + 3).all()
-        answers = await infer_all(engine, *(request("abc", x=row(value)) for value in range(50)))
-        assert [answer.array().item() for answer in answers] == [value + 3 for value in range(50)]
-
-
 async def test_the_time_of_a_model_that_is_called_adds_up(tmp_path):
     """Its time in the queue begins when its request does, not when the caller had asked for it."""
     async with serving(tmp_path, a=CHAIN, ab=CHAIN) as engine:
@@ -161,23 +129,6 @@ async def test_one_call_may_be_larger_than_all_calls_together_may_be(tmp_path):
         answer = await ask(engine, elements, model="large")
         assert (answer.status, answer.text) == (0, "")
         assert answer.array().item() == elements
-
-
-async def test_errors_of_the_called_come_to_the_caller(tmp_path):
-    async with serving(tmp_path, a=CHAIN, ab=CHAIN, x=CHAIN.replace("[:-1]", " + 'none'")) as engine:
-        answer = await ask(engine, -1, model="ab")
-        assert (answer.status, answer.text) == (12, "no further")
-        answer = await ask(engine, 1, model="x")
-        assert (answer.status, answer.text) == (
-            5,
-            "Model xnone - Error when running inference: Request for unknown model: 'xnone' is not found",
-        )
-
-
-async def test_a_decoupled_model_is_iterated_over(tmp_path):
-    add_model(tmp_path, "count", COUNTDOWN, DECOUPLED)
-    async with serving(tmp_path, sum=SUM) as engine:
-        assert (await ask(engine, 500, model="sum")).array().item() == 500 * 501 // 2
 
 
 async def until_told(root, model, word):
@@ -293,17 +244,3 @@ async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_pa
         assert answer.status == 14
         assert answer.text.endswith(f"message: its worker was ended because it {rule}")
         assert (await ask(engine, 1)).array().tolist() == [[1]]
-
-
-async def test_whether_a_model_is_ready(tmp_path):
-    code = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-    class TritonPythonModel:
-        def execute(self, requests):
-            ready = [pb_utils.is_model_ready("m"), pb_utils.is_model_ready("none"), pb_utils.is_model_ready("m", "7")]
-            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([ready], np.int64))]) for _ in requests]
-    """
-    add_model(tmp_path, "m", code, CONFIG)
-    async with serving(tmp_path) as engine:
-        assert (await ask(engine, 1)).array().tolist() == [[1, 0, 0]]

@@ -1,7 +1,6 @@
 """Models that load and unload others, and measure: `pb_utils` against a real engine, in processes and in the server."""
 
 import asyncio
-import os
 
 import pytest
 
@@ -209,19 +208,6 @@ async def test_a_chain_of_models_that_load_each_other_starts(tmp_path):
     add_model(tmp_path, "a5", ECHO)
     async with serving(tmp_path, control=explicit("*")) as engine:
         assert {each.state for each in engine.index()} == {"READY"}
-
-
-async def test_the_processes_of_a_model_are_gone_when_it_is_unloaded(tmp_path):
-    pid = ECHO.replace("r.inputs()[0].as_numpy()", "np.array([[os.getpid()]])").replace(
-        "import triton", "import os\nimport numpy as np\nimport triton", 1
-    )
-    async with serving(tmp_path, control=explicit("m"), m=pid) as engine:
-        worker = (await ask(engine, 1)).array().item()
-        os.kill(worker, 0)
-        await engine.unload("m")
-        await until(lambda: engine.index()[0].state == "UNAVAILABLE")
-        with pytest.raises(ProcessLookupError):
-            os.kill(worker, 0)
 
 
 # -- metrics --

@@ -122,41 +122,32 @@ def is_final(response: pb.ModelStreamInferResponse) -> bool:
     return response.infer_response.parameters["triton_final_response"].bool_param
 
 
-async def test_many_responses_and_then_the_end(tmp_path):
+async def test_what_a_client_gets(tmp_path):
+    """The responses, the empty final one if it asks for that, and an error in between, which ends nothing."""
     add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
     async with serving(tmp_path) as engine:
-        client = Client(engine)
-        client.send(request(x=row(3)))
-        responses = await client.rest()
-        assert [number(response) for response in responses] == [3, 2, 1]
-        assert not any(is_final(response) for response in responses)
-        await client.close()
+
+        async def told(first, **asked_for):
+            client = Client(engine)
+            message = request(x=row(first), request_id="a")
+            for name, value in asked_for.items():
+                message.parameters[name].bool_param = value
+            client.send(message)
+            responses = await client.rest()
+            await client.close()
+            assert {response.infer_response.id for response in responses} == {"a"}
+            return [
+                response.error_message
+                or (number(response) if response.infer_response.outputs else "nothing", is_final(response))
+                for response in responses
+            ]
+
+        assert await told(3) == [(3, False), (2, False), (1, False)]
         statistics = engine.model("m").statistics()
         assert (statistics.inference_count, statistics.inference_stats.success.count) == (1, 1)
-
-
-async def test_the_empty_final_response_is_for_those_who_ask(tmp_path):
-    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
-    async with serving(tmp_path) as engine:
-        client = Client(engine)
-        message = request(x=row(2), request_id="a")
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
-        client.send(message)
-        *numbers, last = await client.rest()
-        assert [number(response) for response in numbers] == [2, 1]
-        assert is_final(last)
-        assert (last.infer_response.id, list(last.infer_response.outputs)) == ("a", [])
-        await client.close()
-
-
-async def test_a_final_response_with_content(tmp_path):
-    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
-    async with serving(tmp_path) as engine:
-        client = Client(engine)
-        client.send(request(x=row(-3)))
-        [only] = await client.rest()
-        assert (number(only), is_final(only)) == (7, True)
-        await client.close()
+        assert await told(2, triton_enable_empty_final_response=True) == [(2, False), (1, False), ("nothing", True)]
+        assert await told(-3) == [(7, True)]
+        assert await told(-1) == [(1, False), "in between"]
 
 
 # Answers once in each round, and asks for another.
@@ -186,17 +177,6 @@ async def test_every_response_of_a_request_that_is_rescheduled_arrives(tmp_path)
         client = Client(engine)
         client.send(request(x=row(300)))
         assert [number(response) for response in await client.rest()] == list(range(300, 0, -1))
-        await client.close()
-
-
-async def test_an_error_in_between_ends_nothing(tmp_path):
-    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
-    async with serving(tmp_path) as engine:
-        client = Client(engine)
-        client.send(request(x=row(-1)))
-        first, second = await client.rest()
-        assert number(first) == 1
-        assert second.error_message == "in between"
         await client.close()
 
 

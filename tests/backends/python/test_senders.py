@@ -49,22 +49,6 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(tmp_path: Path) -> None:
         assert peer.finalize()[0].splitlines() == ["Unable to send response. Response sender has been closed."]
 
 
-def test_a_thread_answers_after_execute_has_returned(tmp_path: Path) -> None:
-    source = f"""{HEAD}
-    class TritonPythonModel:
-        def execute(self, requests):
-            for request in requests:
-                sender = request.get_response_sender()
-                threading.Timer(0, lambda sender=sender: sender.send(out(5), FINAL)).start()
-    """
-    with worker(tmp_path, source, decoupled=True) as peer:
-        assert [a.status for a in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_OPEN]
-        packet, answer = peer.response()
-        assert packet.flags & p.FINAL
-        assert answer is not None
-        assert answer.outputs["OUT"].item() == 5
-
-
 def test_a_slow_client_holds_the_model_up(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
@@ -249,18 +233,6 @@ def test_a_coroutine_that_raises_fails_its_requests(tmp_path: Path) -> None:
         assert packet.flags & p.FINAL
         assert answer is not None
         assert "ValueError: negative" in answer.error
-
-
-def test_an_asynchronous_model_that_is_not_decoupled_is_waited_for(tmp_path: Path) -> None:
-    source = f"""{HEAD}
-    import asyncio
-    class TritonPythonModel:
-        async def execute(self, requests):
-            await asyncio.sleep(0)
-            return [out(3) for _ in requests]
-    """
-    with worker(tmp_path, source) as peer:
-        assert [a.outputs["OUT"].item() for a in peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))] == [3, 3]
 
 
 def test_large_responses_of_senders_lie_in_memory_that_was_asked_for(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ IDENTITY = """
                 return pb_utils.InferenceResponse([out], parameters={"n": len(requests)})
             return [answer(request) for request in requests]
 """
+EVERY = """
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            def answer(request):
+                return [pb_utils.Tensor(x.name().replace("x", "y", 1), x.as_numpy()) for x in request.inputs()]
+            return [pb_utils.InferenceResponse(answer(request)) for request in requests]
+"""
 SAID = """
     import json, numpy as np, triton_python_backend_utils as pb_utils
     class TritonPythonModel:
@@ -81,8 +89,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
         (version / "model.py").write_text(textwrap.dedent(code))
         (root / name / "config.pbtxt").write_text(config(name, *described, **more))  # type: ignore[arg-type]
 
-    for datatype in (*DATATYPES, "STRING"):
-        add(f"identity_{datatype}", IDENTITY, {"x": datatype}, {"y": datatype}, batch=8)
+    every = (*DATATYPES, "STRING")
+    add("every", EVERY, *({f"{kind}_{datatype}": datatype for datatype in every} for kind in "xy"), batch=8)
     pairs = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 60000000 }"
     add("pairs", IDENTITY, {"x": "FP32"}, {"y": "FP32"}, batch=8, more=pairs)
     add("said", SAID, {"x": "FP32"}, {"y": "STRING", "z": "STRING"})
@@ -95,27 +103,30 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
         yield connected
 
 
+def tensor(name: str, array: np.ndarray) -> triton.InferInput:
+    made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    return made.set_data_from_numpy(array)
+
+
 def ask(client: triton.InferenceServerClient, model: str, array: np.ndarray, **more: object) -> triton.InferResult:
-    tensor = triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype))
-    return client.infer(model, [tensor.set_data_from_numpy(array)], **more)
+    return client.infer(model, [tensor("x", array)], **more)
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
-def test_datatypes(client: triton.InferenceServerClient, datatype: str) -> None:
-    numpy_type = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}.get(datatype)
-    array = np.array([[0, 1, 100]]).astype(numpy_type or datatype.lower())
-    assert np.array_equal(ask(client, f"identity_{datatype}", array).as_numpy("y"), array)
-
-
-def test_strings(client: triton.InferenceServerClient) -> None:
-    array = np.array([["", "ü", "a" * 70_000]], object)
-    answer = ask(client, "identity_STRING", array).as_numpy("y")
-    assert [text.decode() for text in answer[0]] == array[0].tolist()
+def test_datatypes(client: triton.InferenceServerClient) -> None:
+    names = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
+    arrays = {each: np.array([[0, 1, 100]]).astype(names.get(each, each.lower())) for each in DATATYPES}
+    arrays["STRING"] = np.array([["", "ü", "a" * 70_000]], object)
+    answer = client.infer("every", [tensor(f"x_{name}", array) for name, array in arrays.items()])
+    texts = answer.as_numpy("y_STRING")
+    assert [text.decode() for text in texts[0]] == arrays.pop("STRING")[0].tolist()
+    for name, array in arrays.items():
+        assert answer.as_numpy(f"y_{name}").dtype == array.dtype
+        assert np.array_equal(answer.as_numpy(f"y_{name}"), array)
 
 
 def test_large_tensors(client: triton.InferenceServerClient) -> None:
     array = np.random.default_rng(0).random((2, 500_000), np.float32)
-    assert np.array_equal(ask(client, "identity_FP32", array).as_numpy("y"), array)
+    assert np.array_equal(ask(client, "async", array).as_numpy("y"), array + 1)
 
 
 def test_requests_are_batched(client: triton.InferenceServerClient) -> None:

@@ -39,23 +39,19 @@ def test_each_request_of_a_batch_gets_its_answer(tmp_path: Path) -> None:
         peer.finalize()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([[True, False]]),
-        np.array([[-1, 2]], np.int8),
-        np.array([[2**63]], np.uint64),
-        np.array([[1.5]], np.float16),
-        np.array([[b"", b"a\0b", "ü".encode()]], object),
-        np.zeros((1, 0), np.float32),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_datatypes_go_through(tmp_path: Path, array: np.ndarray) -> None:
+def test_datatypes_go_through(tmp_path: Path) -> None:
     with worker(tmp_path, IDENTITY) as peer:
-        (answer,) = peer.execute(Sent({"IN": array}))
-        assert answer.outputs["OUT"].dtype == array.dtype
-        assert np.array_equal(answer.outputs["OUT"], array)
+        for array in (
+            np.array([[True, False]]),
+            np.array([[-1, 2]], np.int8),
+            np.array([[2**63]], np.uint64),
+            np.array([[1.5]], np.float16),
+            np.array([[b"", b"a\0b", "ü".encode()]], object),
+            np.zeros((1, 0), np.float32),
+        ):
+            (answer,) = peer.execute(Sent({"IN": array}))
+            assert answer.outputs["OUT"].dtype == array.dtype
+            assert np.array_equal(answer.outputs["OUT"], array)
 
 
 def test_large_tensors_lie_in_the_arena(tmp_path: Path) -> None:
