@@ -152,12 +152,17 @@ def test_nothing_is_left_of_an_encrypted_connection(authority, native_counters):
 def test_with_few_open_files_another_client_gets_in(tmp_path):
     """300 silent connections of one address where 128 files may be open: nobody else waits until they time out."""
     command = f"ulimit -n 128; exec {sys.executable} -m inferd serve --model-repository {tmp_path} --grpc-port 0"
-    with doors.running("sh", "-c", f"{command} --grpc-handshake-timeout 3600000") as process:
+    with (
+        doors.running("sh", "-c", f"{command} --grpc-handshake-timeout 3600000") as process,
+        Client(process.address) as before,
+    ):
+        assert before.call(LIVE).status == 0
         crowd = [connect(process.address, ATTACKER) for _ in range(300)]
         wait_until(lambda: count_closed(crowd) >= 172)
         for _ in range(5):
             with Client(process.address) as client:
                 assert client.call(LIVE).status == 0
+            assert before.call(LIVE).status == 0
         for each in crowd:
             each.close()
 

@@ -209,8 +209,9 @@ def test_a_request_on_its_way_is_received_and_answered(repository):
         assert process.wait() == 0
 
 
-@both_doors
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("door", "number"), [("native", signal.SIGTERM), ("native", signal.SIGINT), ("grpcio", signal.SIGTERM)]
+)
 def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
     process = doors.Process(
         *(sys.executable, "-m", "inferd", "serve", "--model-repository", str(repository), "--transport", door),
@@ -232,26 +233,6 @@ def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, re
     finally:
         process.kill()
     assert not (tmp_path / "s").exists()
-
-
-def test_two_signals_at_once_are_one(repository):
-    """GNU timeout signals its child, and then its group: running calls are finished all the same."""
-    with doors.running_server("native", repository) as process, Client(process.address) as client:
-        stream = client.headers(INFER)
-        client.data(stream, framed(request("slow", floats(1)).SerializeToString()), end=True)
-        assert client.call(LIVE).status == 0  # behind the other call on its connection
-        process.interrupt(signal.SIGTERM)
-        process.says("stopping: running requests")
-        process.interrupt(signal.SIGTERM)
-        assert client.answer(stream).status == 0
-        assert process.wait() == 0
-
-
-def test_sighup_without_a_log_file_has_no_effect(repository):
-    """There is nothing to open again; the signal's default action would end the process, with its calls."""
-    with doors.running_server("native", repository) as process, Client(process.address) as client:
-        process.interrupt(signal.SIGHUP)
-        assert client.call(INFER, request("simple", floats(1)).SerializeToString()).status == 0
 
 
 HUNG_UP = """

@@ -28,7 +28,7 @@ def door(request):
 
 @pytest.fixture(scope="module")
 def reporting(door, repository):
-    with doors.running_server(door, repository, "--orca-load-metrics") as process:
+    with doors.running_server(door, repository, "--orca-load-metrics", "--grpc-reflection=off") as process:
         yield process.address
 
 
@@ -107,26 +107,19 @@ def test_without_the_option_there_is_none(door, repository):
         assert ProtoReflectionDescriptorDatabase(channel).get_services()  # loopback: reflection is on
 
 
-@pytest.mark.parametrize(
-    ("arguments", "on"),
-    [
-        (("--grpc-reflection=off",), False),
-        (("--grpc-address=0.0.0.0",), False),
-        (("--grpc-address=0.0.0.0", "--grpc-reflection=on"), True),
-    ],
-)
-def test_reflection(door, repository, arguments, on):
+def test_reflection_may_be_off(reporting):
+    with grpc.insecure_channel(reporting) as channel, pytest.raises(grpc.RpcError) as error:
+        ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_reflection_may_be_on_at_a_public_address(door, repository):
+    """Where it is off unless it is asked for: tests.front.test_listener_rules."""
     with (
-        doors.running_server(door, repository, *arguments) as process,
+        doors.running_server(door, repository, "--grpc-address=0.0.0.0", "--grpc-reflection=on") as process,
         grpc.insecure_channel(process.address) as channel,
     ):
-        database = ProtoReflectionDescriptorDatabase(channel)
-        if on:
-            assert database.get_services()
-            return
-        with pytest.raises(grpc.RpcError) as error:
-            database.get_services()
-        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert ProtoReflectionDescriptorDatabase(channel).get_services()
 
 
 @pytest.mark.parametrize(

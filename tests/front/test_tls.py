@@ -88,54 +88,60 @@ def handshake(address, context):
         return subject["commonName"], encrypted.recv(9)
 
 
-@both_doors
-def test_a_call(door, authority, server_pair):
-    with started(door, server_pair) as process:
-        answer = told(process.address, authority)
-        assert answer["peer"].startswith("ipv4:127.0.0.1:")
-        assert "transport_security_type" in answer["auth"]
-        assert answer["names"] == answer["identities"] == []
-        assert answer["identity_key"] is None
-        with grpc.insecure_channel(process.address) as plain, pytest.raises(grpc.RpcError) as refused:
-            host.ask(plain, timeout=2)
-        assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+@pytest.fixture(scope="module", params=doors.NAMES)
+def address(request, server_pair):
+    """Of a door that asks for no certificates."""
+    with started(request.param, server_pair) as process:
+        yield process.address
+
+
+@pytest.fixture(scope="module")
+def native_address(server_pair):
+    with started("native", server_pair) as process:
+        yield process.address
+
+
+def test_a_call(address, authority):
+    answer = told(address, authority)
+    assert answer["peer"].startswith("ipv4:127.0.0.1:")
+    assert "transport_security_type" in answer["auth"]
+    assert answer["names"] == answer["identities"] == []
+    assert answer["identity_key"] is None
+    with grpc.insecure_channel(address) as plain, pytest.raises(grpc.RpcError) as refused:
+        host.ask(plain, timeout=2)
+    assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-@both_doors
-def test_old_versions_are_refused(door, authority, server_pair):
-    with started(door, server_pair) as process:
-        old = client_context(authority, "h2")
-        old.set_ciphers("ALL:@SECLEVEL=0")
-        old.minimum_version = ssl.TLSVersion.TLSv1
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            handshake(process.address, old)
-        assert handshake(process.address, client_context(authority, "h2"))[0] == "server"
+def test_old_versions_are_refused(address, authority):
+    old = client_context(authority, "h2")
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.TLSv1
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        handshake(address, old)
+    assert handshake(address, client_context(authority, "h2"))[0] == "server"
 
 
-@both_doors
 @pytest.mark.parametrize("protocols", [(), ("http/1.1",)])
-def test_without_http2_there_is_no_connection(door, authority, server_pair, protocols):
-    with started(door, server_pair) as process:
-        try:
-            _, first = handshake(process.address, client_context(authority, *protocols))
-        except (ssl.SSLError, ConnectionError):
-            return
-        assert first == b""
+def test_without_http2_there_is_no_connection(address, authority, protocols):
+    try:
+        _, first = handshake(address, client_context(authority, *protocols))
+    except (ssl.SSLError, ConnectionError):
+        return
+    assert first == b""
 
 
-def test_a_client_that_ends_tls_gets_the_end_of_the_server(authority, server_pair):
+def test_a_client_that_ends_tls_gets_the_end_of_the_server(native_address, authority):
     """Both ends say close_notify, so that the client knows that it has got all that the server has sent."""
-    with started("native", server_pair) as process:
-        name, port = process.address.rsplit(":", 1)
-        plain = socket.create_connection((name, int(port)), timeout=60)
-        encrypted = client_context(authority, "h2").wrap_socket(plain, server_hostname=name)
-        with Client(encrypted) as client:
-            client.h2.ping(bytes(8))
-            client.flush()
-            client.receive_until(lambda: client.pings)
-            encrypted.unwrap()
+    name, port = native_address.rsplit(":", 1)
+    plain = socket.create_connection((name, int(port)), timeout=60)
+    encrypted = client_context(authority, "h2").wrap_socket(plain, server_hostname=name)
+    with Client(encrypted) as client:
+        client.h2.ping(bytes(8))
+        client.flush()
+        client.receive_until(lambda: client.pings)
+        encrypted.unwrap()
 
 
 @both_doors
@@ -235,14 +241,10 @@ def test_a_changed_root_counts_for_new_connections(door, authority, stranger, se
 
 
 @both_doors
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_session_is_not_resumed(door, authority, server_pair, client_pair, version):
+def test_a_session_is_not_resumed(door, authority, server_pair, client_pair):
     """A client whose certificate has expired, or is of a root that was replaced, could go on with an old session."""
-    context = client_context(authority, "h2")
-    context.load_cert_chain(client_pair.certificate, client_pair.key)
-    context.minimum_version = context.maximum_version = version
 
-    def connected(session=None):
+    def connected(context, session=None):
         name, port = process.address.rsplit(":", 1)
         plain = socket.create_connection((name, int(port)), timeout=60)
         made = context.wrap_socket(plain, server_hostname=name, session=session)
@@ -250,55 +252,48 @@ def test_a_session_is_not_resumed(door, authority, server_pair, client_pair, ver
         assert made.recv(9), "the server's SETTINGS, behind which all tickets have come"
         return made
 
-    with started(door, server_pair, "--root", authority.root) as process, connected() as first:
-        for _ in range(2):
-            with connected(first.session) as again:
+    with started(door, server_pair, "--root", authority.root) as process:
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = client_context(authority, "h2")
+            context.load_cert_chain(client_pair.certificate, client_pair.key)
+            context.minimum_version = context.maximum_version = version
+            with connected(context) as first, connected(context, first.session) as again:
                 assert not again.session_reused
                 assert again.session is None or again.session.id != first.session.id or not first.session.id
 
 
-def test_without_client_certificates_a_session_is_resumed(authority, server_pair):
+def test_without_client_certificates_a_session_is_resumed(native_address, authority):
     """It spares both sides the signature; with client certificates it would escape their check."""
     context = client_context(authority, "h2")
-    with started("native", server_pair) as process:
-        name, port = process.address.rsplit(":", 1)
+    name, port = native_address.rsplit(":", 1)
 
-        def connected(session=None):
-            plain = socket.create_connection((name, int(port)), timeout=60)
-            made = context.wrap_socket(plain, server_hostname=name, session=session)
-            assert made.recv(9), "the server's SETTINGS, behind which its ticket has come"
-            return made
+    def connected(session=None):
+        plain = socket.create_connection((name, int(port)), timeout=60)
+        made = context.wrap_socket(plain, server_hostname=name, session=session)
+        assert made.recv(9), "the server's SETTINGS, behind which its ticket has come"
+        return made
 
-        with connected() as first, connected(first.session) as again:
-            assert again.session_reused
-
-
-def test_a_client_that_never_shakes_hands_is_dropped(authority, server_pair):
-    with started("native", server_pair, "--handshake-timeout", "2") as process:
-        name, port = process.address.rsplit(":", 1)
-        with socket.create_connection((name, int(port)), timeout=60) as silent:
-            assert silent.recv(1) == b""
-        assert told(process.address, authority)
+    with connected() as first, connected(first.session) as again:
+        assert again.session_reused
 
 
-def test_a_flood_of_key_updates_ends_its_connection(authority, server_pair):
+def test_a_flood_of_key_updates_ends_its_connection(native_address, authority):
     """One costs the server 20 us and the client 22 bytes: those of one turn kept all others out for half a second."""
-    with started("native", server_pair) as process:
-        command = ["openssl", "s_client", "-connect", process.address, "-alpn", "h2", "-CAfile", authority.root]
-        updates, said = 0, b""
-        with subprocess.Popen([*command, "-tls1_3"], bufsize=0, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as client:
-            assert client.stdin and client.stdout
-            client.stdin.write(b"k\n")
-            while updates < MANY_UPDATES and (read := client.stdout.read(1 << 16)):
-                said += read
-                *done, said = said.split(b"KEYUPDATE\n")
-                for _ in done:
-                    updates += 1
-                    with contextlib.suppress(BrokenPipeError):
-                        client.stdin.write(b"k\n")
-            client.kill()
-        assert KEY_UPDATES <= updates < MANY_UPDATES
-        assert told(process.address, authority)
+    command = ["openssl", "s_client", "-connect", native_address, "-alpn", "h2", "-CAfile", authority.root]
+    updates, said = 0, b""
+    with subprocess.Popen([*command, "-tls1_3"], bufsize=0, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as client:
+        assert client.stdin and client.stdout
+        client.stdin.write(b"k\n")
+        while updates < MANY_UPDATES and (read := client.stdout.read(1 << 16)):
+            said += read
+            *done, said = said.split(b"KEYUPDATE\n")
+            for _ in done:
+                updates += 1
+                with contextlib.suppress(BrokenPipeError):
+                    client.stdin.write(b"k\n")
+        client.kill()
+    assert KEY_UPDATES <= updates < MANY_UPDATES
+    assert told(native_address, authority)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -321,8 +316,7 @@ def test_files_that_cannot_be_read(files, missing, option):
         Credentials(*files)
 
 
-@pytest.mark.parametrize("says_hello", [False, True], ids=["before-tls", "behind-tls"])
-def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_pair, tmp_path, says_hello):
+def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_pair, tmp_path):
     """Its default is 10 s: a connection that is closed within 8 s was closed for the half second that is asked for."""
     models = tmp_path / "models"
     models.mkdir()
@@ -330,13 +324,12 @@ def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_p
     options += ["--grpc-handshake-timeout=500"]
     with doors.running_server("native", models, *map(str, options)) as process:
         host_name, port = process.address.split(":")
+        with socket.create_connection((host_name, int(port)), timeout=8) as silent:
+            assert silent.recv(1) == b""
         with socket.create_connection((host_name, int(port)), timeout=8) as peer:
-            if says_hello:
-                peer = client_context(authority, "h2").wrap_socket(peer, server_hostname="127.0.0.1")
-                while peer.recv(4096):  # the server's SETTINGS, and then the end
-                    pass
-            else:
-                assert peer.recv(1) == b""
+            greeted = client_context(authority, "h2").wrap_socket(peer, server_hostname="127.0.0.1")
+            while greeted.recv(4096):  # the server's SETTINGS, and then the end
+                pass
 
 
 @pytest.mark.parametrize(
