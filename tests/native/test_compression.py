@@ -292,13 +292,6 @@ def test_too_large_after_decompression(peer, echo, jobs, encoding, size):
     assert answer.messages in ([b"ok"], [])  # an error may overtake what was sent before
 
 
-def test_an_unknown_encoding(peer, echo, jobs):
-    answer = call(peer, echo, jobs, framed(b"data"), encoding="zstd")
-    assert answer.status == UNIMPLEMENTED
-    assert answer.headers["grpc-accept-encoding"] == "identity, deflate, gzip"
-    assert echo.calls == []
-
-
 @pytest.mark.parametrize(("encoding", "mark"), [("identity", 1), ("gzip", 2), ("gzip", 255)])
 def test_wrong_marks(peer, echo, jobs, encoding, mark):
     assert call(peer, echo, jobs, framed(b"data", compressed=mark), encoding=encoding).status == INTERNAL

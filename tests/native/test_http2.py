@@ -104,11 +104,6 @@ def test_every_split_point():
         assert (answer.status, answer.trailers["x-key"]) == (0, "value"), at
 
 
-def test_one_byte_at_a_time():
-    data = recorded(*MESSAGES)
-    assert replay(data, *([1] * len(data))).messages == list(MESSAGES)
-
-
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 60), max_size=30))
 @settings(max_examples=60)
 def test_any_messages_in_any_parts(messages, parts):
@@ -415,30 +410,6 @@ def test_data_for_an_answered_call_does_not_use_up_the_connection(lanes):
 
 
 # -- limits --
-
-
-def test_message_larger_than_the_limit():
-    echo = Echo(max_message=1000)
-    peer = connected(echo.endpoint)
-    assert peer.call(ECHO, b"x" * 1000).messages == [b"x" * 1000]
-    answer = peer.call(ECHO, b"x" * 1001)
-    assert answer.status == 8
-    assert answer.headers["grpc-message"] == "Received message larger than max (1001 vs. 1000)"
-    assert peer.call(ECHO, b"still served").status == 0
-    peer.close()
-
-
-def test_announced_size_alone_takes_no_memory_beyond_the_limit():
-    echo = Echo(max_message=1 << 20)
-    peer = connected(echo.endpoint)
-    before = live_counters()["blocks"]
-    stream = peer.open(ECHO)
-    peer.send(stream, b"\0\xff\xff\xff\xff")
-    peer.feed(peer.h2.data_to_send())
-    assert live_counters()["blocks"] == before
-    peer.pump()
-    assert peer.answers[stream].status == 8
-    peer.close()
 
 
 def test_more_streams_than_allowed_are_refused():

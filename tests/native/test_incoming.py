@@ -78,11 +78,11 @@ def test_a_message_over_the_limit_is_refused_when_it_is_announced():
     echo = Echo(max_message=KIB)
     peer = Peer(echo.endpoint)
     stream = peer.open("/test/Stream")
-    peer.send(stream, framed(b"x"))
+    peer.send(stream, framed(bytes(KIB)))
     peer.pump()
     peer.send(stream, b"\0" + (KIB + 1).to_bytes(4, "big"))
     peer.pump()
-    assert peer.answers[stream].messages == [b"x"]
+    assert peer.answers[stream].messages == [bytes(KIB)]
     assert peer.answers[stream].status == RESOURCE_EXHAUSTED
     assert peer.answers[stream].details == "Received message larger than max (1025 vs. 1024)"
     peer.close()
