@@ -122,7 +122,7 @@ def message(order, columns=X.size, model="m", in_region=True, at=SHIFT, out=None
 
 def descriptors(made):
     """How many of this process are of the object."""
-    links = (os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
+    links = (str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
     return sum(link.startswith(str(made.path)) for link in links)
 
 

@@ -67,15 +67,6 @@ ASYNC = """
                 return pb_utils.InferenceResponse([pb_utils.Tensor("y", x + 1)])
             return await asyncio.gather(*map(one, requests))
 """
-TORCH = """
-    import torch, triton_python_backend_utils as pb_utils
-    class TritonPythonModel:
-        def execute(self, requests):
-            return [
-                pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", torch.from_dlpack(r.inputs()[0]) * 2)])
-                for r in requests
-            ]
-"""
 DATATYPES = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"]
 
 
@@ -95,7 +86,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
     add("pairs", IDENTITY, {"x": "FP32"}, {"y": "FP32"}, batch=8, more=pairs)
     add("said", SAID, {"x": "FP32"}, {"y": "STRING", "z": "STRING"})
     add("async", ASYNC, {"x": "FP32"}, {"y": "FP32"}, batch=8, more="dynamic_batching { }")
-    add("torch", TORCH, {"x": "FP32"}, {"y": "FP32"}, batch=8)
     with (
         doors.running_server("native", root) as process,
         triton.InferenceServerClient(process.address) as connected,
@@ -148,11 +138,6 @@ def test_what_the_model_is_told(client: triton.InferenceServerClient) -> None:
 
 def test_coroutines(client: triton.InferenceServerClient) -> None:
     assert ask(client, "async", np.zeros((1, 2), np.float32)).as_numpy("y").tolist() == [[1, 1]]
-
-
-def test_torch(client: triton.InferenceServerClient) -> None:
-    pytest.importorskip("torch")
-    assert ask(client, "torch", np.ones((1, 2), np.float32)).as_numpy("y").tolist() == [[2, 2]]
 
 
 def test_wrong_requests_do_not_reach_the_model(client: triton.InferenceServerClient) -> None:
