@@ -436,7 +436,7 @@ def test_loading_and_running_leave_the_interpreter_to_others(backend, tmp_path):
 
 
 def test_a_run_is_stopped_and_the_next_one_works(backend, tmp_path):
-    shape = 1 << 12, 512
+    shape = 1 << 11, 512
     made = instance(backend, source(slow(tmp_path, shape[0]), [("x", "FP32", shape)], [("y", "FP32", shape)]))
     assert made.stoppable
     begun = threading.Event()

@@ -128,9 +128,9 @@ def add_slow_model(root, rows):
 
 
 async def test_a_request_that_is_late_stops_its_run(tmp_path):
-    ones = add_slow_model(tmp_path, 1 << 13)
+    ones = add_slow_model(tmp_path, 1 << 11)
     async with serving_folder(tmp_path) as engine:
-        late = await ask(engine, ones, timeout_ns=100_000_000)
+        late = await ask(engine, ones, timeout_ns=50_000_000)
         assert late.status == 4
         assert not (await ask(engine, 0 * ones)).array().any()
 

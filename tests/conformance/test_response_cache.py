@@ -65,13 +65,3 @@ def test_servers_share_answers_and_need_no_redis(repository, tmp_path):
         for value in range(5):
             ask(second, value)
         assert counts(second)[2] == 5
-
-
-def test_the_local_cache_counts_hits_and_misses(repository):
-    with (
-        doors.running_server("native", repository, "--cache-config=local,size=1048576") as process,
-        triton.InferenceServerClient(process.address) as client,
-    ):
-        for value in (1, 2, 1, 2):
-            ask(client, value)
-        assert counts(client) == (2, 2, 2)

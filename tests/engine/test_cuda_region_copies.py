@@ -64,9 +64,7 @@ async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map", loa
         assert not [line for line in stub.report() if "imported" in line or "violation" in line]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters):
-    yield
+pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def reference(values, offset=None, output=None):

@@ -48,11 +48,8 @@ instance_group { kind: KIND_GPU }
 """
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters, stub):
-    """Requests, blocks, streams, events and device memory are gone when the engine is closed."""
-    yield
-    gc.collect()
+# Requests, blocks, streams, events and device memory are gone when the engine is closed.
+pytestmark = pytest.mark.usefixtures("native_counters", "stub")
 
 
 @asynccontextmanager

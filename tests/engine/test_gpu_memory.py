@@ -6,7 +6,6 @@ waits or finds another context current.
 """
 
 import asyncio
-import gc
 import threading
 import weakref
 
@@ -29,10 +28,7 @@ ONE_ROW = "optimization { cuda { graphs: true graph_spec { batch_size: 1 } } }"
 PADDED = "optimization { cuda { graphs: true graph_spec { batch_size: 8 graph_lower_bound { batch_size: 1 } } } }"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters, stub):
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("native_counters", "stub")
 
 
 @pytest.fixture

@@ -211,17 +211,29 @@ def test_who_is_refused_a_model_is_in_the_log(guarded):
     assert not [line for line in guarded.process.lines if "refused: PERMISSION_DENIED" in line], "it is said once"
 
 
-def test_a_file_that_was_cut_leaves_the_tokens_as_they_were(guarded):
+def test_a_file_that_is_wrong_or_was_cut_leaves_the_tokens_as_they_were(guarded):
     """Cut within a token, its beginning would be a token; cut behind the groups, the line would allow every model."""
     guarded.allow("secret groups=inference models=versions\n")
+
+    def refused(token, code):
+        with grpc.insecure_channel(guarded.address) as channel, pytest.raises(grpc.RpcError) as denied:
+            Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer(token))
+        assert denied.value.code() is code
+
     for cut in ("sec", "secret groups=inference"):
         before = sum("the last line has no end" in line for line in guarded.process.lines)
         replace(guarded.file, cut)
         guarded.process.says("the last line has no end", count=before + 1)
-        with grpc.insecure_channel(guarded.address) as channel, pytest.raises(grpc.RpcError) as denied:
-            Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer(cut.split()[0]))
         expected = grpc.StatusCode.UNAUTHENTICATED if cut == "sec" else grpc.StatusCode.PERMISSION_DENIED
-        assert denied.value.code() is expected
+        refused(cut.split()[0], expected)
+    replace(guarded.file, "secret groups=everything\nwrong-token all\n")
+    guarded.process.says(f"the tokens stay as they were: {guarded.file}:1: unknown group 'everything'")
+    refused("wrong-token", grpc.StatusCode.UNAUTHENTICATED)
+    guarded.file.unlink()
+    guarded.process.says(f"the tokens stay as they were: {guarded.file}: No such file or directory")
+    refused("secret", grpc.StatusCode.PERMISSION_DENIED)
+    guarded.allow("spare all\n")
+    assert not [line for line in guarded.process.lines if "wrong-token" in line or "secret" in line]
 
 
 def test_the_server_does_not_wait_for_a_fifo_in_the_place_of_the_file(guarded):
@@ -287,6 +299,12 @@ def test_a_file_that_was_cut_anywhere_is_refused_or_allows_no_more(text):
             continue
         with pytest.raises(TokenFileError, match="the last line has no end"):
             parse(cut.encode(), "tokens", KEY)
+
+
+@pytest.mark.parametrize("text", ["a\na\n", "a rights=all\n", "ä\n", "a groups=everything\n"])
+def test_a_wrong_line_is_refused(text):
+    with pytest.raises(TokenFileError, match=r"tokens:[12]: "):
+        parse(text.encode(), "tokens", KEY)
 
 
 @pytest.mark.parametrize("hidden", ["\0", "\x0b", "\x1b", "\x85", "\u2028"])

@@ -284,23 +284,6 @@ def test_ten_thousand_random_byte_streams():
         wire.close()
 
 
-def test_more_calls_at_once_than_may_be_open(native_counters):
-    """Before a client can know how many streams it may open, it opens hundreds more: they are refused, the connection
-    stays and the first ones are served."""
-    echo = Echo()
-    peer = Peer(echo.endpoint)
-    streams = [peer.open("/test/Echo") for _ in range(600)]
-    for stream in streams:
-        peer.send(stream, framed(b""), end=True)
-    peer.pump()
-    statuses = [peer.answers[stream].status for stream in streams]
-    assert statuses[:256] == [0] * 256
-    assert {peer.answers[stream].reset for stream in streams[256:]} == {7}, "REFUSED_STREAM: the client may try again"
-    assert not peer.connection.finished
-    assert peer.call("/test/Echo", b"x").messages == [b"x"]
-    peer.close()
-
-
 def test_workers_that_cannot_be_made_close_nothing(monkeypatch):
     def fail(*_):
         raise OSError(24, "Too many open files")

@@ -26,9 +26,8 @@ KINDS = {
 CAPPED = [kind for kind in KINDS if kind != "host"]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters, stub):
-    """Every block is given back, every slab returned, and the device was used in order."""
+# Every block is given back, every slab returned, and the device was used in order.
+pytestmark = pytest.mark.usefixtures("native_counters", "stub")
 
 
 @pytest.fixture(params=KINDS)

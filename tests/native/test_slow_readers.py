@@ -3,13 +3,8 @@ moves least, and of nobody else."""
 
 from __future__ import annotations
 
-import gzip
-
 import pytest
 
-from inferd._native.memory.resource import pooled
-from inferd._native.transport.client import ClientUse
-from inferd._native.transport.connection import Connection
 from tests.native.h2peer import Clock, Echo, Peer, framed, output
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -73,18 +68,6 @@ def test_unread_answers_are_bounded_over_all_connections(lanes):
     assert lanes.endpoint.held == 0
 
 
-def test_a_new_client_that_reads_is_served_at_once(lanes):
-    """The answers of others that are not read, and never will be, do not make it wait for anything."""
-    stalled = stalled_peers(lanes, 13)
-    advance(lanes.endpoint, 3)
-    for size in (100, MIB // 2, MIB):
-        peer = Peer(lanes.endpoint)
-        assert answered(lanes, peer, size)
-        peer.close()
-    for peer in stalled:
-        peer.close()
-
-
 def test_a_byte_now_and_then_is_not_reading(lanes):
     """Peers that take their answers byte by byte owe as much as those that take nothing."""
     slow = [Peer(lanes.endpoint, reading=False, window=1 * KIB) for _ in range(4)]
@@ -121,33 +104,6 @@ def test_one_large_answer_slows_nobody(made_lanes):
         assert all(peer.answers[stream].ended for stream in its)
         peer.close()
     first.close()
-
-
-def test_requests_that_wait_in_a_queue_are_bounded_in_bytes(made_lanes):
-    """Their inflated size counts, and the latest of who holds most are refused."""
-    lanes = made_lanes(max_held=LIMIT, running=False)
-    greedy, small = Peer(lanes.endpoint), Peer(lanes.endpoint)
-    packed = gzip.compress(lanes.request(bytes(MIB)))
-    first = call(lanes, small, 100)
-    streams = []
-    for _ in range(30):
-        streams.append(greedy.open(metadata=(("grpc-encoding", "gzip"),)))
-        greedy.send_all(streams[-1], framed(packed, compressed=1))
-    assert lanes.endpoint.held <= LIMIT
-    assert lanes.endpoint.ledger["executed"] > LIMIT // 2
-    refused = [greedy.answers[stream] for stream in streams if greedy.answers[stream].ended]
-    assert len(refused) >= 26
-    assert {answer.status for answer in refused} == {RESOURCE_EXHAUSTED}
-    assert all("grpc-status-details-bin" in answer.headers for answer in refused)
-    second = call(lanes, small, 100)
-    lanes.run()
-    lanes.settle()
-    small.pump()
-    greedy.pump()
-    assert (small.answers[first].status, small.answers[second].status) == (0, 0)
-    assert lanes.endpoint.held == 0 or greedy.connection.unsent
-    for peer in (greedy, small):
-        peer.close()
 
 
 def test_an_answer_must_be_taken_in_time(made_lanes):
@@ -280,43 +236,3 @@ def test_a_parked_call_may_be_reset(made_lanes):
     peer.pump()
     assert lanes.endpoint.ledger["queued"] == 0
     peer.close()
-
-
-def test_connections_of_one_client_count_together(made_lanes):
-    lanes = made_lanes(running=False)
-    use = ClientUse("10.0.0.7", max_bytes=100 * KIB)
-    peers = []
-    for _ in range(3):
-        peer = Peer(lanes.endpoint)
-        peer.connection.close()
-        peer.connection = Connection(lanes.endpoint, "test", use=use)
-        peer.connection.flush = lambda: None
-        peers.append((peer, call(lanes, peer, 45 * KIB)))
-    assert [peer.answers[stream].status for peer, stream in peers] == [None, None, RESOURCE_EXHAUSTED]
-    assert use.bytes_held < 100 * KIB
-    assert lanes.endpoint.ledger_agrees()
-    lanes.run()
-    lanes.settle()
-    for peer, _ in peers:
-        peer.close()
-    assert use.bytes_held == 0
-
-
-def test_memory_goes_back_to_the_system_when_a_peak_is_over(made_lanes):
-    lanes = made_lanes()
-    peers = [Peer(lanes.endpoint, reading=False) for _ in range(20)]
-    for peer in peers:
-        peer.pump()
-        call(lanes, peer)
-        lanes.settle()
-        peer.pump()
-    assert lanes.endpoint.held > 16 * MIB
-    lanes.endpoint.expire()
-    for peer in peers:
-        peer.close()
-    assert pooled() > MIB, "kept for the next requests"
-    advance(lanes.endpoint, 2)
-    assert pooled() > MIB
-    advance(lanes.endpoint, 2)
-    assert pooled() < MIB
-    assert lanes.endpoint.timers.count == 0, "nothing more is to be given back"

@@ -196,46 +196,51 @@ def test_requests_are_logged_where_that_is_asked_for(tmp_path):
     assert slow["total_us"] >= 20_000
 
 
-def test_responses_of_a_stream_are_counted_with_their_bytes(tmp_path):
-    root = write(tmp_path / "models", stream=DECOUPLED)
+@pytest.fixture(scope="module")
+def logging_server(tmp_path_factory):
+    root = write(tmp_path_factory.mktemp("models"), stream=DECOUPLED, slow=DELAYED.replace("20000", "500000"))
+    with doors.running_server("native", root, "--log-format", "json", "--access-log", "1") as process:
+        yield process
+
+
+def accesses(process, model, count):
+    """The lines of calls of the model, when there are so many."""
+
+    def found():
+        return [line for line in lines_of(process, "inferd.access") if line["model"] == model]
+
+    wait_until(lambda: len(found()) >= count)
+    return found()
+
+
+def test_responses_of_a_stream_are_counted_with_their_bytes(logging_server):
     done = threading.Semaphore(0)
-    with (
-        doors.running_server("native", root, "--log-format", "json", "--access-log", "1") as process,
-        doors.connected(process) as client,
-    ):
+    with doors.connected(logging_server) as client:
         client.start_stream(lambda result, error: done.release())
         client.async_stream_infer("stream", [tensor(3)], enable_empty_final_response=True)
         for _ in range(4):
             assert done.acquire(timeout=30)
         client.stop_stream()
-    [line] = lines_of(process, "inferd.access")
+    [line] = accesses(logging_server, "stream", 1)
     assert (line["method"], line["status"]) == ("ModelStreamInfer", "OK")
     assert (line["responses"], line["sent_bytes"]) == (3, 3 * 2 * 8)
 
 
-def test_a_request_whose_time_is_over_has_exceeded_its_deadline(tmp_path):
+def test_a_request_whose_time_is_over_has_exceeded_its_deadline(logging_server):
     """The client waits for what the server says, instead of giving up itself."""
-    root = write(tmp_path / "models", slow=DELAYED.replace("20000", "500000"))
-    message = pb.ModelInferRequest(model_name="slow")
+    message = pb.ModelInferRequest(model_name="slow", raw_input_contents=[bytes(16)])
     message.inputs.add(name="x", datatype="INT64", shape=(1, 2))
-    message.raw_input_contents.append(bytes(16))
-    with (
-        doors.running_server("native", root, "--log-format", "json", "--access-log", "1") as process,
-        raw.Client(process.address) as client,
-    ):
-        answer = client.call(
-            "/inference.GRPCInferenceService/ModelInfer", message.SerializeToString(), grpc_timeout="50m"
-        )
-        assert answer.status == 4
-        after = client.call("/inference.GRPCInferenceService/ModelInfer", message.SerializeToString())
-        assert after.status == 0  # the only instance is done with the first one, too
-    assert [line["status"] for line in lines_of(process, "inferd.access")] == ["DEADLINE_EXCEEDED", "OK"]
+    with raw.Client(logging_server.address) as client:
+        path, asked = "/inference.GRPCInferenceService/ModelInfer", message.SerializeToString()
+        assert client.call(path, asked, grpc_timeout="50m").status == 4
+        assert client.call(path, asked).status == 0  # the only instance is done with the first one, too
+    assert [line["status"] for line in accesses(logging_server, "slow", 2)] == ["DEADLINE_EXCEEDED", "OK"]
 
 
-def test_json_is_one_of_the_forms_that_log_settings_takes(tmp_path):
-    root = write(tmp_path / "models", plain=IDENTITY)
-    with doors.running_server("native", root) as process, doors.connected(process) as client:
-        settings = client.update_log_settings({"log_format": "json"}, as_json=True)["settings"]
-        assert settings["log_format"]["string_param"] == "json"
+def test_json_is_one_of_the_forms_that_log_settings_takes(logging_server):
+    with doors.connected(logging_server) as client:
+        for form in ("default", "json"):
+            settings = client.update_log_settings({"log_format": form}, as_json=True)["settings"]
+            assert settings["log_format"]["string_param"] == form
         with pytest.raises(triton.InferenceServerException, match="invalid argument for log_format, got: xml"):
             client.update_log_settings({"log_format": "xml"})

@@ -55,9 +55,9 @@ def server(tmp_path_factory):
         yield process.address, metrics
 
 
-def tensor(rows=1, columns=2):
+def tensor(rows=1, columns=2, value=1):
     found = triton.InferInput("x", [rows, columns], "INT64")
-    found.set_data_from_numpy(np.ones((rows, columns), np.int64))
+    found.set_data_from_numpy(np.full((rows, columns), value, np.int64))
     return found
 
 

@@ -45,18 +45,40 @@ def several(stub, model="slow", count=12):
     return [stub.ModelInfer.future(request(model, floats(n), id=str(n))) for n in range(count)]
 
 
+@pytest.fixture(scope="module", params=doors.NAMES)
+def queueing(request, tmp_path_factory):
+    """A server whose queues are short, with models whose requests may not wait long, and a chain to a queue."""
+    root = tmp_path_factory.mktemp("models")
+    models.write_repository(root)
+    slow = (root / "slow" / "config.pbtxt").read_text().replace('"slow"', '"late"')
+    policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
+    for name, config in (("chain", ENSEMBLE), ("late", slow.replace("dynamic_batching { }", policy))):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(config)
+    with scraped_server(root, "--max-queued-requests-per-model=2", door=request.param) as (process, metrics):
+        yield process.address, metrics
+
+
+@pytest.fixture
+def asked(queueing):
+    """A stub, and what has been counted since."""
+    address, metrics = queueing
+    before = Counter(counted(metrics))
+    with grpc.insecure_channel(address) as channel:
+        yield Stub(channel), lambda: Counter(counted(metrics)) - before
+
+
 @pytest.mark.parametrize(
-    ("door", "arguments", "reason"),
+    ("door", "limit", "reason"),
     [
-        ("native", ("--grpc-max-calls-per-client=1",), "CLIENT_LIMIT"),
-        *((door, ("--max-queued-requests-per-model=2",), "QUEUE_FULL") for door in doors.NAMES),
-        *((door, ("--max-inflight-requests=2",), "SERVER_FULL") for door in doors.NAMES),
+        ("native", "--grpc-max-calls-per-client=1", "CLIENT_LIMIT"),
+        *((door, "--max-inflight-requests=2", "SERVER_FULL") for door in doors.NAMES),
     ],
 )
-def test_each_refused_call_is_counted_once(repository, door, arguments, reason):
+def test_each_refused_call_is_counted_once(repository, door, limit, reason):
     """Guards that a limit counts exactly the calls that clients saw refused, wherever the limit is enforced."""
     with (
-        scraped_server(repository, *arguments, door=door) as (process, metrics),
+        scraped_server(repository, limit, door=door) as (process, metrics),
         grpc.insecure_channel(process.address) as channel,
     ):
         found = seen(several(Stub(channel)))
@@ -64,44 +86,39 @@ def test_each_refused_call_is_counted_once(repository, door, arguments, reason):
         assert counted(metrics) == found
 
 
-@pytest.mark.parametrize("door", doors.NAMES)
-def test_what_waits_too_long_is_counted_once(repository, door):
-    """Guards that requests that leave a queue late count like those that never enter it."""
-    config = repository / "slow" / "config.pbtxt"
-    policy = "default_queue_policy { default_timeout_microseconds: 1000 }"
-    config.write_text(config.read_text().replace("dynamic_batching { }", f"dynamic_batching {{ {policy} }}"))
-    with scraped_server(repository, door=door) as (process, metrics), grpc.insecure_channel(process.address) as channel:
-        found = seen(several(Stub(channel)))
-        assert set(found) == {"QUEUE_TIMEOUT"}
-        assert counted(metrics) == found
+@pytest.mark.parametrize(
+    ("model", "reason"), [("slow", "QUEUE_FULL"), ("chain", "QUEUE_FULL"), ("late", "QUEUE_TIMEOUT")]
+)
+def test_what_a_queue_refuses_is_counted_once(asked, model, reason):
+    """Guards requests that leave a queue late beside those that never enter it, and that steps count for their
+    ensemble only.
+    """
+    stub, counted_since = asked
+    found = seen(several(stub, model))
+    assert reason in found and set(found) <= {reason, "QUEUE_FULL"}
+    assert counted_since() == found
 
 
-def test_a_refused_step_counts_for_its_ensemble_only(repository):
-    """Guards that requests that serve another one are not counted beside it."""
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE)
-    with (
-        scraped_server(repository, "--max-queued-requests-per-model=2") as (process, metrics),
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        found = seen(several(Stub(channel), "chain"))
-        assert set(found) == {"QUEUE_FULL"}
-        assert counted(metrics) == found
-
-
-@pytest.mark.parametrize("door", doors.NAMES)
-def test_wrong_calls_of_every_kind_are_counted_once(repository, door):
+def test_wrong_calls_of_every_kind_are_counted_once(asked):
     """Guards the reasons that stand for a status, of requests and of handlers in Python."""
-    with scraped_server(repository, door=door) as (process, metrics), grpc.insecure_channel(process.address) as channel:
-        stub = Stub(channel)
-        calls = [
-            *(stub.ModelInfer.future(request("nope", floats(1))) for _ in range(3)),
-            stub.ModelInfer.future(request("simple", floats(1), version="x")),
-            *(stub.ModelMetadata.future(pb.ModelMetadataRequest(name="nope")) for _ in range(2)),
-        ]
-        found = seen(calls)
-        assert found == {"NOT_FOUND": 5, "INVALID_REQUEST": 1}
-        assert counted(metrics) == found
+    stub, counted_since = asked
+    calls = [
+        *(stub.ModelInfer.future(request("nope", floats(1))) for _ in range(3)),
+        stub.ModelInfer.future(request("simple", floats(1), version="x")),
+        *(stub.ModelMetadata.future(pb.ModelMetadataRequest(name="nope")) for _ in range(2)),
+    ]
+    found = seen(calls)
+    assert found == {"NOT_FOUND": 5, "INVALID_REQUEST": 1}
+    assert counted_since() == found
+
+
+def test_refused_messages_of_a_stream_are_counted_once(asked):
+    """Guards errors that do not end their call: they are in messages, without an ErrorInfo."""
+    stub, counted_since = asked
+    requests = [request("slow", floats(n), id=str(n)) for n in range(12)]
+    errors = [answer for answer in stub.ModelStreamInfer(iter(requests)) if answer.error_message]
+    assert errors
+    assert counted_since() == {"QUEUE_FULL": len(errors)}
 
 
 @pytest.mark.parametrize("door", doors.NAMES)
@@ -144,19 +161,6 @@ def test_what_exceeds_a_size_is_counted_once(repository):
             found = seen(calls)
             assert found == {reason: 3}
             assert counted(metrics) == found
-
-
-@pytest.mark.parametrize("door", doors.NAMES)
-def test_refused_messages_of_a_stream_are_counted_once(repository, door):
-    """Guards errors that do not end their call: they are in messages, without an ErrorInfo."""
-    with (
-        scraped_server(repository, "--max-queued-requests-per-model=2", door=door) as (process, metrics),
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        requests = [request("slow", floats(n), id=str(n)) for n in range(12)]
-        errors = [answer for answer in Stub(channel).ModelStreamInfer(iter(requests)) if answer.error_message]
-        assert errors
-        assert counted(metrics) == {"QUEUE_FULL": len(errors)}
 
 
 def test_streams_that_a_stopping_server_ends_are_told_so(repository):

@@ -7,7 +7,10 @@ import json
 import os
 import re
 import resource
+import secrets
 import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
@@ -22,6 +25,9 @@ from tests.engine.serving import ensemble_of
 from tests.observe.scraping import ask, parse_page, scraped_server
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.observe.collector import Collector
 
 SLOW = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
@@ -189,16 +195,14 @@ def test_a_full_disk_costs_traces_and_leaves_the_file_readable(tmp_path, caplog)
     ]
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "missing folder"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_what_traces_cannot_be_written_to_is_refused_at_the_start(repository, tmp_path, kind):
     """A pipe would hold up the thread that writes them, and with it the access log."""
     path = tmp_path / "place"
     if kind == "folder":
         path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
     else:
-        path = path / "file"
+        os.mkfifo(path)
     with (
         pytest.raises(RuntimeError, match=f"trace-config: triton,file={path}: "),
         doors.running_server(
@@ -336,6 +340,78 @@ def collector(request):
         yield made
 
 
+@pytest.fixture
+def http_collector():
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    with http_collector() as made:
+        yield made
+
+
+@dataclass
+class Traced:
+    """A server that traces what clients want traced, and a test's own trace."""
+
+    address: str
+    client: triton.InferenceServerClient
+    collector: Collector
+    trace: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def headers(self):
+        return {"traceparent": f"00-{self.trace}-{SPAN}-01"}
+
+    def ask_at_once(self, model, *named):
+        """Requests by their names, together."""
+        how = {"callback": lambda *_: None, "headers": self.headers}
+        calls = [self.client.async_infer(model, [x], request_id=name, **how) for name, x in named]
+        for call in calls:
+            call._CallContext__grpc_future.result()
+
+    def wait(self, holds):
+        """The spans of the trace, when this holds of them."""
+
+        def own(spans):
+            return [span for span in spans if span.trace_id.hex() == self.trace]
+
+        return own(self.collector.wait(lambda spans: holds(own(spans))))
+
+
+PAIRS = "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 2 ] }\n"
+COALESCING = 'parameters { key: "coalesce_requests" value { string_value: "true" } }\n'
+FAILING = "class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError('no')\n"
+
+
+@pytest.fixture(scope="module")
+def tracing(tmp_path_factory):
+    """A server with all models that the tests of spans ask, and its collector."""
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    root = write(
+        tmp_path_factory.mktemp("models"),
+        stream=DECOUPLED,
+        pair=IDENTITY + PAIRS,
+        twins=IDENTITY + PAIRS + COALESCING,
+        kept=IDENTITY + "response_cache { enable: true }\n",
+        slots=IDENTITY.replace("max_batch_size: 8", "max_batch_size: 1") + "sequence_batching { direct { } }\n",
+        failing=IDENTITY.replace('"identity"', '"python"'),
+        broken=ensemble_of("failing"),
+    )
+    (root / "failing" / "1" / "model.py").write_text(FAILING)
+    options = ("--cache-config=local,size=1000000", "--trace-config=rate=0")
+    with http_collector() as made, doors.running_server("native", root, *traced_to(made), *options) as process:
+        yield process, made
+
+
+@pytest.fixture
+def traced(tracing):
+    process, made = tracing
+    with doors.connected(process) as client:
+        yield Traced(process.address, client, made)
+
+
 @pytest.mark.parametrize("door", ["native", "grpcio"])
 def test_a_trace_of_a_client_goes_on_in_the_server(repository, collector, door):
     """The context is W3C's; rate 0 traces nobody else. The spans of ensembles' steps hang below the ensemble's."""
@@ -371,37 +447,39 @@ def test_a_trace_of_a_client_goes_on_in_the_server(repository, collector, door):
     assert collector.resource["service.name"] == "triton"
 
 
-def test_models_know_their_trace_and_what_they_ask_belongs_to_it(repository, tmp_path):
-    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
-    from tests.observe.collector import http_collector
-
+@pytest.mark.parametrize("door", ["native", "grpcio"])
+def test_models_know_their_trace_and_baggage_and_what_they_ask_belongs_to_it(repository, http_collector, door):
+    """What is no baggage as W3C writes it is not passed on."""
     write(repository, asking=ASKING)
     (repository / "asking" / "1" / "model.py").write_text(ASKING_MODEL)
     with (
-        http_collector() as collector,
-        server_of(repository, collector, "rate=0") as process,
+        server_of(repository, http_collector, "rate=0", door=door) as process,
         doors.connected(process) as client,
     ):
-        answer = client.infer("asking", [tensor()], headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+
+        def context(**headers):
+            headers["traceparent"] = f"00-{TRACE}-{SPAN}-01"
+            [found] = client.infer("asking", [tensor()], headers=headers).as_numpy("y")
+            return json.loads(found)
+
+        told = context()
         untraced = client.infer("asking", [tensor()])
-        spans = collector.wait(lambda spans: named(spans, "plain") and named(spans, "asking"))
+        spans = http_collector.wait(lambda spans: named(spans, "plain") and named(spans, "asking"))
+        assert context(baggage="user=7,plan=a%20b;ttl=1")["baggage"] == "user=7,plan=a%20b;ttl=1"
+        assert context(baggage="x" * 8192)["baggage"] == "x" * 8192
+        for wrong in ('a="b"', "a=\\", "", "x" * 8193):
+            assert context(baggage=wrong).keys() == {"traceparent"}
     [asking], [plain] = named(spans, "asking"), named(spans, "plain")
     assert plain.parent_span_id == asking.span_id
-    [context] = answer.as_numpy("y")
-    assert json.loads(context) == {"traceparent": f"00-{TRACE}-{asking.span_id.hex()}-01"}
+    assert told == {"traceparent": f"00-{TRACE}-{asking.span_id.hex()}-01"}
     assert untraced.as_numpy("y")[0] == b""
 
 
-def test_the_time_of_a_failed_ensemble_is_that_of_its_steps(repository, http_collector):
+def test_the_time_of_a_failed_ensemble_is_that_of_its_steps(traced):
     """It waits in no queue of its own: no span says so."""
-    write(repository, failing=IDENTITY.replace('"identity"', '"python"'), broken=ensemble_of("failing"))
-    (repository / "failing" / "1" / "model.py").write_text(
-        "class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError('no')\n"
-    )
-    with server_of(repository, http_collector, "rate=1") as process, doors.connected(process) as client:
-        with pytest.raises(triton.InferenceServerException, match="no"):
-            client.infer("broken", [tensor()])
-        spans = http_collector.wait(lambda spans: named(spans, "broken") and named(spans, "batch"))
+    with pytest.raises(triton.InferenceServerException, match="no"):
+        traced.client.infer("broken", [tensor()], headers=traced.headers)
+    spans = traced.wait(lambda spans: named(spans, "broken") and named(spans, "batch"))
     [broken], [failing] = named(spans, "broken"), named(spans, "failing")
     assert below(spans, broken).keys() == {"failing"}
     assert {"queue", "batch"} <= below(spans, failing).keys()
@@ -416,57 +494,37 @@ def test_the_time_of_a_failed_ensemble_is_that_of_its_steps(repository, http_col
         ({"OTEL_SERVICE_NAME": "digits"}, ("opentelemetry,resource=service.name=own",), "own"),
     ],
 )
-def test_the_name_of_the_service(repository, http_collector, monkeypatch, environment, configured, service):
+def test_the_name_of_the_service(monkeypatch, environment, configured, service):
     """The server's own option wins over OpenTelemetry's variables, and these over --id."""
+    otel = pytest.importorskip("inferd.server.observe.tracing.otel", reason="the extra otel is not installed")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with (
-        server_of(repository, http_collector, "rate=1", *configured) as process,
-        doors.connected(process) as client,
-    ):
-        client.infer("plain", [tensor()])
-        http_collector.wait(bool)
-    assert http_collector.resource["service.name"] == service
-    assert http_collector.resource["team"] == "a"
+    configuration = parse_trace_config((*configured, "opentelemetry,resource=team=a"))
+    found = otel.resource_of(configuration.resource, "triton").attributes
+    assert (found["service.name"], found["team"]) == (service, "a")
 
 
-def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository):
-    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
-    from tests.observe.collector import http_collector
-
+def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository, http_collector):
     config = repository / "slow" / "config.pbtxt"
     config.write_text(config.read_text().replace("20000", "1500000"))
     with (
-        http_collector() as collector,
-        server_of(repository, collector, "rate=0", "slow-ms=1000") as process,
+        server_of(repository, http_collector, "rate=0", "slow-ms=1000") as process,
         doors.connected(process) as client,
     ):
         client.infer("plain", [tensor()])
         client.infer("slow", [tensor()])
         with pytest.raises(triton.InferenceServerException):
             client.infer("plain", [tensor(9)])
-        spans = collector.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
+        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
     by_status = sorted(named(spans, "InferRequest"), key=lambda span: span.status.code)
     assert [attributes(span)["rpc.response.status_code"] for span in by_status] == ["OK", "INVALID_ARGUMENT"]
     assert named(spans, "slow")
     assert "max" in by_status[1].status.message or by_status[1].status.message
 
 
-def test_mates_of_a_batch_are_linked(tmp_path):
-    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
-    from tests.observe.collector import http_collector
-
-    batching = IDENTITY + "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 2 ] }\n"
-    root = write(tmp_path / "models", pair=batching)
-    with (
-        http_collector() as collector,
-        server_of(root, collector, "rate=1") as process,
-        doors.connected(process) as client,
-    ):
-        calls = [client.async_infer("pair", [tensor()], callback=lambda result, error: None) for _ in range(2)]
-        for call in calls:
-            call._CallContext__grpc_future.result()
-        spans = collector.wait(lambda spans: len(named(spans, "batch")) == 2)
+def test_mates_of_a_batch_are_linked(traced):
+    traced.ask_at_once("pair", ("one", tensor()), ("other", tensor()))
+    spans = traced.wait(lambda spans: len(named(spans, "batch")) == 2)
     one, other = named(spans, "pair")
     for batch, mate in itertools.permutations((one, other)):
         [mine] = [span for span in named(spans, "batch") if span.parent_span_id == batch.span_id]
@@ -475,35 +533,15 @@ def test_mates_of_a_batch_are_linked(tmp_path):
     assert np.all([attributes(span)["inferd.batch.reason"] == "preferred size" for span in named(spans, "batch")])
 
 
-@pytest.fixture
-def http_collector():
-    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
-    from tests.observe.collector import http_collector
-
-    with http_collector() as made:
-        yield made
-
-
 def below(spans, parent):
     return {span.name: span for span in spans if span.parent_span_id == parent.span_id}
 
 
-def test_look_ups_in_the_response_cache_are_spans(tmp_path, http_collector):
+def test_look_ups_in_the_response_cache_are_spans(traced):
     """Of a hit, and of a miss, whose execution hangs below it."""
-    root = write(tmp_path / "models", kept=IDENTITY + "response_cache { enable: true }\n")
-    with (
-        doors.running_server(
-            "native",
-            root,
-            "--cache-config=local,size=1000000",
-            *traced_to(http_collector),
-            "--trace-config=rate=1",
-        ) as process,
-        doors.connected(process) as client,
-    ):
-        for number in range(2):
-            client.infer("kept", [tensor()], request_id=f"r{number}")
-        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
+    for number in range(2):
+        traced.client.infer("kept", [tensor()], request_id=f"r{number}", headers=traced.headers)
+    spans = traced.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
     outer = [span for span in named(spans, "kept") if is_outer(spans, span)]
     models = {attributes(span)["triton.request_id"]: span for span in outer}
     missed, hit = models["r0"], models["r1"]
@@ -519,24 +557,9 @@ def test_look_ups_in_the_response_cache_are_spans(tmp_path, http_collector):
     assert looked.end_time_unix_nano <= hit.end_time_unix_nano
 
 
-def test_a_request_that_joined_an_identical_one_is_linked_to_its_execution(tmp_path, http_collector):
-    batching = "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 2 ] }\n"
-    coalescing = 'parameters { key: "coalesce_requests" value { string_value: "true" } }\n'
-    root = write(tmp_path / "models", twins=IDENTITY + batching + coalescing)
-    with (
-        doors.running_server("native", root, *traced_to(http_collector), "--trace-config=rate=1") as process,
-        doors.connected(process) as client,
-    ):
-        calls = [
-            client.async_infer("twins", [tensor()], callback=lambda *_: None, request_id=name)
-            for name in ("first", "second")
-        ]
-        different = triton.InferInput("x", [1, 2], "INT64")
-        different.set_data_from_numpy(np.full((1, 2), 7, np.int64))
-        calls.append(client.async_infer("twins", [different], callback=lambda *_: None, request_id="other"))
-        for call in calls:
-            call._CallContext__grpc_future.result()
-        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
+def test_a_request_that_joined_an_identical_one_is_linked_to_its_execution(traced):
+    traced.ask_at_once("twins", ("first", tensor()), ("second", tensor()), ("other", tensor(value=7)))
+    spans = traced.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
     outer = [span for span in named(spans, "twins") if is_outer(spans, span)]
     models = {attributes(span)["triton.request_id"]: span for span in outer}
     execution = below(spans, models["first"])["twins"]
@@ -550,21 +573,16 @@ def is_outer(spans, span):
     return any(call.span_id == span.parent_span_id for call in named(spans, "InferRequest"))
 
 
-def test_waiting_for_a_slot_of_sequences_is_a_span(tmp_path, http_collector):
-    one_at_a_time = IDENTITY.replace("max_batch_size: 8", "max_batch_size: 1") + "sequence_batching { direct { } }\n"
-    root = write(tmp_path / "models", slots=one_at_a_time)
-    with (
-        doors.running_server("native", root, *traced_to(http_collector), "--trace-config=rate=1") as process,
-        doors.connected(process) as client,
-    ):
-        client.infer("slots", [tensor()], sequence_id=1, sequence_start=True, request_id="begun")
-        waiting = client.async_infer(
-            "slots", [tensor()], callback=lambda *_: None, sequence_id=2, sequence_start=True, request_id="late"
-        )
-        client.is_server_live()  # what was sent before it has come
-        client.infer("slots", [tensor()], sequence_id=1, sequence_end=True, request_id="over")
-        waiting._CallContext__grpc_future.result()
-        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
+def test_waiting_for_a_slot_of_sequences_is_a_span(traced):
+    def ask(name, sequence, ask=traced.client.infer, **how):
+        return ask("slots", [tensor()], request_id=name, sequence_id=sequence, headers=traced.headers, **how)
+
+    ask("begun", 1, sequence_start=True)
+    waiting = ask("late", 2, traced.client.async_infer, callback=lambda *_: None, sequence_start=True)
+    traced.client.is_server_live()  # what was sent before it has come
+    ask("over", 1, sequence_end=True)
+    waiting._CallContext__grpc_future.result()
+    spans = traced.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
     models = {attributes(span)["triton.request_id"]: span for span in named(spans, "slots")}
     parts = below(spans, models["late"])
     assert parts.keys() == {"sequence wait", "queue", "batch"}
@@ -572,38 +590,14 @@ def test_waiting_for_a_slot_of_sequences_is_a_span(tmp_path, http_collector):
     assert below(spans, models["begun"]).keys() == {"queue", "batch"}
 
 
-@pytest.mark.parametrize("door", ["native", "grpcio"])
-def test_baggage_is_passed_on_to_models(repository, http_collector, door):
-    """What is no baggage as W3C writes it is not."""
-    write(repository, asking=ASKING)
-    (repository / "asking" / "1" / "model.py").write_text(ASKING_MODEL)
-    with (
-        server_of(repository, http_collector, "rate=0", door=door) as process,
-        doors.connected(process) as client,
-    ):
-
-        def context(baggage):
-            headers = {"baggage": baggage, "traceparent": f"00-{TRACE}-{SPAN}-01"}
-            [found] = client.infer("asking", [tensor()], headers=headers).as_numpy("y")
-            return json.loads(found)
-
-        assert context("user=7,plan=a%20b;ttl=1")["baggage"] == "user=7,plan=a%20b;ttl=1"
-        assert context("x" * 8192)["baggage"] == "x" * 8192
-        for wrong in ('a="b"', "a=\\", "", "x" * 8193):
-            assert context(wrong).keys() == {"traceparent"}
-
-
-def test_a_request_that_is_answered_before_its_batch_ends_names_the_batch(repository, http_collector):
+def test_a_request_that_is_answered_before_its_batch_ends_names_the_batch(traced):
     """As all of decoupled models may be."""
     message = pb.ModelInferRequest(model_name="stream", raw_input_contents=[bytes(16)])
     message.inputs.add(name="x", datatype="INT64", shape=[1, 2])
-    with (
-        server_of(repository, http_collector, "rate=1") as process,
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        [answer] = Stub(channel).ModelStreamInfer(iter([message]))
-        assert not answer.error_message
-        spans = http_collector.wait(lambda spans: named(spans, "batch"))
+    with grpc.insecure_channel(traced.address) as channel:
+        [answer] = Stub(channel).ModelStreamInfer(iter([message]), metadata=tuple(traced.headers.items()))
+    assert not answer.error_message
+    spans = traced.wait(lambda spans: named(spans, "batch"))
     [batch], [stream] = named(spans, "batch"), named(spans, "stream")
     [event] = stream.events
     assert event.name == "first response"

@@ -5,7 +5,6 @@ left alive: every test here checks that it has nothing to report.
 """
 
 import asyncio
-import gc
 
 import ml_dtypes
 import numpy as np
@@ -40,11 +39,8 @@ dynamic_batching { }
 """
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(native_counters, stub, tensorrt):
-    """Requests, blocks, streams, events and device memory are gone when the engine is closed."""
-    yield
-    gc.collect()
+# Requests, blocks, streams, events and device memory are gone when the engine is closed.
+pytestmark = pytest.mark.usefixtures("native_counters", "stub", "tensorrt")
 
 
 def array(rows, columns=4, start=0.0, dtype=np.float32):
