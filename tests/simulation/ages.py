@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from inferd.server.front.connection_monitor import TOO_OLD
 from inferd.server.front.door import STOPPING
+from tests.simulation.audit import exposed
 from tests.simulation.sockets import OPEN
 from tests.simulation.wire import Violation
 
@@ -25,6 +26,7 @@ SILENCES = ((0.005, 0.0003), (0.02, 0.001), (0.1, 0.005))  # seconds until a pee
 MOST_DROPS = 200
 DROPS_NS = 1_000_000  # between two, at most
 GOES_NS = 50_000_000  # in which a socket that the door closes is closed
+EXPOSED = ("in a call", "those to write", "")  # see `exposed`
 STRIKES = 2
 FREE = 2  # PINGs beside those that count: the first one, and the one that is too many
 ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
@@ -57,7 +59,9 @@ class Drops:
         simulation = self._simulation
         drivers = sorted(simulation.door._drivers, key=lambda driver: driver._connection.peer)
         if drivers and not simulation.operator.is_stopping:
-            chosen = self._random.choice(drivers)
+            # most often one that others are busy with
+            groups = [[each for each in drivers if exposed(each._connection) == where] for where in EXPOSED]
+            chosen = self._random.choice(self._random.choice([group for group in groups if group]))
             if (end := simulation.sockets.end_at(chosen._connection.peer)) is not None:
                 end.dropped = True
                 simulation.later(GOES_NS, partial(self._look, end))

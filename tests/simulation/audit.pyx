@@ -26,7 +26,9 @@ from inferd._native.sequences.sequencer cimport SequenceLane, Sequencer
 from inferd._native.sequences.slots cimport InstanceSlots, Slots
 from inferd._native.shares cimport Share
 from inferd._native.transport.client cimport ClientUse
+from inferd._native.transport.connection cimport Connection
 from inferd._native.transport.endpoint cimport Endpoint
+from inferd._native.transport.io_thread cimport Socket
 from inferd._native.transport.ledger cimport STAGES, Charge
 from inferd._native.transport.outgoing cimport Outgoing
 from inferd._native.transport.stream cimport Conn, Incoming, Stream, stream_ended, stream_unsent
@@ -135,6 +137,15 @@ def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # Connections
 
+def exposed(Connection connection not None) -> str:
+    """Where its end is most dangerous: "in a call" of its thread to the system, or in the list of "those to write"."""
+    if connection.conn.in_call:
+        return "in a call"
+    if connection.conn.dirty:
+        return "those to write"
+    return ""
+
+
 def audit_connections(Endpoint endpoint not None, uses: list[ClientUse]) -> str:
     """What is wrong with the connections of an endpoint, and with these clients: each holds what its calls hold."""
     cdef Conn *conn = endpoint.host.connections.first
@@ -189,6 +200,10 @@ cdef str _audit_connection(Conn *conn):
         count += 1
         previous = stream
         stream = stream.next
+    if conn.socket != NULL and (<Socket *>conn.socket).dropped and not conn.in_call:
+        return "a connection that was to go when its thread came back to the front has stayed"
+    if not has_output(conn.writer.first) or not has_output(conn.writer.now):
+        return "a connection that is gone, or has nothing to write, is among those that have"
     if count != conn.streams:
         return f"a connection counts {conn.streams} calls, and has {count}"
     if (unsent, shut) != (conn.unsent, conn.shut):
@@ -198,6 +213,12 @@ cdef str _audit_connection(Conn *conn):
         if conn.account.bytes[i] < held[i] or (conn.account.bytes[i] > held[i] and not in_pool):
             return f"a connection is charged for {conn.account.bytes[i]} bytes at stage {i}, and has {held[i]}"
     return ""
+
+
+cdef bint has_output(const Conn *conn) noexcept:
+    while conn != NULL and conn.session != NULL and conn.dirty:
+        conn = conn.next_dirty
+    return conn == NULL
 
 
 cdef void add_charge(size_t *held, const Charge *charge) noexcept:

@@ -104,6 +104,16 @@ TEMPERS = (
     Temper("hurried", deadlines=(-1, 0, 50 * US, 300 * US, 2 * MS, HOUR), burst=10),
     Temper("reconnecting", hangs_up=0.1, cancels=0.1, deadlines=(-1, 300 * US)),
     Temper("large", large=0.5, chunk=30_000, burst=3, window=1 << 24),
+    # calls whose time is over while their large messages arrive
+    Temper(
+        "pressed",
+        large=0.5,
+        chunk=30_000,
+        burst=3,
+        window=1 << 24,
+        deadlines=(-1, 100 * US, 300 * US, 2 * MS, HOUR),
+        weight=0.5,
+    ),
     Temper("huge", large=0.15, largest=HUGE, read_ns=20 * MS, burst=4, pause_ns=5 * MS, window=1 << 24, weight=0.25),
 )
 

@@ -76,6 +76,8 @@ class Hostile:
         self.simulation.tell(self.name, f"leaves: {seen}")
         if self.simulation.is_faulty or self.simulation.held_limit or self.end.dropped:
             return
+        if self.simulation.operator.is_stopping and seen.goaway == h2cases.NO_ERROR:
+            return
         # the server ignores bytes behind the answer to its call: their stream is closed
         if self.end.reads > 1 and seen.answered and any(frame.stream_id for frame in seen.frames):
             return

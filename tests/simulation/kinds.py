@@ -135,6 +135,18 @@ CHOSEN = {
         Kind("asker", style="worker", asks=True, weight=4),
         Kind("orphan", style="worker", asks=True, mortal=True),
         Kind("mortal", style="worker", mortal=True),
+        # many small responses, one right after the other
+        Kind("herald", style="worker", decoupled=True, rows=150, weight=4),
+        Kind("crier", style="worker", decoupled=True, rows=150, mortal=True),
+        Kind(
+            "rumour",
+            steps=(
+                StepSpec("herald", inputs={"x": "x"}, outputs={"y": "t"}, decoupled=True),
+                step("parts", "t", "y"),
+            ),
+            factor=4,
+            decoupled=True,
+        ),
         # not by the loop, since it waits for resources
         Kind("bound", style="worker", mortal=True, needs=1),
         Kind("gpu", style="gpu", factor=1, weight=4),
@@ -215,6 +227,11 @@ def with_steps(kind: Kind) -> set[str]:
 
 
 STEPS = {name: with_steps(kind) for name, kind in KINDS.items()}
+
+
+def ends_apart(kind: Kind) -> bool:
+    """Whether the end of its answers may be said behind the last one: by a worker, which may fail until then."""
+    return kind.decoupled and any(KINDS[name].decoupled and KINDS[name].style == "worker" for name in STEPS[kind.name])
 
 
 def kinds_with_steps(names: Mapping[str, Kind]) -> list[str]:

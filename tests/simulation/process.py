@@ -12,7 +12,10 @@ import mmap
 import os
 import socket
 import struct
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ from tests.simulation.inquiries import Inquiry
 from tests.simulation.instances import Value
 from tests.simulation.kind import SCALE
 from tests.simulation.replies import Reply, draw_parameters
+from tests.simulation.senders import Sender
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
@@ -37,7 +41,9 @@ MS = 1000 * US
 TEMPERS = ("good", "good", "dying", "silent", "talking")
 DATATYPES = {8: np.int32, 9: np.int64, 5: np.uint64}  # by the numbers of model_config.proto
 X, START, READY, CORRID, STATE = range(5)  # tensors of models that keep sequences
+FLOOD = 100  # pieces of output, some of them large
 MOST = 3  # calls that are made for one batch
+PROMISED = Reply(None, promised=True)
 QUESTION = b'{"call": "is_model_ready", "name": "plain", "version": ""}'
 
 
@@ -109,6 +115,7 @@ class Process(AnyWorker):
         self._theirs = [its for _, its in pairs]
         self.work, self.side, self.calls = (mine.fileno() for mine in self._mine)
         self.its_work, self.its_side, self.its_calls = self._theirs
+        self._waiting: dict[socket.socket, deque[bytes]] = {end: deque() for end in self._theirs}  # to be sent
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         self.memory = mmap.mmap(arena.fd, 0)
         self.order: Order | None = None
@@ -116,6 +123,13 @@ class Process(AnyWorker):
         self.ids = itertools.count(1)
         self.inquiries: dict[int, Inquiry] = {}
         self.questions: set[int] = set()  # that have no answer yet
+        self.senders: dict[int, Sender] = {}  # by the request that each answers
+        self._wanted: dict[int, Callable[[int], None]] = {}  # what is to be done with memory that was asked for
+        self._pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
+        self.output, self.errors = (its_end for its_end, _ in self._pipes)
+        self.printed = {1: bytearray(), 2: bytearray()}
+        for heard in launch.heard.values():
+            heard.clear()
         for end in self._theirs:
             self.town.watch(self, end)
         self.say(self.its_work, p.HELLO, number=p.VERSION)
@@ -135,7 +149,12 @@ class Process(AnyWorker):
         self.end()
         for mine in self._mine:
             mine.close()
+        for its_end, _ in self._pipes:
+            os.close(its_end)
         os.close(self.pid_fd)
+        if self.printed != self.launch.heard:
+            sizes = [(len(told), len(self.launch.heard[stream])) for stream, told in self.printed.items()]
+            self.backend.executions.complain(f"{self.name}: bytes that were printed, and heard of these: {sizes}")
 
     # -- its life, on the main thread
 
@@ -147,6 +166,8 @@ class Process(AnyWorker):
         for end in self._theirs:
             self.town.forget(end)
             end.close()
+        for _, mine in self._pipes:
+            os.close(mine)
         self.memory.close()
         os.close(self._running)
         self._running = -1
@@ -162,8 +183,20 @@ class Process(AnyWorker):
         if not self.alive:
             return
         size = 0 if flags & p.IN_ARENA else len(record)
+        waiting = self._waiting[to]
+        waiting.append(p.HEAD.pack(kind, flags, 0, len(record), number, offset) + record[:size])
+        if len(waiting) == 1:
+            self._pour(to)
+
+    def _pour(self, to: socket.socket) -> None:
+        """What there is room for, in order, and the rest later."""
+        waiting = self._waiting[to]
         try:
-            to.send(p.HEAD.pack(kind, flags, 0, len(record), number, offset) + record[:size])
+            while waiting:
+                to.send(waiting[0])
+                waiting.popleft()
+        except BlockingIOError:
+            self.later(self.random.randint(0, 100 * US), lambda: self._pour(to))
         except OSError:
             self.end()
 
@@ -191,6 +224,10 @@ class Process(AnyWorker):
         elif kind == p.ALLOCATED and end is self.its_work:
             if self.order is not None:
                 self._answer_in_arena(self.order, offset if code == 0 else -1)
+        elif kind == p.ALLOCATED and number in self._wanted:
+            self._wanted.pop(number)(offset if code == 0 else -1)
+        elif kind == p.CREDIT:
+            self._take_credit(number, offset)
         elif kind == p.ALLOCATED and number in self.inquiries:
             self.inquiries[number].allocated(offset if code == 0 else -1)
         elif kind == p.ALLOCATED and code == 0:
@@ -204,6 +241,18 @@ class Process(AnyWorker):
         elif kind == p.FINALIZE:
             self.say(self.its_work, p.FINALIZED)
             self.end()
+
+    def _take_credit(self, number: int, credit: int) -> None:
+        if number in self.senders:
+            self.senders[number].take_credit(credit)
+        elif not self.kind.decoupled:
+            raise Violation(f"{self.name}: credit for request {number}, which does not need it")
+
+    def ask_memory(self, size: int, use: Callable[[int], None]) -> None:
+        """Have it used when the server has answered: where it lies in the arena, or a negative number for nowhere."""
+        number = next(self.ids)
+        self._wanted[number] = use
+        self.say(self.its_side, p.ALLOCATE, number=number, offset=size)
 
     def _take_answer(self, number: int, record: bytes) -> None:
         if number not in self.questions or json.loads(record) != {"result": True}:
@@ -261,10 +310,17 @@ class Process(AnyWorker):
         told = json.loads(parameters or b"{}", strict=False)
         if told_id != str(call.number) or told != self.town.simulation.forwarding.said(call):
             raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
-        may_be_cancelled = self.town.simulation.oracle.may_have_ended(call)
-        may_be_cancelled = may_be_cancelled or (self.kind.splits and self.kind.fails)  # another part has failed
-        if self.memory[self.flags + (asked.wire & p.SLOT_MASK)] and not may_be_cancelled:
+        self.is_cancelled(asked)
+
+    def is_cancelled(self, asked: Asked) -> bool:
+        """Whether the server says so, where it may."""
+        is_cancelled = self.memory[self.flags + (asked.wire & p.SLOT_MASK)] != 0
+        oracle = self.town.simulation.oracle
+        call = oracle.open.get(asked.number)
+        fails = self.kind.splits and self.kind.fails  # another part has failed
+        if is_cancelled and call is not None and call.kind is self.kind and not (fails or oracle.may_have_ended(call)):
             raise Violation(f"{call}: its worker is told that it is cancelled")
+        return is_cancelled
 
     def _note(self, numbers: list[int], rows: int) -> None:
         backend, executions = self.backend, self.backend.executions
@@ -356,6 +412,11 @@ class Process(AnyWorker):
 
     def _answer(self, order: Order) -> None:
         """By one of the ways in which outputs may come."""
+        if self.kind.decoupled:
+            for asked in order.requests:
+                self.senders[asked.wire] = Sender(self, asked)
+            self.later(self.random.choice((0, MS)), lambda: self._done(order, [PROMISED for _ in order.requests], []))
+            return
         ways = ["inline", "open"] if order.size < p.PACKET // 2 else []
         ways += ["asked"]
         if order.size <= order.grant_size:
@@ -391,6 +452,7 @@ class Process(AnyWorker):
 
     def _chat(self) -> None:
         """Say something beside the work."""
+        self._print()
         if not self.alive or self.random.random() > 0.2:
             return
         kind = self.random.choice((p.LOG, p.METRIC, p.HEALTH, p.ALLOCATE, p.CALL))
@@ -401,6 +463,20 @@ class Process(AnyWorker):
         record = {p.METRIC: b'{"op": "nothing"}', p.ALLOCATE: b"", p.CALL: p.CALL_HEAD.pack(len(QUESTION)) + QUESTION}
         offset = self.random.randint(1, 1 << 16) if kind == p.ALLOCATE else 0
         self.say(self.its_side, kind, record.get(kind, b"well"), number=number, offset=offset)
+
+    def _print(self) -> None:
+        """Perhaps, and perhaps more than is read in a second."""
+        if not self.alive or self.random.random() > 0.1:
+            return
+        for _ in range(FLOOD if self.random.random() < 0.02 else 1):
+            stream = self.random.choice((1, 2))
+            text = self.random.choice((b"one line\n", b"a part", b"\n", b"x" * 60_000))
+            self.later(self.random.randint(0, MS), partial(self._write, stream, text))
+
+    def _write(self, stream: int, text: bytes) -> None:
+        """As much as there is room for."""
+        with suppress(BlockingIOError):
+            self.printed[stream] += text[: os.write(self._pipes[stream - 1][1], text)]
 
     def _answer_in_arena(self, order: Order, at: int) -> None:
         if at < 0:
@@ -421,7 +497,7 @@ class Process(AnyWorker):
             else:
                 delay = self.random.randint(0, MS)
                 self.later(delay, lambda asked=asked: self._send(asked))  # type: ignore[misc]
-        self._done(order, [Reply(None, promised=True) for _ in order.requests], [])
+        self._done(order, [PROMISED for _ in order.requests], [])
 
     def _send(self, asked: Asked) -> None:
         record = self._reply(asked).record(0, -1)

@@ -95,12 +95,14 @@ class Launch:
     Attributes:
         lives: numbers of its workers.
         states: of sequences, as the server has to have them.
+        heard: what the worker has printed, as far as its attendant has read that.
     """
 
     backend: SimulatedBackend
     name: str
     lives: itertools.count[int]
     states: dict[int, np.ndarray]
+    heard: dict[int, bytearray]
     in_process: bool = False
     timeout: float = 60.0
     load_timeout: float = 0.0
@@ -154,6 +156,10 @@ class WorldAttendant(Attendant):
         while not self.gone:
             self.town.world.sleep(MS)
 
+    def on_output(self, stream: int, data: bytes) -> None:
+        self._post.launch.heard[stream] += data  # type: ignore[attr-defined]
+        super().on_output(stream, data)
+
     def _in_world(self) -> None:
         world = self.town.world
         world.join(f"{self._name}+")
@@ -168,7 +174,7 @@ class WorkerInstance(PythonInstance):
     """An instance of a simulated model, whose work is done by a `Process`."""
 
     def __init__(self, backend: SimulatedBackend, name: str, arena: ArenaHandle, team: TeamHandle) -> None:
-        launch: Any = Launch(backend, name, itertools.count(), {})
+        launch: Any = Launch(backend, name, itertools.count(), {}, {1: bytearray(), 2: bytearray()})
         kind = backend.kind
         timeout = LONG_TIMEOUT if kind.asks and not kind.mortal else EXECUTION_TIMEOUT
         post = Post(launch, arena, team, timeout, FINISH_TIMEOUT)

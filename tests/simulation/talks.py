@@ -8,6 +8,7 @@ import numpy as np
 
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.simulation.desk import STREAM
+from tests.simulation.kinds import ends_apart
 from tests.simulation.wire import Stream, Violation, framed, take_message
 from tests.simulation.wording import serialized
 
@@ -50,6 +51,7 @@ class Talk:
         self.open: list[Call] = []  # in the order of their requests
         self.rows: dict[int, set[int]] = {}  # of decoupled requests, that have been answered
         self.ends: set[int] = set()  # decoupled requests with an end of their own
+        self.whole: dict[int, Call] = {}  # requests that have all answers, and whose end the server has not said
         self.puzzled = False  # an error came without the id of its request
         stream.more = True
         kind = client.kind_to_keep()
@@ -115,6 +117,9 @@ class Talk:
             if self.kept:
                 self.kept.broken = True
             return
+        if call is None and response.error_message and number in self.whole:
+            self.client.simulation.oracle.refused(self.whole.pop(number), response.error_message)
+            return
         if call is None:
             raise Violation(f"{self}: an answer to request {number}, which is not open: {response.error_message}")
 
@@ -129,7 +134,10 @@ class Talk:
         elif not self._is_last(call, response.infer_response):
             return
         self.open.remove(call)
-        self.client.closed(call, good=not response.error_message)
+        final = response.infer_response.parameters[FINAL].bool_param
+        if ends_apart(call.kind) and not (final or response.error_message):
+            self.whole[number] = call
+        self.client.closed(call, good=not response.error_message and number not in self.whole)
 
     def _is_last(self, call: Call, response: pb.ModelInferResponse) -> bool:
         """Judge one of the answers of a decoupled model; whether no more are to come."""

@@ -69,6 +69,8 @@ says, and the other ends belong to the simulation. */
 #define LATE_NS 200000  /* that the I/O thread runs late */
 #define SLOW_PERMILLE 100 /* reads and writes of sockets that take time, beside other threads */
 #define SLOW_NS 100000    /* and how long, at most */
+#define PARTS 16          /* of these reads and writes, which are looked at */
+#define MARKED 32         /* and bytes of each */
 #define IO "inferd-io"  /* how its name begins */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
@@ -757,6 +759,38 @@ static void copies(void) {
     copying--;
 }
 
+/* The same of a read. Nobody else uses the memory that is read to: what is written there before is still there. */
+static void copies_to(const struct wire *wire, const struct iovec *parts, int count) {
+    size_t sizes[PARTS], i;
+    int mark = 1 + (int)(wire - wires) % 0x7f, part;
+    for (part = 0; part < count && part < PARTS; part++) {
+        sizes[part] = parts[part].iov_len < MARKED ? parts[part].iov_len : MARKED;
+        memset(parts[part].iov_base, mark, sizes[part]);
+    }
+    copies();
+    for (part = 0; part < count && part < PARTS; part++)
+        for (i = 0; i < sizes[part]; i++)
+            if (((const char *)parts[part].iov_base)[i] != mark)
+                return complain("memory that a socket is read to is used for something else meanwhile");
+}
+
+static uint64_t sum_of(const struct iovec *parts, int count) {
+    uint64_t sum = 0;
+    size_t i;
+    int part;
+    for (part = 0; part < count && part < PARTS; part++)
+        for (i = 0; i < parts[part].iov_len && i < MARKED; i++)
+            sum = (sum ^ ((const unsigned char *)parts[part].iov_base)[i]) * 1099511628211u;
+    return sum;
+}
+
+/* The same of a write. Nobody changes what is written, or gives it back. */
+static void copies_from(const struct iovec *parts, int count) {
+    uint64_t sum = sum_of(parts, count);
+    copies();
+    if (sum_of(parts, count) != sum) complain("what is written to a socket changes meanwhile");
+}
+
 static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
     struct wire *wire = wire_of(fd);
     size_t wanted = 0, left, total = 0;
@@ -766,7 +800,7 @@ static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
         if (size < 0 && errno == EBADF && self != NULL) complain("thread %s reads a socket that is closed", self->name);
         return size;
     }
-    copies();
+    copies_to(wire, parts, count);
     wire->reader = self;
     if (wire->fd != fd) return complain("a socket that is closed is read"), errno = EBADF, -1;
     if (wire->in.size == 0) {
@@ -819,7 +853,7 @@ static ssize_t sim_writev(int fd, const struct iovec *parts, int count) {
         if (size < 0 && errno == EBADF && self != NULL) complain("thread %s writes a socket that is closed", self->name);
         return size;
     }
-    copies();
+    copies_from(parts, count);
     if (wire->shut) return complain("a socket that was shut is written"), errno = EPIPE, -1;
     if (wire->peer == BROKEN) {
         if (wire->told_broken) return errno = EPIPE, -1;
