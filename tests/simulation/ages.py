@@ -50,10 +50,15 @@ class Drops:
         if self.on:
             self._simulation.later(self._random.randint(0, DROPS_NS), self._drop)
 
-    @staticmethod
-    def _look(end: End) -> None:
-        if end.peer is not None and end.seen == OPEN:
+    def _look_soon(self, end: End) -> None:
+        self._simulation.later(GOES_NS, partial(self._look, end, self._simulation.world.now()))
+
+    def _look(self, end: End, since_ns: int) -> None:
+        if end.peer is None or end.seen != OPEN:
+            return
+        if self._simulation.jumped_ns < since_ns:
             raise Violation(f"{end.address}: the door has closed its socket, and it is open")
+        self._look_soon(end)  # the machine has stood still instead
 
     def _drop(self) -> None:
         simulation = self._simulation
@@ -64,7 +69,7 @@ class Drops:
             chosen = self._random.choice(self._random.choice([group for group in groups if group]))
             if (end := simulation.sockets.end_at(chosen._connection.peer)) is not None:
                 end.dropped = True
-                simulation.later(GOES_NS, partial(self._look, end))
+                self._look_soon(end)
             simulation.bounds.left(soon=True)
             chosen.abort()
         self._left -= 1
