@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
-from inferd.backends.loader import BackendLoader
 from inferd.backends.parameters import Parameters
 from inferd.backends.pytorch import PyTorchBackend
 from inferd.backends.pytorch._shim import AotiError
@@ -21,13 +20,11 @@ from inferd.backends.pytorch.inductor import InductorModel, load_library
 from inferd.backends.pytorch.options import read_options
 from inferd.backends.pytorch.package import read_package
 from inferd.backends.pytorch.wrapper import mismatch
-from inferd.server.engine import config as configuration
-from inferd.server.engine.engine import Engine
 from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import source
 from tests.counters import native_counters
-from tests.engine.serving import Pending, infer, infer_all
+from tests.engine.serving import Pending, infer, infer_all, serving_folder
 from tests.engine.serving import request as message
 
 __all__ = ["native_counters"]
@@ -77,20 +74,11 @@ def scores(module, image, ids):
         return module(torch.from_numpy(image), ids=torch.from_numpy(ids))[0].numpy()
 
 
-class Serving:
+def serving(root, config):
     """An engine with one model."""
-
-    def __init__(self, root, config):
-        if config is not None:
-            (root / "m" / "config.pbtxt").write_text(config)
-        self.engine = Engine([root], BackendLoader(), configuration.Options())
-
-    async def __aenter__(self):
-        assert await self.engine.start() == []
-        return self.engine
-
-    async def __aexit__(self, *_):
-        await self.engine.close()
+    if config is not None:
+        (root / "m" / "config.pbtxt").write_text(config)
+    return serving_folder(root)
 
 
 # -- what a package says
@@ -232,7 +220,7 @@ def test_a_device_that_it_was_not_compiled_for_is_refused(model):
 @pytest.mark.usefixtures("native_counters")
 async def test_requests_are_batched(model, compiled):
     patient = CONFIG.replace("max_queue_delay_microseconds: 5000", "max_queue_delay_microseconds: 30000000")
-    async with Serving(model, patient) as engine:
+    async with serving(model, patient) as engine:
         for rows in ((8,), (1, 3, 4)):  # each fills a batch
             sent = [sample(each) for each in rows]
             answers = await infer_all(engine, *(message(image=image, ids=ids) for image, ids in sent))
@@ -248,7 +236,7 @@ async def test_requests_are_batched(model, compiled):
 
 @pytest.mark.usefixtures("native_counters")
 async def test_a_model_without_a_configuration_is_served(model, compiled):
-    async with Serving(model, None) as engine:
+    async with serving(model, None) as engine:
         image, ids = sample(2)
         answer = await infer(engine, message(INPUT__0=image, INPUT__1=ids, outputs=("OUTPUT__0",)))
         np.testing.assert_allclose(answer.array("OUTPUT__0"), scores(compiled[1], image, ids), rtol=1e-5)
@@ -270,7 +258,7 @@ async def test_tensors_named_by_their_place_in_the_call(model, compiled):
     first, second = config.index('{ name: "ARGS'), config.index('{ name: "KWARGS')
     close = config.index(" ]\noutput")
     config = f"{config[:first]}{config[second:close]}, {config[first:second].rstrip(', ')}{config[close:]}"
-    async with Serving(model, config) as engine:
+    async with serving(model, config) as engine:
         image, ids = sample(2)
         answer = await infer(engine, message(**{"ARGS[0]": image, "KWARGS[ids]": ids}))
         np.testing.assert_allclose(answer.array("RESULT[0]"), scores(compiled[1], image, ids), rtol=1e-5)
@@ -289,7 +277,7 @@ async def test_tensors_named_by_their_place_in_the_call(model, compiled):
     ],
 )
 async def test_a_wrong_shape_is_refused_by_name_and_harms_nobody(model, image_width, ids_width, text):
-    async with Serving(model, CONFIG) as engine:
+    async with serving(model, CONFIG) as engine:
         good = sample(1)
         wrong = Pending(engine, message(image=sample(1, image_width)[0], ids=sample(1, ids_width)[1]))
         right = Pending(engine, message(image=good[0], ids=good[1]))
@@ -303,7 +291,7 @@ async def test_a_wrong_shape_is_refused_by_name_and_harms_nobody(model, image_wi
 async def test_the_native_check_agrees_with_its_model(model, compiled):
     """Which widths of both inputs go together, against `wrapper.mismatch`."""
     expected = read_package(compiled[0]).inputs
-    async with Serving(model, CONFIG) as engine:
+    async with serving(model, CONFIG) as engine:
         for width in range(1, MAX_WIDTH + 3):
             for ids_width in range(1, MAX_WIDTH + 3):
                 image, ids = sample(1, width)[0], sample(1, ids_width)[1]
@@ -315,7 +303,7 @@ async def test_the_native_check_agrees_with_its_model(model, compiled):
 @pytest.mark.usefixtures("native_counters")
 async def test_an_output_of_another_type_fails_the_batch(model):
     config = CONFIG.replace('name: "scores" data_type: TYPE_FP32', 'name: "scores" data_type: TYPE_FP64')
-    async with Serving(model, config) as engine:
+    async with serving(model, config) as engine:
         image, ids = sample(1)
         answer = await infer(engine, message(image=image, ids=ids))
     assert answer.status == 13
@@ -333,7 +321,7 @@ async def test_instances_share_weights_if_asked(model, compiled, monkeypatch, sh
 
     monkeypatch.setattr("inferd.backends.pytorch.inductor.load_library", load)
     parameter = f'parameters {{ key: "ENABLE_WEIGHT_SHARING" value {{ string_value: "{shares}" }} }}'
-    async with Serving(model, CONFIG.replace("count: 1", "count: 3") + parameter) as engine:
+    async with serving(model, CONFIG.replace("count: 1", "count: 3") + parameter) as engine:
         sent = [sample(1 + number % 3) for number in range(30)]
         answers = await infer_all(engine, *(message(image=image, ids=ids) for image, ids in sent))
     assert loaded == copies
@@ -364,7 +352,7 @@ async def test_what_the_library_alone_cannot_do_the_loader_does(model, compiled,
 
         monkeypatch.setattr("inferd.backends.pytorch.inductor.load_library", missing)
     with caplog.at_level(logging.WARNING, "inferd.backends"):
-        async with Serving(model, CONFIG) as engine:
+        async with serving(model, CONFIG) as engine:
             image, ids = sample(2)
             answer = await infer(engine, message(image=image, ids=ids))
             refused = await infer(engine, message(image=sample(1, 5)[0], ids=sample(1, 4)[1]))

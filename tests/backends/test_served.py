@@ -1,8 +1,6 @@
 """The backends behind the engine: real requests, batches and views."""
 
 import asyncio
-import contextlib
-import gc
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,13 +9,11 @@ import torch
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from inferd._native.memory.resource import live_counters
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine import config as configuration
-from inferd.server.engine.engine import Engine
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests.backends.fake_batch import NUMPY_TYPES
 from tests.backends.models import identity_onnx, save_script
 from tests.backends.test_onnxruntime import ELEMENTS
+from tests.engine.serving import serving_folder
 
 CONFIG_NAMES = {"BYTES": "STRING"}
 
@@ -84,18 +80,6 @@ def add_model(repository, name, backend, datatype, dims="[ 2 ]", extra="", **mor
     return version
 
 
-@contextlib.asynccontextmanager
-async def serving(repository):
-    engine = Engine([repository], BackendLoader(), configuration.Options())
-    try:
-        assert await engine.start() == []
-        yield engine
-    finally:
-        await engine.close()
-    del engine
-    gc.collect()
-
-
 def message(model, array, datatype):
     raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype=datatype, shape=array.shape)
@@ -141,7 +125,7 @@ async def test_every_datatype_in_batches(tmp_path, backend):
             (version / "model.onnx").write_bytes(identity_onnx(ELEMENTS[datatype], ("N", 2)))
         if backend == "openvino":
             same(version, datatype)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         for datatype in NUMPY_TYPES:
             width = 1 if backend == "pytorch" and datatype == "BYTES" else 2
             arrays = [sample(datatype, rows, width) for rows in (1, 3, 4)]
@@ -157,7 +141,7 @@ async def test_every_datatype_in_batches(tmp_path, backend):
 
 async def test_answers_do_not_change_with_later_calls(tmp_path):
     save_script(Total(), add_model(tmp_path, "total", "pytorch", "FP32", "[ 1 ]"))
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         one = np.ones((1, 1), np.float32)
         answers = [(await infer(engine, "total", one, "FP32"))[2].item() for _ in range(3)]
     assert answers == [1, 2, 3]
@@ -179,7 +163,7 @@ async def test_a_request_whose_content_fails_its_batch_fails_alone(tmp_path, for
     else:
         widened(version)
     numbers = [1, 2, 13, 3, 4, 1, 2, 3]
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         for _ in range(2):
             asked = (infer(engine, "looks", np.array([[n]]), "INT64") for n in numbers)
             answers = await asyncio.gather(*asked)
@@ -193,7 +177,7 @@ async def test_a_request_whose_content_fails_its_batch_fails_alone(tmp_path, for
 async def test_a_failed_batch_says_why_and_the_next_one_works(tmp_path):
     version = add_model(tmp_path, "words", "pytorch", "BYTES", "[ 1 ]")
     save_script(Words(), version)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         status, details, _ = await infer(engine, "words", np.array([[b"\xff"]], object), "BYTES")
         assert status == 13
         assert "input 'x' has an element that is not UTF-8 text" in details
@@ -207,7 +191,7 @@ async def test_identity_takes_its_time(tmp_path, delay_us, row_delay_us):
     delays = {"delay_us": delay_us, "row_delay_us": row_delay_us}
     extra = "".join(f'parameters {{ key: "{key}" value {{ string_value: "{us}" }} }}' for key, us in delays.items())
     add_model(tmp_path, "slow", "identity", "FP32", extra=extra)
-    async with serving(tmp_path) as engine:
+    async with serving_folder(tmp_path) as engine:
         await infer(engine, "slow", sample("FP32", 4), "FP32")
         statistics = engine.model("slow").statistics()
     assert statistics.inference_stats.compute_infer.ns >= 30_000_000

@@ -23,9 +23,11 @@ from inferd.backends.loader import BackendLoader
 from inferd.server.caching import CacheConfig
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
+from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.control import ModelControl
 from inferd.server.pb import grpc_service_pb2 as pb
+from tests import gpu_stub
 
 Execute = Callable[[Batch], None]
 
@@ -200,18 +202,35 @@ async def serving(
 
 @asynccontextmanager
 async def serving_folder(
-    root: Path, loader: BackendLoader | None = None, problems: int = 0, **options: Any
+    root: Path, loader: BackendLoader | None = None, problems: int = 0, gpus: Gpus | None = None, **options: Any
 ) -> AsyncIterator[Engine]:
     """An engine with the models of a repository and the backends that the server has.
 
     Args:
         loader: of backends; None: one without configuration.
         problems: the number of models that do not load.
+        gpus: None: it has none.
         options: further arguments of the engine.
     """
-    engine = Engine([root], loader or BackendLoader(), Options(), **options)
+    if gpus is not None:
+        options["hardware"] = Hardware(gpus=gpus)
+    engine = Engine([root], loader or BackendLoader(), Options(gpus=gpus.count if gpus else 0), **options)
     async with running(engine, problems):
         yield engine
+
+
+def puppets_of(engine: Engine) -> PuppetBackend:
+    """The backend "puppet" of an engine with a `Loader`."""
+    return engine._loader.puppets  # type: ignore[attr-defined]
+
+
+async def poll(engine: Engine) -> None:
+    """What an engine that polls its repositories does after each pause."""
+    await engine._poller.look()
+
+
+def gpus_of_stub(**policy: Any) -> Gpus:
+    return Gpus(GpuPolicy(library=str(gpu_stub.library()), **policy))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from bench import steps
 from inferd._native.memory.resource import host as host_memory
 from inferd.server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from tests.engine.cached import CACHED, Cached
-from tests.engine.serving import CONFIG, YZ, Z, infer, request, row
+from tests.engine.serving import CONFIG, YZ, Z, infer, puppets_of, request, row
 
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
 
@@ -181,9 +181,9 @@ async def test_errors_are_not_kept(tmp_path):
         def fail(batch):
             raise ValueError("not now")
 
-        cached.engine._loader.puppets.models = {"m": fail}
+        puppets_of(cached.engine).models = {"m": fail}
         assert (await infer(cached.engine, request(x=row(1)))).text == "not now"
-        cached.engine._loader.puppets.models = {"m": cached.model}
+        puppets_of(cached.engine).models = {"m": cached.model}
         await cached.ask(1)
 
 

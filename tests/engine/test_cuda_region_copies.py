@@ -14,17 +14,11 @@ import numpy as np
 import pytest
 
 from inferd._native.cuda import closing
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
-from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolicy
 from inferd.server.errors import Status
-from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import CONFIG as PUPPET
-from tests.engine.serving import Loader, Pending, infer, infer_all, request, running
+from tests.engine.serving import Loader, Pending, gpus_of_stub, infer, infer_all, request, serving_folder
 from tests.engine.test_alternating import Framework
 from tests.engine.test_gpu import CONFIG, STATIC, TWO_INPUTS, array
 from tests.gpu_stub.fixtures import stub
@@ -47,16 +41,9 @@ async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map", loa
     """The model "m" on device 0, and the other process's memory, on device `ordinal`, as region "r"."""
     (root / "m" / "1").mkdir(parents=True)
     (root / "m" / "config.pbtxt").write_text(config)
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
-    engine = Engine(
-        [root],
-        loader or BackendLoader(),
-        Options(gpus=gpus.count),
-        hardware=Hardware(gpus=gpus),
-        shared_memory=SharedMemoryPolicy(shared=True, access=access),
-    )
+    policy = SharedMemoryPolicy(shared=True, access=access)
     try:
-        async with running(engine):
+        async with serving_folder(root, loader, gpus=gpus_of_stub(), shared_memory=policy) as engine:
             engine.shared_memory.register_cuda(None, "r", other.handle, ordinal, SIZE)
             yield engine
     finally:

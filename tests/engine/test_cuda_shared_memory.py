@@ -16,9 +16,8 @@ from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
 from inferd.server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
-from tests import gpu_stub
 from tests.engine.region_owner import SIZE, RegionOwner, placed
-from tests.engine.serving import infer, request
+from tests.engine.serving import gpus_of_stub, infer, request, serving_folder
 from tests.engine.test_gpu import CONFIG, array
 from tests.gpu_stub.fixtures import stub
 
@@ -38,12 +37,8 @@ def other():
 async def engine(tmp_path, stub, native_counters):
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
-    options = Options(gpus=gpus.count)
-    engine = Engine([tmp_path], BackendLoader(), options, hardware=Hardware(gpus=gpus), shared_memory=POLICY)
-    assert await engine.start() == []
-    yield engine
-    await engine.close()
+    async with serving_folder(tmp_path, gpus=gpus_of_stub(), shared_memory=POLICY) as engine:
+        yield engine
     gc.collect()
     assert not [line for line in stub.report() if "imported" in line]
 
@@ -131,13 +126,8 @@ async def test_hostile_registrations(engine, other, handle, device, size, expect
 
 
 async def test_server_without_a_gpu_says_so(tmp_path):
-    engine = Engine(
-        [tmp_path],
-        BackendLoader(),
-        Options(),
-        hardware=Hardware(gpus=Gpus(GpuPolicy(library=str(tmp_path / "none")))),
-        shared_memory=POLICY,
-    )
+    gpus = Gpus(GpuPolicy(library=str(tmp_path / "none")))
+    engine = Engine([tmp_path], BackendLoader(), Options(), hardware=Hardware(gpus=gpus), shared_memory=POLICY)
     with pytest.raises(InvalidArgument, match="GPUs not supported"):
         engine.shared_memory.register_cuda(None, "r", bytes(64), 0, 16)
 

@@ -20,7 +20,7 @@ from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.engine.models.registry import Models
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.errors import Status
-from tests.engine.serving import Answer, Gate, Pending, infer, request, row, serving
+from tests.engine.serving import Answer, Gate, Pending, infer, poll, puppets_of, request, row, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
@@ -103,7 +103,7 @@ async def reload(engine: Engine, root, version: str = "1") -> None:
 
 def closed(engine: Engine) -> int:
     """Versions that are over."""
-    return engine._loader.puppets.closed.count("m")
+    return puppets_of(engine).closed.count("m")
 
 
 def states(engine: Engine) -> dict[str, tuple[str, str]]:
@@ -372,7 +372,7 @@ async def test_sequences_go_on_when_a_poll_finds_that_their_model_is_gone(tmp_pa
     async with serving(tmp_path, Generations(), control=control, m=config()) as engine:
         assert await ask(engine, 1, 1, start=True) == (0, 1)
         (tmp_path / "m").rename(tmp_path.parent / f"{tmp_path.name}-m")
-        await engine._poller.look()
+        await poll(engine)
         assert await ask(engine, 1, 1) == (0, 2)
         assert states(engine) == {"1": ("UNLOADING", "1 sequences go on")}
         assert await ask(engine, 1, 1, end=True) == (0, 3)

@@ -13,14 +13,9 @@ import numpy as np
 import pytest
 
 from inferd._native.execution import batchlog
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
-from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.errors import Status
 from tests import gpu_stub
-from tests.engine.serving import Pending, infer, infer_all, request
+from tests.engine.serving import Pending, gpus_of_stub, infer, infer_all, request, serving_folder
 from tests.gpu_stub.fixtures import stub
 
 __all__ = ["stub"]
@@ -57,25 +52,13 @@ async def serving(root, config=CONFIG, problems=0, shared_memory=None, **policy)
     """An engine with the model "m" on the stub's device; this thread, the loop's, must not wait for the device."""
     (root / "m" / "1").mkdir(parents=True)
     (root / "m" / "config.pbtxt").write_text(config)
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library()), **policy))
-    engine = Engine(
-        [root],
-        BackendLoader(),
-        Options(gpus=gpus.count),
-        hardware=Hardware(gpus=gpus),
-        shared_memory=shared_memory,
-    )
     logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive
-    found = await engine.start()
-    logging.disable(logging.NOTSET)
-    engine.problems = found
-    assert len(found) == problems, found
-    try:
+    gpus = gpus_of_stub(**policy)
+    async with serving_folder(root, None, problems, gpus, shared_memory=shared_memory) as engine:
+        logging.disable(logging.NOTSET)
         with gpu_stub.load().loop():
             yield engine
             await engine.close()
-    finally:
-        await engine.close()
 
 
 def array(rows, columns, start=0):
@@ -220,7 +203,7 @@ async def test_a_gpu_that_is_too_full_takes_no_model(tmp_path, fraction):
         if fraction:
             assert (await infer(engine, request(x=array(1, 4)))).status == Status.OK
         else:
-            [problem] = engine.problems
+            problem = engine.problems["m"]
             assert "can not create model 'm': memory limit set for GPU 0 has exceeded" in problem
 
 
@@ -284,14 +267,15 @@ async def test_graphs_of_given_shapes(tmp_path, stub):
 async def test_graphs_need_shapes_that_do_not_vary(tmp_path):
     async with serving(tmp_path, CONFIG + "optimization { cuda { graphs: true } }", problems=1) as engine:
         assert (
-            "instance m_0_0: no CUDA graphs: CUDA graphs need inputs of one shape, but 'x' varies" in engine.problems[0]
+            "instance m_0_0: no CUDA graphs: CUDA graphs need inputs of one shape, but 'x' varies"
+            in engine.problems["m"]
         )
 
 
 async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
     stub.fail("cuMemcpyDtoDAsync_v2", 900, after=1)
     async with serving(tmp_path, STATIC + "optimization { cuda { graphs: true } }", problems=1) as engine:
-        assert "no CUDA graphs: cuMemcpyDtoDAsync_v2: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in engine.problems[0]
+        assert "no CUDA graphs: cuMemcpyDtoDAsync_v2: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in engine.problems["m"]
 
 
 # -- configuration --
@@ -327,7 +311,7 @@ async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
 )
 async def test_configurations_that_cannot_be(tmp_path, config, expected):
     async with serving(tmp_path, config, problems=1) as engine:
-        assert expected in engine.problems[0]
+        assert expected in engine.problems["m"]
 
 
 @pytest.mark.parametrize(("priority", "greatest"), [("MAX", 1), ("MIN", 0), ("DEFAULT", 0)])

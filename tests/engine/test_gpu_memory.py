@@ -126,7 +126,7 @@ async def test_a_capture_that_fails_waits_for_what_it_has_begun(tmp_path, monkey
     monkeypatch.setattr(IdentityGpuInstance, "submit", submit)
     stub.hold("d2d")
     async with serving(tmp_path, STATIC + ONE_ROW, problems=1, pool_sizes={0: 0}) as engine:
-        assert "no CUDA graphs: no more" in engine.problems[0]
+        assert "no CUDA graphs: no more" in engine.problems["m"]
     assert stub.violations() == []
 
 

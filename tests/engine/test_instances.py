@@ -22,6 +22,7 @@ from tests.engine.serving import (
     echo,
     infer,
     infer_all,
+    puppets_of,
     request,
     row,
     scale,
@@ -103,7 +104,7 @@ async def test_instances_get_their_threads_with_the_first_request(tmp_path, late
         assert [answer.array().item() for answer in answers] == list(range(20))
         assert (await infer(engine, request(x=row(7)))).array().item() == 7
         await until(lambda: late() == ["m_0_0", "m_0_1", "m_0_2"])
-    assert sorted(engine._loader.puppets.closed) == ["m", "m_0_0", "m_0_1", "m_0_2"]
+    assert sorted(puppets_of(engine).closed) == ["m", "m_0_0", "m_0_1", "m_0_2"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ async def test_the_number_of_instances_changes_before_the_first_request(tmp_path
         await scale(engine, tmp_path, 3)
         await scale(engine, tmp_path, 2)
         assert late() == []
-        assert engine._loader.puppets.closed == ["m_0_2"]
+        assert puppets_of(engine).closed == ["m_0_2"]
         assert (await infer(engine, request(x=row(1)))).status == OK
         await until(lambda: late() == ["m_0_0", "m_0_1"])
         await scale(engine, tmp_path, 3)
@@ -148,7 +149,7 @@ async def test_what_waits_for_a_thread_is_executed_when_the_model_is_unloaded(tm
         await engine.unload("m")
         for number, each in enumerate(pending):
             assert (await each.answer()).array().item() == number
-    assert sorted(engine._loader.puppets.closed) == ["m", "m_0_0", "m_0_1"]
+    assert sorted(puppets_of(engine).closed) == ["m", "m_0_0", "m_0_1"]
 
 
 # -- the number of instances --
@@ -169,7 +170,7 @@ async def test_instances_that_have_begun_end_before_their_model_where_another_ha
         with pytest.raises(ServerError, match="m_0_2: the system has no thread for it"):
             await engine.load("m")
         monkeypatch.undo()
-        closed = engine._loader.puppets.closed
+        closed = puppets_of(engine).closed
         assert sorted(closed[:-1]) == ["m_0_0", "m_0_1"]
         assert closed[-1] == "m"
         await engine.load("m")

@@ -18,7 +18,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.errors import Exhausted, ServerError, Status
-from tests.engine.serving import CONFIG, Counting, Loader, echo, serving
+from tests.engine.serving import CONFIG, Counting, Loader, echo, poll, serving
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT)
 
@@ -98,9 +98,9 @@ async def test_a_poll_without_descriptors_changes_nothing(tmp_path):
         first = engine.model("m")
         for free in range(4):
             with descriptors(free), suppress(Exhausted):
-                await engine._poller.look()
+                await poll(engine)
             assert engine.model("m") is first
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("m") is first
 
 
@@ -115,14 +115,14 @@ async def test_a_poll_tries_again_what_lacked_memory(tmp_path):
         [problem] = await engine.start()
         assert "the server has no memory for it" in problem
         loader.puppets.models = {"m": echo}
-        await engine._poller.look()
+        await poll(engine)
         first = engine.model("m")
         loader.puppets.models = {"m": Greedy()}
         weights.touch()
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("m") is first
         loader.puppets.models = {"m": echo}
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("m") is not first
     finally:
         await engine.close()

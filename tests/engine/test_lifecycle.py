@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 from collections import Counter
+from functools import partial
 from unittest.mock import AsyncMock
 
 import numpy as np
@@ -29,6 +30,8 @@ from tests.engine.serving import (
     echo,
     infer,
     infer_all,
+    poll,
+    puppets_of,
     request,
     row,
     serving,
@@ -78,7 +81,7 @@ async def test_what_was_made_is_closed_and_its_memory_is_back(tmp_path):
         await infer(engine, request(x=row(1)))
         await engine.unload("m")
         await until(lambda: states(engine) == {("m", "1"): ("UNAVAILABLE", "unloaded")})
-        assert engine._loader.puppets.closed == ["m_0_0", "m"]
+        assert puppets_of(engine).closed == ["m_0_0", "m"]
         gc.collect()
         assert not any(live_counters().values())
 
@@ -101,7 +104,7 @@ async def test_a_model_can_be_loaded_while_it_is_still_unloading(tmp_path):
         pending = Pending(engine, request(x=row(1)))
         await gate.entered()
         await engine.unload("m")
-        engine._loader.puppets.models = {"m": plus(5)}
+        puppets_of(engine).models = {"m": plus(5)}
         await engine.load("m")
         assert (await infer(engine, request(x=row(1)))).array().item() == 6
         gate.go()
@@ -136,11 +139,11 @@ async def test_a_reload_happens_behind_those_who_are_served(tmp_path, monkeypatc
         go.set()
         await reload
         assert engine.model("m") is not old
-        assert engine._loader.puppets.closed == []  # the old one has a request
+        assert puppets_of(engine).closed == []  # the old one has a request
         gate.go(2)
         assert (await pending.answer()).status == OK
         assert (await infer(engine, request(x=row(2)))).status == OK
-        await until(lambda: engine._loader.puppets.closed == ["m_0_0", "m"])
+        await until(lambda: puppets_of(engine).closed == ["m_0_0", "m"])
 
 
 async def replaced_while_busy(engine, gate, root) -> list[Pending]:
@@ -273,7 +276,7 @@ async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, mon
         go.set()
         await engine.load("m")
         assert (await infer(engine, request(x=row(1)))).status == OK
-        assert engine._loader.puppets.closed == []  # it was made once
+        assert puppets_of(engine).closed == []  # it was made once
 
 
 async def test_what_has_not_changed_is_not_loaded_anew(tmp_path):
@@ -305,7 +308,7 @@ async def test_the_number_of_instances_changes_without_a_reload(tmp_path):
             (tmp_path / "m" / "config.pbtxt").write_text(CONFIG.replace("count: 1", f"count: {count}"))
             await engine.load("m")
             if count == 1:  # the load has waited for those that it has taken away
-                assert {"m_0_1", "m_0_2"} <= set(engine._loader.puppets.closed)
+                assert {"m_0_1", "m_0_2"} <= set(puppets_of(engine).closed)
             assert engine.model("m") is loaded
             assert len(loaded.spec.instances) == loaded.config.instance_group[0].count == count
             answers = await infer_all(engine, *(request(x=row(n)) for n in range(10)))
@@ -400,7 +403,7 @@ async def test_a_failed_change_of_instances_keeps_those_of_all_versions(tmp_path
         for version in before:
             assert len(version.spec.instances) == version.config.instance_group[0].count == 1
             assert len(version.uses()) == 1
-        assert {"m_0_1", "m_0_2"} <= set(engine._loader.puppets.closed)
+        assert {"m_0_1", "m_0_2"} <= set(puppets_of(engine).closed)
         monkeypatch.undo()
         await engine.load("m")
         assert [len(version.uses()) for version in engine.versions("m")] == [3, 3]
@@ -580,12 +583,12 @@ async def test_kept_answers_are_of_what_is_served(tmp_path):
             assert (await infer(engine, request("a", x=row(1)))).array().item() == 2
             assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
         gate = Gate(plus(100))
-        engine._loader.puppets.models = {"a": plus(2), "b": gate}
+        puppets_of(engine).models = {"a": plus(2), "b": gate}
         change(tmp_path, "b")
         late = Pending(engine, request("e", x=row(5)))  # its step is the old one, its answer comes later
         await gate.entered()
         await engine.load("b")
-        engine._loader.puppets.models = {"a": plus(2), "b": plus(20)}
+        puppets_of(engine).models = {"a": plus(2), "b": plus(20)}
         change(tmp_path, "a")
         await engine.load("a")
         gate.go()
@@ -674,7 +677,7 @@ async def test_a_model_loads_another_one_while_it_is_loaded(tmp_path, monkeypatc
 
 async def test_what_a_poll_finds(tmp_path):
     async with serving(tmp_path, control=ModelControl(ControlMode.POLL, poll_seconds=3600)) as engine:
-        look = engine._poller.look
+        look = partial(poll, engine)
         first = engine.model("m")
         await look()
         assert engine.model("m") is first
@@ -688,7 +691,7 @@ async def test_what_a_poll_finds(tmp_path):
         assert engine.model("m").config.max_batch_size == 5
         (tmp_path / "n" / "1").mkdir(parents=True)
         (tmp_path / "n" / "config.pbtxt").write_text(CONFIG)
-        engine._loader.puppets.models = {"m": echo, "n": plus(1)}
+        puppets_of(engine).models = {"m": echo, "n": plus(1)}
         await look()
         assert (await infer(engine, request("n", x=row(1)))).array().item() == 2
         (tmp_path / "n" / "config.pbtxt").write_text("nonsense")
@@ -706,7 +709,7 @@ async def test_a_poll_that_is_disturbed_is_made_up_for(tmp_path, monkeypatch):
     async with serving(
         tmp_path, control=ModelControl(ControlMode.POLL, poll_seconds=3600), m=CONFIG, n=CONFIG
     ) as engine:
-        look, first = engine._poller.look, engine.model("m")
+        look, first = partial(poll, engine), engine.model("m")
         (tmp_path / "n").rename(tmp_path.parent / f"{tmp_path.name}-n")
         change(tmp_path)
         with monkeypatch.context() as patch:
@@ -751,21 +754,21 @@ async def test_a_model_that_is_loaded_slowly_does_not_hold_up_the_changes_of_oth
         assert await engine.start() == []
         first = {name: engine.model(name) for name in configs}
         touch("slow", "a")
-        looks = [asyncio.create_task(engine._poller.look())]
+        looks = [asyncio.create_task(poll(engine))]
         await until(lambda: engine.model("a") is not first["a"])
         await asyncio.to_thread(begun.wait, 60)
         touch("slow", "b")
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("b") is not first["b"]
         assert engine.model("slow") is first["slow"]
         shutil.rmtree(tmp_path / "e")
-        await engine._poller.look()
+        await poll(engine)
         assert not engine.versions("e")
         held.set()
         await looks[0]
         assert engine.model("slow") is not first["slow"]
         assert loads["slow"] == 2
-        await engine._poller.look()
+        await poll(engine)
         assert loads["slow"] == 3
     finally:
         held.set()

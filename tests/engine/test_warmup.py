@@ -10,7 +10,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.errors import ServerError
-from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, scale, serving
+from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, scale, serving, serving_folder
 
 EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 SAMPLE = """
@@ -36,12 +36,14 @@ class Seen:
         batch.set_output("y", batch.input("x").numpy())
 
 
-async def loading(root, execute, config):
-    """What goes wrong when the model is loaded; and the engine, which the caller closes."""
-    (root / "m" / "1").mkdir(parents=True, exist_ok=True)
-    (root / "m" / "config.pbtxt").write_text(config)
-    engine = Engine([root], Loader({"m": execute}), Options())
-    return await engine.start(), engine
+async def problem_of(root, execute, **configs):
+    """What goes wrong when models are loaded, one of which is "m"."""
+    for name, config in configs.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(config)
+    async with serving_folder(root, Loader({"m": execute}), problems=1) as engine:
+        [problem] = engine.problems.values()
+    return problem
 
 
 async def test_samples_run_on_each_instance_before_it_serves_and_do_not_count(tmp_path):
@@ -115,15 +117,13 @@ async def test_samples_at_several_batch_sizes(tmp_path):
         assert [batch.shape for batch in seen.batches] == [(2, 2), (2, 2), (4, 2), (4, 2)]
 
 
-async def test_a_failure_fails_the_load_with_the_name_of_the_sample(tmp_path):
-    def fail(batch):
-        raise ValueError("cold")
+def fail(batch):
+    raise ValueError("cold")
 
-    problems, engine = await loading(tmp_path, fail, CONFIG + SAMPLE % ("first", 1, 1, "zero_data: true"))
-    try:
-        assert problems == ["failed to load 'm' version 1: failed to run warmup sample 'first': cold"]
-    finally:
-        await engine.close()
+
+async def test_a_failure_fails_the_load_with_the_name_of_the_sample(tmp_path):
+    problem = await problem_of(tmp_path, fail, m=CONFIG + SAMPLE % ("first", 1, 1, "zero_data: true"))
+    assert problem == "failed to load 'm' version 1: failed to run warmup sample 'first': cold"
 
 
 @pytest.mark.parametrize(
@@ -142,19 +142,14 @@ async def test_a_failure_fails_the_load_with_the_name_of_the_sample(tmp_path):
     ],
 )
 async def test_wrong_samples_are_told(tmp_path, sample, problem):
-    problems, engine = await loading(tmp_path, Seen(), CONFIG + sample)
-    await engine.close()
-    [line] = problems
-    assert problem in line
+    assert problem in await problem_of(tmp_path, Seen(), m=CONFIG + sample)
 
 
 async def test_a_sample_that_does_not_fit_the_model_fails_the_load(tmp_path):
     config = CONFIG.replace("dims: [ -1 ]", "dims: [ 3 ]") + SAMPLE % ("narrow", 1, 1, "zero_data: true")
-    problems, engine = await loading(tmp_path, Seen(), config)
-    await engine.close()
-    [line] = problems
-    assert "failed to run warmup sample 'narrow'" in line
-    assert "Expected [-1,3], got [1,2]" in line
+    problem = await problem_of(tmp_path, Seen(), m=config)
+    assert "failed to run warmup sample 'narrow'" in problem
+    assert "Expected [-1,3], got [1,2]" in problem
 
 
 async def test_a_native_executor_is_warmed(tmp_path):
@@ -187,15 +182,7 @@ async def test_an_ensemble_is_warmed_through_its_steps(tmp_path):
 
 
 async def test_an_ensemble_whose_sample_fails_is_not_served(tmp_path):
-    def fail(batch):
-        raise ValueError("cold")
-
-    for name, config in (("m", CONFIG), ("e", ENSEMBLE)):
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "config.pbtxt").write_text(config)
-    engine = Engine([tmp_path], Loader({"m": fail}), Options())
-    [problem] = await engine.start()
-    await engine.close()
+    problem = await problem_of(tmp_path, fail, m=CONFIG, e=ENSEMBLE)
     assert problem == "failed to load 'e' version 1: failed to run warmup sample 'through': in ensemble 'e', cold"
 
 

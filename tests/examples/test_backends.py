@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "backends"
@@ -52,21 +50,13 @@ def run(folder, module, *arguments):
 
 
 async def test_it_is_served(folder):
-    engine = Engine([folder / "models"], BackendLoader(directory=folder / "backends"), Options())
-    try:
-        assert await engine.start() == []
+    async with serving_folder(folder / "models", BackendLoader(directory=folder / "backends")) as engine:
         for array in (np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((1, 0), np.float32)):
             assert np.array_equal((await infer(engine, request("halved", x=array))).array("y"), array / 2)
-    finally:
-        await engine.close()
 
 
 async def test_what_it_cannot_load_is_told(folder, tmp_path):
     shutil.copytree(folder / "models", tmp_path, dirs_exist_ok=True)
     (tmp_path / "halved" / "1" / "factor").write_text("a half")
-    engine = Engine([tmp_path], BackendLoader(directory=folder / "backends"), Options())
-    try:
-        (problem,) = await engine.start()
-        assert "model 'halved': could not convert string to float: 'a half'" in str(problem)
-    finally:
-        await engine.close()
+    async with serving_folder(tmp_path, BackendLoader(directory=folder / "backends"), problems=1) as engine:
+        assert "model 'halved': could not convert string to float: 'a half'" in str(engine.problems)

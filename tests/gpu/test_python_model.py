@@ -2,16 +2,12 @@
 
 import numpy as np
 
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests.backends.python.served import add_model
 from tests.engine.region_owner import placed
-from tests.engine.serving import infer_all, request
+from tests.engine.serving import infer_all, request, serving_folder
 from tests.gpu.conftest import WHOLE
 
 CONFIG = """
@@ -50,12 +46,8 @@ def message(values, offset):
 
 async def test_inputs_of_another_process(owner, tmp_path):
     add_model(tmp_path, "m", CODE, CONFIG)
-    gpus = Gpus()
     policy = SharedMemoryPolicy(shared=True, access="map")
-    hardware = Hardware(gpus=gpus)
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=hardware, shared_memory=policy)
-    assert await engine.start() == []
-    try:
+    async with serving_folder(tmp_path, gpus=Gpus(), shared_memory=policy) as engine:
         engine.shared_memory.register_cuda(None, "r", owner.handle, 0, WHOLE)
         sent = [np.random.default_rng(i).random((1, 2000), np.float32) for i in range(16)]
         for i, values in enumerate(sent):
@@ -68,5 +60,3 @@ async def test_inputs_of_another_process(owner, tmp_path):
                 found = dict(zip(outputs, answer.response.raw_output_contents, strict=True))
                 assert found["y"] == values.tobytes()
                 assert np.frombuffer(found["device"], np.int32).tolist() == [2, 0]
-    finally:
-        await engine.close()

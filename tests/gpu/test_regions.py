@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests.engine.region_owner import SIZE, placed
-from tests.engine.serving import infer_all, request
+from tests.engine.serving import infer_all, request, serving_folder
 
 CONFIG = """
 backend: "identity"
@@ -39,12 +35,8 @@ async def test_inputs_and_outputs_of_another_process(owner, tmp_path, access, ki
     """In place or by copies, aligned or not, one at a time and in batches; for a model on the CPU through the host."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG.replace("KIND_GPU", kind).replace("gpus: [ 0 ]", ""))
-    gpus = Gpus()
     policy = SharedMemoryPolicy(shared=True, access=access)
-    hardware = Hardware(gpus=gpus)
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=hardware, shared_memory=policy)
-    assert await engine.start() == []
-    try:
+    async with serving_folder(tmp_path, gpus=Gpus(), shared_memory=policy) as engine:
         engine.shared_memory.register_cuda(None, "r", owner.handle, 0, SIZE)
         sent = [np.random.default_rng(i).random((1, 16), np.float32) for i in range(16)]
         for i, values in enumerate(sent):
@@ -54,5 +46,3 @@ async def test_inputs_and_outputs_of_another_process(owner, tmp_path, access, ki
             assert [answer.status for answer in answers] == [Status.OK] * len(batch), answers[0].text
             for i, values in enumerate(batch):
                 assert owner.read(4096 + step * i, values.nbytes) == values.tobytes()
-    finally:
-        await engine.close()

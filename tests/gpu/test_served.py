@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import Gpus
-from inferd.server.engine.instances.instances import Hardware
 from tests.backends.models import onnx_bytes
-from tests.engine.serving import infer_all, request
+from tests.engine.serving import infer_all, request, serving_folder
 
 IDENTITY = """
 backend: "identity"
@@ -26,18 +22,13 @@ GRAPHS = "optimization { cuda { graphs: true } }"
 async def check(root, config, function, output=""):
     (root / "m" / "1").mkdir(parents=True, exist_ok=True)
     (root / "m" / "config.pbtxt").write_text(config)
-    gpus = Gpus()
-    engine = Engine([root], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
-    assert await engine.start() == []
-    try:
+    async with serving_folder(root, gpus=Gpus()) as engine:
         random = np.random.default_rng(1)
         sent = [random.random((1 + i % 4, 1000), np.float32) for i in range(400)]
         answers = await infer_all(engine, *(request(x=each) for each in sent))
         name = output or ("y" if "identity" in config else "y__0")
         for each, answer in zip(sent, answers, strict=True):
             np.testing.assert_allclose(answer.array(name), function(each), rtol=1e-4, atol=1e-4)
-    finally:
-        await engine.close()
 
 
 @pytest.mark.parametrize("graphs", ["", GRAPHS])

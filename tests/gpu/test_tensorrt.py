@@ -17,7 +17,7 @@ from inferd.server.engine.instances.gpu import Gpus
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.errors import Status
 from tests.backends.tensorrt import models
-from tests.engine.serving import infer, infer_all, request
+from tests.engine.serving import infer, infer_all, request, serving_folder
 
 GRAPHS = "optimization { cuda { graphs: true graph_spec { batch_size: 8 graph_lower_bound { batch_size: 1 } } } }"
 BUILT = 'backend: "tensorrt" default_model_filename: "model.onnx" max_batch_size: 8 '
@@ -163,11 +163,6 @@ async def test_plan_that_is_none(tmp_path, runtime):
     folder(tmp_path).mkdir(parents=True)
     (folder(tmp_path) / "model.plan").write_bytes(b"no plan" * 100)
     (tmp_path / "models" / "m" / "config.pbtxt").touch()
-    gpus = Gpus()
     loader = BackendLoader({"tensorrt": {"runtime": runtime}})
-    engine = Engine([tmp_path / "models"], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
-    try:
-        (problem,) = await engine.start()
-        assert "cannot read the plan" in problem
-    finally:
-        await engine.close()
+    async with serving_folder(tmp_path / "models", loader, 1, Gpus()) as engine:
+        assert "cannot read the plan" in str(engine.problems)

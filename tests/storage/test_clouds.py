@@ -21,7 +21,7 @@ from inferd.server.engine.repository.remote.mirror import CloudSource
 from inferd.server.engine.repository.remote.stores import parse_url
 from inferd.server.engine.repository.sources import Repositories, open_sources
 from inferd.server.errors import ConfigError, InvalidArgument
-from tests.engine.serving import infer, request, row
+from tests.engine.serving import infer, poll, request, row
 from tests.storage.stores import Stub, azure, azurite, gcs, s3
 
 CONFIG = b"""
@@ -256,14 +256,14 @@ async def test_polling_tries_again_what_could_not_be_had(stub, monkeypatch) -> N
         served = engine.model("m")
         stub.objects["repository/m/2/weights.bin"] = b"other"
         stub.intercept = interrupt
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("m") is served
         stub.intercept = lambda method, key: None
-        await engine._poller.look()
+        await poll(engine)
         assert engine.model("m") is not served
         stub.intercept = deny
         with pytest.raises(ConfigError, match="may not read it"):
-            await engine._poller.look()
+            await poll(engine)
         assert engine.model("m").version == 2
     finally:
         await engine.close()

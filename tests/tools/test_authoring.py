@@ -16,13 +16,10 @@ import pytest
 import torch
 
 import tests.backends.openvino_models as openvino_models
-from inferd.backends.loader import BackendLoader
 from inferd.server import cli
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from tests.backends.models import identity_onnx
 from tests.backends.test_tensorflow import PLAIN, saved
-from tests.engine.serving import infer, request
+from tests.engine.serving import infer, request, serving_folder
 
 FLOAT = 1  # of ONNX
 
@@ -114,13 +111,9 @@ async def test_what_it_writes_serves(tmp_path, make):
         "named": request("named", a=np.ones((2, 3), np.float32), b=np.ones((2, 3), np.float32)),
         "whole": request("whole", input=np.ones((5, 3), np.float32)),
     }
-    engine = Engine([tmp_path / "models"], BackendLoader(), Options())
-    assert not await engine.start()
-    try:
+    async with serving_folder(tmp_path / "models") as engine:
         answers = {name: await infer(engine, each) for name, each in asked.items()}
         found = {name: each.array(each.response.outputs[0].name) for name, each in answers.items()}
-    finally:
-        await engine.close()
     assert [found["picture"].shape, found["whole"].shape] == [(3, 10), (5, 2)]
     assert found["sums"] == 7
     np.testing.assert_array_equal(found["named"], np.full((2, 3), 2, np.float32))
@@ -174,13 +167,9 @@ async def test_models_of_other_servers_serve(tmp_path, make):
         "upper": request("upper", data=np.array([[b"one"]], np.object_)),
         "line": request("line", predict=np.array([[1, 2], [3, 4]], np.float32)),
     }
-    engine = Engine([tmp_path / "models"], BackendLoader(), Options())
-    assert not await engine.start()
-    try:
+    async with serving_folder(tmp_path / "models") as engine:
         answers = {name: await infer(engine, each) for name, each in asked.items()}
         found = {name: each.array(each.response.outputs[0].name).tolist() for name, each in answers.items()}
-    finally:
-        await engine.close()
     assert found == {"adder": [[b'{"sum": 10}'], [b'{"sum": 10}']], "upper": [[b"ONE"]], "line": [[3.0], [7.0]]}
 
 

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ModelControl
-from tests.engine.serving import Answer, infer, request, row, running
+from tests.engine.serving import Answer, infer, request, row, serving_folder
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -130,8 +129,8 @@ async def serving(
     """
     for name, code in models.items():
         add_model(root, name, code)
-    engine = Engine([root], BackendLoader({"python": dict(options or {})}), Options(), control=control)
-    async with running(engine, problems):
+    loader = BackendLoader({"python": dict(options or {})})
+    async with serving_folder(root, loader, problems, control=control) as engine:
         yield engine
 
 

@@ -10,18 +10,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from inferd.backends.loader import BackendLoader
 from inferd.backends.python.worker import device
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
-from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests import gpu_stub
 from tests.backends.python.served import add_model
 from tests.engine.region_owner import RegionOwner, placed
-from tests.engine.serving import infer, request, running
+from tests.engine.serving import gpus_of_stub, infer, request, serving_folder
 from tests.gpu_stub.fixtures import stub
 
 __all__ = ["stub"]
@@ -135,12 +130,8 @@ async def serving(root, client, config=CONFIG + NO, access="map"):
                         "FAIL_TO_OPEN": FAIL_TO_OPEN, "LATER": LATER, "KDL_CUDA": KDL_CUDA}.items():  # fmt: skip
         code = code.replace(f"{{{name}}}", str(value))
     add_model(root, "m", code, config)
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     policy = SharedMemoryPolicy(shared=True, access=access)
-    engine = Engine(
-        [root], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus), shared_memory=policy
-    )
-    async with running(engine):
+    async with serving_folder(root, gpus=gpus_of_stub(), shared_memory=policy) as engine:
         engine.shared_memory.register_cuda(None, "r", client.handle, 0, SIZE)
         yield engine
 
@@ -241,8 +232,5 @@ async def test_memory_that_is_not_opened_fails_the_request_alone(tmp_path, clien
 
 async def test_the_parameter_is_yes_or_no(tmp_path):
     add_model(tmp_path, "m", "", CONFIG + NO.replace('"no"', '"maybe"'))
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
-    (problem,) = await engine.start()
-    assert "parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' is 'maybe', expected yes or no" in str(problem)
-    await engine.close()
+    async with serving_folder(tmp_path, problems=1, gpus=gpus_of_stub()) as engine:
+        assert "parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' is 'maybe', expected yes or no" in str(engine.problems)

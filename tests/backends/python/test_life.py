@@ -22,7 +22,7 @@ from inferd.server.engine.loading import endings
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.errors import Unavailable
 from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving, wait_for
-from tests.engine.serving import Pending, infer_all, request, row
+from tests.engine.serving import Pending, infer_all, poll, request, row
 from tests.waiting import until
 
 UNAVAILABLE = 14
@@ -434,9 +434,9 @@ async def test_a_change_that_waits_for_models_that_hang_is_told_once(tmp_path, c
             for number in range(endings.MOST_REPLACED + 1):
                 waiting.append(await hang(engine, tmp_path))
                 (tmp_path / "m" / "1" / "model.py").write_text(f"{HANGING}# {number}")
-                await engine._poller.look()
+                await poll(engine)
             add_model(tmp_path, "n", MISCHIEF)
-            await engine._poller.look()
+            await poll(engine)
             assert (await ask(engine, 1, model="n")).status == 0
             assert caplog.text.count("what has changed waits for one of them") == 1
         finally:

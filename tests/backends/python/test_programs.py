@@ -8,9 +8,8 @@ import pytest
 
 from inferd.backends.api import BackendError
 from inferd.backends.loader import BackendLoader
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from tests.backends.python.served import ask
+from tests.engine.serving import serving_folder
 
 PROGRAM = """
 import json, os
@@ -48,13 +47,9 @@ async def test_a_program_runs_many_models(tmp_path):
         version.mkdir(parents=True)
         (version / "factor.txt").write_text(str(factor))
         (version.parent / "config.pbtxt").write_text(CONFIG)
-    engine = Engine([models], BackendLoader(directory=backends), Options())
-    try:
-        assert await engine.start() == []
+    async with serving_folder(models, BackendLoader(directory=backends)) as engine:
         answers = await asyncio.gather(ask(engine, 5, model="by_2"), ask(engine, 5, model="by_3"))
         assert [answer.array("y").tolist() for answer in answers] == [[[10]], [[15]]]
-    finally:
-        await engine.close()
 
 
 def test_only_the_python_backend_runs_programs(tmp_path):

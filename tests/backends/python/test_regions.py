@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferd.backends.loader import BackendLoader
 from inferd.backends.python.arenas import arena_of
-from inferd.server.engine.config import Options
-from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.shared_memory import SYSTEM, SharedMemoryPolicy, User
 from inferd.server.errors import Status
 from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object
 from tests.engine.region_owner import placed
-from tests.engine.serving import infer, infer_all, request, running
+from tests.engine.serving import infer, infer_all, request, serving_folder
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -102,8 +99,7 @@ async def serving(root, made, access="map", user=OWN, decoupled=False):
     if decoupled:
         add_model(root, "decoupled", CODE.replace("DECOUPLED", "True"), DECOUPLED)
     policy = SharedMemoryPolicy(shared=True, access=access)
-    engine = Engine([root], BackendLoader(), Options(), shared_memory=policy)
-    async with running(engine):
+    async with serving_folder(root, shared_memory=policy) as engine:
         engine.shared_memory.register_system(user, "r", made.key, SHIFT, SHIFT + 2 * X.nbytes)
         yield engine
 

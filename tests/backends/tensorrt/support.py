@@ -13,12 +13,9 @@ import pytest
 import tests.fakes.tensorrt as fake
 from inferd.backends.loader import BackendLoader
 from inferd.backends.tensorrt import library
-from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
-from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.control import ModelControl
-from tests import gpu_stub
+from tests.engine.serving import gpus_of_stub, serving_folder
 
 
 @pytest.fixture
@@ -45,15 +42,8 @@ async def serving(
     (root / "m" / "config.pbtxt").write_text(config)
     if plan:
         (root / "m" / "1" / "model.plan").write_bytes(plan)
-    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
-    loader = BackendLoader({"tensorrt": backend or {}})
-    engine = Engine([root], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus), control=control)
     logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive
-    found = await engine.start()
-    logging.disable(logging.NOTSET)
-    engine.problems = found  # type: ignore[attr-defined]
-    assert len(found) == problems, found
-    try:
+    loader = BackendLoader({"tensorrt": backend or {}})
+    async with serving_folder(root, loader, problems, gpus_of_stub(), control=control) as engine:
+        logging.disable(logging.NOTSET)
         yield engine
-    finally:
-        await engine.close()

@@ -50,8 +50,7 @@ def array(rows, columns=4, start=0.0, dtype=np.float32):
 async def refused(root, content, config="", **options):
     """What a load says that must fail."""
     async with serving(root, content, config, problems=1, **options) as engine:
-        (problem,) = engine.problems
-    return problem
+        return engine.problems["m"]
 
 
 # -- batches --
