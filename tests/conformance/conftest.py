@@ -27,23 +27,24 @@ def pytest_generate_tests(metafunc):
     if "door" in metafunc.fixturenames:
         metafunc.parametrize("door", ["target"] if target else doors.NAMES, indirect=True, scope="session")
     if "engine" in metafunc.fixturenames:
-        engines = ["target"] if target else ["fake"] if "hosted" in metafunc.fixturenames else ["fake", "real"]
+        engines = ["target"] if target else ["fake", "real"]
         metafunc.parametrize("engine", engines, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Only the fake engine's process hosts the generic servicer: its paths are no tests of another server."""
-    elsewhere = [item for item in items if _calls_the_servicer_elsewhere(item)]
-    config.hook.pytest_deselected(items=elsewhere)
-    items[:] = [item for item in items if item not in set(elsewhere)]
+    elsewhere = {item for item in items if _is_elsewhere(item)}
+    config.hook.pytest_deselected(items=list(elsewhere))
+    items[:] = [item for item in items if item not in elsewhere]
 
 
-def _calls_the_servicer_elsewhere(item):
+def _is_elsewhere(item):
+    """Only the fake engine's process hosts the generic servicer, and that process is there for nothing else."""
     parameters = getattr(item, "callspec", None)
-    if parameters is None or parameters.params.get("engine", "fake") == "fake":
+    if parameters is None or "engine" not in parameters.params:
         return False
     values = [value[0] if isinstance(value, tuple) else value for value in parameters.params.values()]
-    return any(isinstance(value, str) and value.startswith(SERVICER_PATHS) for value in values)
+    of_servicer = any(isinstance(value, str) and value.startswith(SERVICER_PATHS) for value in values)
+    return (of_servicer or "hosted" in item.fixturenames) != (parameters.params["engine"] == "fake")
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +79,8 @@ def server(door, engine, servers, request):
 
 
 @pytest.fixture(scope="session")
-def hosted(door, server):
+def hosted(server):
     """`host:port` of the fake engine's process, for tests of what only that process hosts."""
-    if door == "target":
-        pytest.skip("needs the generic servicer")
     return server
 
 

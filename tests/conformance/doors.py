@@ -184,7 +184,6 @@ def _arguments():
     parser.add_argument("door", choices=NAMES)
     parser.add_argument("--max-message-bytes", type=int, default=-1)
     parser.add_argument("--stream-window", type=int, default=128)
-    parser.add_argument("--broken", action="store_true", help="with a model that did not load")
     parser.add_argument("--library-health", action="store_true", help="only the library's health servicer")
     return parser.parse_args()
 
@@ -194,7 +193,7 @@ async def _serve(arguments):
     if arguments.library_health:
         await _install_library_health(door)
     else:
-        _install_all(door, arguments.stream_window, arguments.broken)
+        _install_all(door, arguments.stream_window)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     print(f"port {await door.start('127.0.0.1:0')}", flush=True)
@@ -202,7 +201,7 @@ async def _serve(arguments):
     await door.stop(grace=1.0)
 
 
-def _install_all(door, stream_window, broken):
+def _install_all(door, stream_window):
     from inferd.server.front import services
     from inferd.server.observe.logs import Logs
     from inferd.server.rpc.metadata import Identity
@@ -211,7 +210,7 @@ def _install_all(door, stream_window, broken):
     from tests.conformance import generic, interop
     from tests.conformance.fake_engine import FakeEngine
 
-    engine = FakeEngine(broken=broken)
+    engine = FakeEngine()
     logs = Logs(Settings(model_repository=(str(ROOT),), log_info=False))
     identity = Identity(version="0.1.0")
     health = services.install(door, table(engine, identity, logs=logs, stream_window=stream_window), engine)

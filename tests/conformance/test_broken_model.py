@@ -15,13 +15,12 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
-def channel(door, engine, tmp_path_factory):
+def channel(door, tmp_path_factory):
     if door == "target":
         pytest.skip("needs a repository with a broken model")
     root = tmp_path_factory.mktemp("broken")
     models.write_repository(root, broken=True)
-    running = doors.running_door(door, "--broken") if engine == "fake" else doors.running_server(door, root)
-    with running as process, grpc.insecure_channel(process.address) as channel:
+    with doors.running_server(door, root) as process, grpc.insecure_channel(process.address) as channel:
         yield channel
 
 

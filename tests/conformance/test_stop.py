@@ -18,10 +18,10 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
 @pytest.fixture
-def process(door, engine, repository):
+def process(door, repository):
     if door == "target":
         pytest.skip("stops the server")
-    with doors.running_door(door) if engine == "fake" else doors.running_server(door, repository) as process:
+    with doors.running_server(door, repository) as process:
         yield process
 
 

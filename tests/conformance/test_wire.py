@@ -25,11 +25,7 @@ OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL = 0, 1, 4, 12, 13
 
 
 @pytest.fixture
-def raw(request, server, engine):
-    """A connection to a server. Of a parameter `path`, the generic servicer's methods are only in our own process."""
-    parameters = request.node.callspec.params
-    if engine != "fake" and parameters.get("path", "").startswith("/conformance."):
-        pytest.skip("needs the generic servicer")
+def raw(server):
     with Client(server) as client:
         yield client
 
