@@ -17,6 +17,7 @@ from inferd.server.pb import grpc_service_pb2 as pb
 from tests.conformance import models
 
 CONTROL = "conformance.Control"
+HANGS_S = 3600.0  # longer than any test waits for a request to be taken out
 
 
 class Loaded:
@@ -146,7 +147,7 @@ class FakeEngine:
         try:
             loaded = self.model(request.model_name, request.model_version)
             response = _run(loaded, request)
-            delay = int(loaded.spec.parameters.get("delay_us", 0)) / 1e6
+            delay = HANGS_S if loaded.name == "hang" else int(loaded.spec.parameters.get("delay_us", 0)) / 1e6
         except ServerError as error:
             status, details = error.status, str(error)
         ticket.at(delay, status, details, _wrapped(request.id, details, response) if stream else _encoded(response))
