@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from inferd.server.front.connection_monitor import TOO_OLD
 from inferd.server.front.door import STOPPING
 from tests.simulation.audit import exposed
-from tests.simulation.sockets import OPEN
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ SILENCES = ((0.005, 0.0003), (0.02, 0.001), (0.1, 0.005))  # seconds until a pee
 MOST_DROPS = 200
 DROPS_NS = 1_000_000  # between two, at most
 GOES_NS = 50_000_000  # in which a socket that the door closes is closed
-EXPOSED = ("in a call", "those to write", "")  # see `exposed`
+EXPOSED = ("in a call", "next", "next", "to write", "")  # see `exposed`
+MOST_LOOKS = 40  # for a connection that is exposed so
+LOOKS_NS = 100_000  # between two of them, at most
 STRIKES = 2
 FREE = 2  # PINGs beside those that count: the first one, and the one that is too many
 ENDS = (TOO_OLD, STOPPING)  # the texts with which the server ends open calls
@@ -48,25 +49,29 @@ class Drops:
     def begin(self) -> None:
         """From now on."""
         if self.on:
-            self._simulation.later(self._random.randint(0, DROPS_NS), self._drop)
+            where = self._random.choice(EXPOSED)
+            self._simulation.later(self._random.randint(0, DROPS_NS), partial(self._drop, where, MOST_LOOKS))
 
     def _look_soon(self, end: End) -> None:
         self._simulation.later(GOES_NS, partial(self._look, end, self._simulation.world.now()))
 
     def _look(self, end: End, since_ns: int) -> None:
-        if end.peer is None or end.seen != OPEN:
+        if end.peer is None or end.closed:
             return
         if self._simulation.jumped_ns < since_ns:
             raise Violation(f"{end.address}: the door has closed its socket, and it is open")
         self._look_soon(end)  # the machine has stood still instead
 
-    def _drop(self) -> None:
+    def _drop(self, where: str = "", looks: int = 0) -> None:
+        """One that others are busy with in this way, if there is one within so many looks."""
         simulation = self._simulation
         drivers = sorted(simulation.door._drivers, key=lambda driver: driver._connection.peer)
+        found = [driver for driver in drivers if exposed(driver._connection) == where]
+        if looks and not found:
+            simulation.later(self._random.randint(0, LOOKS_NS), partial(self._drop, where, looks - 1))
+            return
         if drivers and not simulation.operator.is_stopping:
-            # most often one that others are busy with
-            groups = [[each for each in drivers if exposed(each._connection) == where] for where in EXPOSED]
-            chosen = self._random.choice(self._random.choice([group for group in groups if group]))
+            chosen = self._random.choice(found or drivers)
             if (end := simulation.sockets.end_at(chosen._connection.peer)) is not None:
                 end.dropped = True
                 self._look_soon(end)

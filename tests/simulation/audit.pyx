@@ -138,12 +138,16 @@ def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
 # Connections
 
 def exposed(Connection connection not None) -> str:
-    """Where its end is most dangerous: "in a call" of its thread to the system, or in the list of "those to write"."""
+    """Where its end is most dangerous: "in a call" of its thread to the system, "next" in the round in which its thread
+    writes, or in the list of those "to write" in another one."""
+    cdef Conn *conn = connection.conn.writer.now if connection.conn.writer != NULL else NULL
     if connection.conn.in_call:
         return "in a call"
-    if connection.conn.dirty:
-        return "those to write"
-    return ""
+    while conn != NULL and conn != &connection.conn:
+        conn = conn.next_dirty
+    if conn != NULL:
+        return "next"
+    return "to write" if connection.conn.dirty else ""
 
 
 def audit_connections(Endpoint endpoint not None, uses: list[ClientUse]) -> str:

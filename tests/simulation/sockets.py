@@ -91,6 +91,11 @@ class End:
         return int(self._world.world_seen(self.wire))
 
     @property
+    def closed(self) -> bool:
+        """Whether the server has closed its end, of which the peer hears behind what it has still to take."""
+        return bool(self._world.world_closed(self.wire))
+
+    @property
     def full_ns(self) -> int:
         """When there was no room for what the server had to say, last."""
         return int(self._world.world_full_ns(self.wire))

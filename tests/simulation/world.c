@@ -964,6 +964,8 @@ int world_seen(int number) {
     return wire->out.size == 0 && (wire->shut || wire->server == CLOSED);
 }
 
+int world_closed(int number) { return wires[number].fd < 0; } /* the server has closed its end */
+
 /* The peer shuts its end, closes it, or resets the connection. */
 void world_shut(int number) {
     if (wires[number].peer == OPEN) wires[number].peer = CLOSED;
