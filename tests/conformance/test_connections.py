@@ -152,15 +152,6 @@ def test_an_old_connection_ends_and_no_call_is_lost(serving, transport):
     assert not failures
 
 
-def test_the_goaway_of_age(serving):
-    with serving("native", "--grpc-max-connection-age=300") as process, Client(process.address) as client:
-        client.call(LIVE)
-        client.receive_until(lambda: client.goaway is not None and client.goaway.additional_data)
-        assert (client.goaway.error_code, client.goaway.additional_data) == (0, b"max_age")
-        client.receive_until(lambda: False)
-        assert client.closed
-
-
 def test_who_does_not_speak_http2_is_dropped(serving):
     """A client that does, and has connected before, stays."""
     with serving("native", "--grpc-handshake-timeout=2000") as process, Client(process.address) as client:
