@@ -96,8 +96,9 @@ def test_a_second_signal_ends_a_load_at_once(slow):
     process.says("initializing")
     process.interrupt(signal.SIGINT)
     process.says("a second signal ends the process at once")
-    process.interrupt(signal.SIGINT)
+    process.interrupt_until_it_ends(signal.SIGINT)
     assert process.wait() == 128 + signal.SIGINT
+    assert not any("Exit timeout expired" in line for line in process.lines)
 
 
 def test_a_load_that_outlasts_the_exit_timeout_ends_like_the_signal(slow):
