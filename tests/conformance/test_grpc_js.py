@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.interop import PROTO
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "clients" / "js"
 
@@ -51,3 +53,13 @@ def test_grpc_js(node, server):
     assert report["error"] == {"code": 5, "details": "Request for unknown model: 'nothing' is not found"}
     assert report["special"] == {"code": 5, "details": "Request for unknown model: '\u2603 % \n' is not found"}
     assert report["deadline"]["code"] == 4
+
+
+def test_interop(node, hosted):
+    """gRPC's interop cases (see `interop`); each tells "ok" or what it found. With C core: test_generic."""
+    command = [node, FOLDER / "interop.js", hosted, PROTO]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert len(report) == 17
+    assert set(report.values()) == {"ok"}, report

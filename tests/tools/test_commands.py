@@ -887,12 +887,7 @@ class TritonPythonModel:
 
 def test_a_model_is_tuned_that_has_room_only_once(tmp_path, capsys):
     """Guards that a model that cannot be served by two servers side by side is measured by one after the other."""
-    folder = tmp_path / "models" / "single"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(ONLY_ONCE.format(lock=str(tmp_path / "lock")))
-    config = 'backend: "python" max_batch_size: 1 input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }'
-    config += ' output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } instance_group { count: 1 kind: KIND_CPU }'
-    (folder / "config.pbtxt").write_text(config)
+    python_model(tmp_path / "models" / "single", ONLY_ONCE.format(lock=str(tmp_path / "lock")))
     command = ["tune", "single", "--model-repository", str(tmp_path / "models"), "--concurrency", "4"]
     command += ["--max-runs", "2", "--most-instances", "1", "--measurement-interval", "50"]
     assert cli.main([*command, "--out", str(tmp_path / "tried.json")]) == 0
