@@ -78,6 +78,7 @@ TESTS = {
     "_native/transport": (
         "conformance/test_wire",
         "conformance/test_connections",
+        "conformance/test_claims",
         "conformance/test_compression",
         "conformance/test_held_bytes",
         "conformance/test_stream",
