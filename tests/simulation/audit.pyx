@@ -14,6 +14,7 @@ from inferd._native.execution.python_batch cimport Batch
 from inferd._native.memory.host cimport host_trim
 from inferd._native.memory.owned cimport owned_waits
 from inferd._native.memory.resource cimport block_give, block_take
+from inferd._native.request.bridge cimport Bridge
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.order cimport OrderEntry
 from inferd._native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_free, request_new
@@ -136,6 +137,12 @@ def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Connections
+
+def responses_wait(Endpoint endpoint not None) -> bool:
+    """Whether somebody has handed over responses or callbacks that no I/O thread has taken yet."""
+    cdef Bridge *bridge = <Bridge *>endpoint.host.bridge
+    return bridge != NULL and (bridge.head != NULL or bridge.first_callback != NULL)
+
 
 def exposed(Connection connection not None) -> str:
     """Where its end is most dangerous: "in a call" of its thread to the system, "next" in the round in which its thread

@@ -1156,6 +1156,31 @@ FAULTS = (
         "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
         "        lock(&channel.guard)\n    unlock",
     ),
+    # what attendants do, and senders of decoupled models
+    Fault(
+        "nobody is told of the responses that an attendant has read",
+        "backends/python/_side.pyx",
+        "        bridge_signal(<Bridge *>channel.unsignalled)\n",
+        "",
+    ),
+    Fault(
+        "what a worker has said before its end is not read",
+        "backends/python/_attend.pyx",
+        "    while poll_until(fds, PLACES, 0) > 0:\n",
+        "    while False:\n",
+    ),
+    Fault(
+        "a sender that waits for credit gets none",
+        "backends/python/_slots.pyx",
+        "    slot.asked = True\n",
+        "    pass\n",
+    ),
+    Fault(
+        "a sender gets credit twice for one response",
+        "backends/python/_slots.pyx",
+        "    slot.asked = False\n    slot.returned = 0\n    slot.credit += credit\n",
+        "    slot.asked = False\n    slot.credit += credit\n",
+    ),
     fault(
         "a batch leaves one behind that fits",
         "scheduling/policy",

@@ -14,7 +14,7 @@ from inferd._native.memory.resource import live_counters
 from inferd.server.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
-from tests.simulation.audit import oldest
+from tests.simulation.audit import oldest, responses_wait
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
@@ -490,6 +490,8 @@ class Oracle:
         executed = simulation.endpoint.ledger["executed"]
         if executed and simulation.service.in_house == 0 and not live_counters()["exchanges"]:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
+        if responses_wait(simulation.endpoint):
+            raise Violation("responses have been handed over, and no thread has heard of them")
         for version in (*simulation.versions.values(), *simulation.shop.ending):
             pending = version.loaded.lane.pending
             if not pending:
