@@ -24,7 +24,7 @@
 #   make image    the image of the Dockerfile, TARGET=cpu, with docker or buildah (tools/image.sh); it is tried
 #   make clean    everything made here, .venv included
 #
-# What is generated and committed: tools/generate_pb.py makes server/pb/ and inferd_client/pb/, tools/generate_docs.py tables of docs/.
+# What is generated and committed: tools/generate_pb.py makes inferd_client/pb/, tools/generate_docs.py tables of docs/.
 #
 # Variables: PYTHON (python3), PORT (8001), TORCH_INDEX (where the CPU build of torch is found, should the package
 # sources that pip is configured with lack it).

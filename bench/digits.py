@@ -14,8 +14,8 @@ from google.protobuf import text_format
 from bench import inferd, messages
 from bench.peers import AbsentError
 from bench.processes import ServerProcess
-from inferd.server.pb import model_config_pb2 as config_pb
 from inferd_client.driver import Driver, Fixed
+from inferd_client.pb import model_config_pb2 as config_pb
 
 ROOT = Path(__file__).parent.parent
 MAKE_REPOSITORY = ROOT / "examples" / "digits" / "make_repository.py"

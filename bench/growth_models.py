@@ -21,10 +21,10 @@ from inferd.server.engine.engine import Engine
 from inferd.server.engine.housekeeping.collecting import set_aside
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.engine.repository.sources import Repositories
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
 from inferd.server.rpc.metadata import Identity, Information
 from inferd.server.rpc.repository import Repository
+from inferd_client.pb import grpc_service_pb2 as pb
 
 MODELS = (100, 400, 1600, 6400, 10_000)
 POLLED = (50, 400, 1600, 10_000)

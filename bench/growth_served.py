@@ -19,8 +19,8 @@ from bench.peers.drivers import h2load
 from bench.peers.nghttpd import Nghttpd
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Fixed
+from inferd_client.pb import grpc_service_pb2 as pb
 
 CONNECTIONS = (1, 8, 64, 512)
 IN_FLIGHT = 64

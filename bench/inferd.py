@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.processes import ServerProcess, free_port
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
+from inferd_client.pb import grpc_service_pb2 as pb
 
 DOORS = ("native", "grpcio")
 READY_PATH = "/inference.GRPCInferenceService/ServerReady"

@@ -21,8 +21,8 @@ from bench import inferd, messages
 from bench.peers.base import AbsentError, Peer
 from bench.peers.triton import Triton
 from bench.processes import ServerProcess
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
+from inferd_client.pb import grpc_service_pb2 as pb
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 RESPONSES = 1000

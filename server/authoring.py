@@ -24,8 +24,8 @@ from inferd.server.engine.instances.gpu import Gpus
 from inferd.server.engine.repository.folders import ModelFolder, check_name, version_folder
 from inferd.server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
 from inferd.server.importing import imported
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.settings import Settings
+from inferd_client.pb import model_config_pb2 as pb
 
 CONFIG = "config.pbtxt"
 

@@ -20,8 +20,8 @@ from inferd.backends.api import Backend, BackendError, ModelSource, ModelSpec, T
 from inferd.server.composition.engine import make_engine, make_loader
 from inferd.server.engine.engine import Engine
 from inferd.server.errors import ConfigError
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.settings import Settings
+from inferd_client.pb import grpc_service_pb2 as pb
 
 ASKED = 48  # requests to a model at once
 VARIABLE = (1, 2, 3)  # sizes of a variable dimension

@@ -15,7 +15,7 @@ from typing import Any
 
 from inferd.server.engine.config.tensors import TYPE_OF
 from inferd.server.errors import InvalidArgument
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 SETTINGS = "model-settings.json"

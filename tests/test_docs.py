@@ -13,10 +13,10 @@ import pytest
 from bench.works import works
 from inferd.server.commands.connecting import Server
 from inferd.server.foreign import FOREIGN
-from inferd.server.pb import model_config_pb2
 from inferd.server.program import COMMANDS
 from inferd.server.settings import Settings
 from inferd.server.tools.perf import spelling
+from inferd_client.pb import model_config_pb2
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

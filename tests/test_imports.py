@@ -113,27 +113,38 @@ RULES = (
         may=("server.addresses", "server.errors", "server.caching"),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
-    Rule("server.pb", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.engine",
-        may=("_native", "backends.api", "backends.loader", "backends.paths", "backends.temporary", "server.pb", *CORE),
+        may=(
+            "_native",
+            "backends.api",
+            "backends.loader",
+            "backends.paths",
+            "backends.temporary",
+            "inferd_client.pb",
+            *CORE,
+        ),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(
         "server.observe",
-        may=("_native", "backends.api", "server.engine", "server.machine", "server.pb", *CORE),
+        may=("_native", "backends.api", "server.engine", "server.machine", "inferd_client.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
-    Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.rpc",
+        may=("backends.api", "server.engine", "inferd_client.pb", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
     # Clients of a server: they need its protocol, not its engine.
     Rule(
         "server.tools",
-        may=("backends.installing", "inferd_client", "server.errors", "server.observe.escaping", "server.pb"),
+        may=("backends.installing", "inferd_client", "server.errors", "server.observe.escaping"),
         may_not=FRAMEWORKS,
     ),
     Rule(
         "server.front",
-        may=("_native", "server.engine", "server.observe", "server.pb", "server.rpc", *CORE),
+        may=("_native", "server.engine", "server.observe", "inferd_client.pb", "server.rpc", *CORE),
         may_not=FRAMEWORKS,
     ),
     # Commands need the engine without a front door.
@@ -152,10 +163,17 @@ RULES = (
     Rule("server.beginning", may=(*CORE,), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.authoring",
-        may=("backends.api", "server.composition.engine", "server.engine", "server.importing", "server.pb", *CORE),
+        may=(
+            "backends.api",
+            "server.composition.engine",
+            "server.engine",
+            "server.importing",
+            "inferd_client.pb",
+            *CORE,
+        ),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
-    Rule("server.importing", may=("server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.importing", may=("server.engine", "inferd_client.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.commands",
         may=(
@@ -181,7 +199,7 @@ RULES = (
     ),
     Rule(
         "server.contract",
-        may=("_native", "backends.api", "server.composition.engine", "server.engine", "server.pb", *CORE),
+        may=("_native", "backends.api", "server.composition.engine", "server.engine", "inferd_client.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     # Imports cyclopts, commands and options when they are used.
@@ -350,7 +368,7 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> N
             "from inferd.backends.api import ModelSpec\nfrom . import parse\nfrom inferd.server import errors",
         ),
         ("server/front/grpcio.py", "import grpc\nfrom inferd.server.rpc import infer"),
-        ("server/pb/a_pb2.py", "from inferd.server.pb import pool as _pool"),
+        ("inferd_client/pb/a_pb2.py", "from inferd_client.pb import pool as _pool"),
     ],
 )
 def test_an_allowed_import_passes(tmp_path: Path, file: str, text: str) -> None:

@@ -29,7 +29,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import Gpus
 from inferd.server.engine.instances.instances import Hardware
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ import numpy as np
 from bench import messages, python_models
 from bench.peers.base import CACHE
 from bench.repository import Identity, write
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("echo.c")

@@ -7,4 +7,4 @@ where a second definition would be a conflict as soon as both are imported by on
 from google.protobuf.descriptor_pool import DescriptorPool
 
 pool = DescriptorPool()
-"""The descriptors of the service."""
+"""The descriptors of the service; server reflection must be given this pool."""

@@ -34,9 +34,9 @@ from inferd.server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext,
 from inferd.server.front.refusal import refuse
 from inferd.server.observe.load import TRAILER, LoadMeter
 from inferd.server.observe.metrics.calls import Calls
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Metadata, PeerCredentials
 from inferd.server.rpc.service import KINDS, MODEL_FIELD, RAW, SERVICE, Method
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

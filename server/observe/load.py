@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from inferd.server.engine.housekeeping.threads import slices
-from inferd.server.pb.load_report_pb2 import OrcaLoadReport
+from inferd_client.pb.load_report_pb2 import OrcaLoadReport
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from inferd.server.errors import InvalidArgument, Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
+from inferd_client.pb import grpc_service_pb2 as pb
 
 Setting = bool | int | str
 

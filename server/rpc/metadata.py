@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from inferd.backends.api import TensorSpec
 from inferd.server.engine.config.parameters import VERSION_LABELS
 from inferd.server.errors import InvalidArgument, NotFound, Unavailable
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

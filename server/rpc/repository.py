@@ -9,8 +9,8 @@ from inferd.server.engine.housekeeping.threads import LARGE, slices
 from inferd.server.engine.models.overview import encoded_index
 from inferd.server.engine.models.registry import READY, IndexEntry
 from inferd.server.errors import InvalidArgument, Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

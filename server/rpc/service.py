@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from inferd.server.errors import Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
 from inferd.server.rpc.infer import STREAM_WINDOW, Inference
 from inferd.server.rpc.logs import LogControl, LogSettings
@@ -20,6 +19,7 @@ from inferd.server.rpc.metadata import Identity, Information
 from inferd.server.rpc.repository import Repository
 from inferd.server.rpc.shared_memory import SharedMemoryRegistration
 from inferd.server.rpc.trace import TraceControl, TraceSetting
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

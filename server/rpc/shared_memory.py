@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferd.server.engine.instances.shared_memory import CUDA, SYSTEM, User
 from inferd.server.errors import InvalidArgument, Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inferd.server.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import Call
 from inferd.server.settings.tracing import LEVELS, MOST_COUNT, MOST_RATE, TraceConfig
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine

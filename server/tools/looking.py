@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.tools.rates import Labels, Look, parse_metrics
+from inferd_client.pb import grpc_service_pb2 as pb
 
 TIMEOUT = 5.0
 MOST_BYTES = 64 << 20

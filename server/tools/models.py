@@ -55,7 +55,7 @@ def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
 def _config_json(path: Path) -> str:
     from google.protobuf import json_format, text_format
 
-    from inferd.server.pb import model_config_pb2 as pb
+    from inferd_client.pb import model_config_pb2 as pb
 
     try:
         text = path.read_text()

@@ -9,7 +9,7 @@ import torch
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from inferd._native.memory.resource import live_counters
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.backends.fake_batch import NUMPY_TYPES
 from tests.backends.models import identity_onnx, save_script
 from tests.backends.test_onnxruntime import ELEMENTS

@@ -9,8 +9,8 @@ import pytest
 
 from bench import nonce
 from bench.repository import SOAK
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import VERDICTS
+from inferd_client.pb import grpc_service_pb2 as pb
 
 MODELS = {model.name: model for model in SOAK}
 FAULTLESS = nonce.NonceWorkload(SOAK, fault_fraction=0.0)

@@ -16,8 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client import _balancing
+from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException
 
 

@@ -26,9 +26,9 @@ from hyperframe.frame import Frame
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
+from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 from tests.conformance import doors
 from tests.front.certificates import Authority

@@ -18,7 +18,7 @@ from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame, Wind
 
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException
 
 PREFACE = 24

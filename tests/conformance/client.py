@@ -1,4 +1,4 @@
-"""A raw client of the inference service: every RPC by name, with the messages of `inferd.server.pb`."""
+"""A raw client of the inference service: every RPC by name, with the messages of `inferd_client.pb`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import grpc
 import numpy as np
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import fake_engine
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

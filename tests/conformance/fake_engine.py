@@ -13,7 +13,7 @@ from inferd.backends.api import ModelSpec
 from inferd.server.engine.instances.shared_memory import SharedMemory
 from inferd.server.engine.models.registry import IndexEntry
 from inferd.server.errors import NotFound, ServerError, Status, Unavailable
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import models
 
 CONTROL = "conformance.Control"

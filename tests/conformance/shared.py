@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub
 

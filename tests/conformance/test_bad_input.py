@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance.client import floats, request
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -13,7 +13,7 @@ import pytest
 from hpack import Encoder
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import raw
 from tests.conformance.client import output, request
 from tests.conformance.test_held_bytes import INFER, MODEL

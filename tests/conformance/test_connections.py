@@ -10,7 +10,7 @@ import grpc
 import psutil
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.raw import Client
 from tests.waiting import wait_until

@@ -6,9 +6,9 @@ import grpc
 import numpy as np
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
-from inferd.server.pb import model_config_pb2 as config_pb
 from inferd.server.rpc.metadata import EXTENSIONS
+from inferd_client.pb import grpc_service_pb2 as pb
+from inferd_client.pb import model_config_pb2 as config_pb
 from tests.conformance import models
 from tests.conformance.client import SERVICE, floats, request
 

@@ -7,7 +7,7 @@ import json
 import grpc
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.test_repository import CONFIG, MODEL, write

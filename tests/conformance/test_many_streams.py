@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 
 CONFIG = """

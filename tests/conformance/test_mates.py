@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub
 

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as triton_shm
 from tritonclient.utils import serialize_byte_tensor
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance.shared import Object, connected, register, serving, unregister
 
 Code = grpc.StatusCode

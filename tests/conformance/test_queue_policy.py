@@ -15,7 +15,7 @@ import pytest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request

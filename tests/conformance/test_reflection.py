@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 
 SERVICES = ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "inference.GRPCInferenceService"]
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from inferd.server.front.connection_log import INTERVAL, REASONS, ConnectionLog
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 

@@ -26,7 +26,7 @@ from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.control import ModelControl
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import gpu_stub
 
 Execute = Callable[[Batch], None]

@@ -9,7 +9,7 @@ import pytest
 
 from inferd._native.memory.resource import live_counters
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import CONFIG, Answer, request, serving
 
 REQUESTS = int(os.environ.get("INFERD_CROSSTALK_REQUESTS", "8000"))

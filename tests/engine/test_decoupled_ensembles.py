@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Answer, Gate, request, row, serving
 from tests.engine.test_ensembles import add, ensemble, model, parameter, plus, step, sum_of_present, tensors
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench import steps
 from inferd.server.caching import LocalCache
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import request, serving
 from tests.engine.test_ensembles import parameter, tensors
 from tests.native.h2peer import Lanes

@@ -32,9 +32,9 @@ from inferd.server.engine.models.registry import Models, ModelState
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository import folders
 from inferd.server.engine.repository.sources import Repositories
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.metadata import Identity, Information
 from inferd.server.rpc.repository import Repository
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import infer, request
 from tests.waiting import until
 

@@ -13,7 +13,7 @@ from inferd.server.caching import RedisCache
 from inferd.server.engine.caching import circuit, redis_store
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.cached import CACHED, Cached
 from tests.engine.serving import CONFIG, Gate, Loader, Pending, infer, request, row
 from tests.front.certificates import Authority

@@ -27,7 +27,7 @@ from inferd.server.engine.repository.folders import (
     warn_misnamed_versions,
 )
 from inferd.server.errors import ConfigError, InvalidArgument
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def make(repository: Path, name: str, *versions: str) -> Path:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Gate, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000

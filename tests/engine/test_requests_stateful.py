@@ -28,7 +28,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy, User
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.counters import settled_counters
 from tests.engine.serving import Answer, Execute, Loader, Pending, request
 from tests.engine.test_ensembles import ensemble, model, parameter, step, tensors

@@ -13,7 +13,7 @@ import torch
 
 from inferd._native.memory.resource import live_counters
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import DTYPES, infer, infer_all, request, row, serving
 from tests.threads import in_threads
 

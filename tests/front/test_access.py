@@ -10,8 +10,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from inferd._native.service import access, authorizer
 from inferd.server.addresses import RESTRICTABLE
 from inferd.server.front.access import Access
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.service import GROUP_OF, GROUPS, MODEL_FIELD, SERVICE
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import forkserver, richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request

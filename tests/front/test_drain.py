@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferd.server.front.door import STOPPING
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import forkserver
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from inferd._native.service.forwarding import RESERVED, Forwarder, ReservedError
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
 from tests.conformance.client import Stub
 from tests.framing import framed

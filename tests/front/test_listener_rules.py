@@ -14,10 +14,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from inferd.server.addresses import Bind, Rules, SettingsError, TcpAddress, UnixAddress, parse_bind
 from inferd.server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy, client_name
 from inferd.server.front.peer import Peer
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import PeerCredentials
 from inferd.server.rpc.service import SERVICE
 from inferd.server.settings import Settings
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request

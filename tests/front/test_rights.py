@@ -20,8 +20,8 @@ from inferd._native.service.tokens import GROUPS, TokenTable
 from inferd._native.siphash import siphash_of
 from inferd.server.front.access import Access
 from inferd.server.front.tokens import TokenFile, TokenFileError, parse
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.service import SERVICE
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client

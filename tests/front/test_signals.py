@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from inferd.server.addresses import parse_address
 from inferd.server.observe.load import TRAILER
-from inferd.server.pb.load_report_pb2 import OrcaLoadReport
+from inferd_client.pb.load_report_pb2 import OrcaLoadReport
 from tests import richerrors
 from tests.conformance import doors
 from tests.conformance.client import floats, request

@@ -29,7 +29,7 @@ from inferd.backends.python.arenas import arena_of
 from inferd.backends.python.worker import protocol as p
 from inferd.server.engine.config import Options
 from inferd.server.engine.engine import Engine
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.backends.python.hostile import ANY, KINDS, Hostile, ask, call, ok, status, tensor
 from tests.engine.serving import CONFIG, Loader, echo, request, row
 

@@ -25,7 +25,7 @@ from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd.backends.api import BatchingSpec, ModelSpec, TensorSpec
 from inferd.backends.identity import IdentityInstance
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.framing import Answer, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -11,7 +11,7 @@ from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
 from inferd._native.protobuf import messages
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native.protowire import clean_entries, has_long_length
 
 # The pure Python implementation accepts much that the others reject: it is no oracle.

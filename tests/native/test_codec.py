@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd._native.protobuf import messages
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native import strategies
 from tests.native.official import DATATYPES, ROOT, check, content, contents, ours, parse, parse_cpp
 from tests.native.protowire import FIXED32, FIXED64, VARINT, group, groups, number, packed, run, tag, varint

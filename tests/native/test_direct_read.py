@@ -22,7 +22,7 @@ from inferd._native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd.server.front.tokens import parse
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 from tests.conformance.h2cases import DATA as DATA_FRAME
 from tests.conformance.h2cases import END_HEADERS, END_STREAM, PADDED, PREFACE, frame

@@ -8,7 +8,7 @@ import pytest
 
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import Status
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.native.h2peer import Peer, framed
 

@@ -16,7 +16,7 @@ import pytest
 
 from inferd.server.observe.lines import LineFormatter
 from inferd.server.observe.writer import LogWriter
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
 from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 from tests.waiting import wait_until

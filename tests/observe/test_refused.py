@@ -8,7 +8,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.conformance import doors, models
 from tests.conformance.client import Stub, floats, request

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from inferd.server.cli import main
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.tools.looking import as_metrics, target_of
 from inferd.server.tools.rates import Choice, between, parse_metrics
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.observe.test_metrics import IDENTITY, tensor, write
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from inferd.server.observe.tracing.triton import TraceFiles
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.settings.tracing import SettingsError, parse_trace_config
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub
 from tests.engine.serving import ensemble_of

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from tritonclient.grpc import model_config_pb2 as their_model_config
 from tritonclient.grpc import service_pb2 as their_service
 
-from inferd.server.pb import grpc_service_pb2, model_config_pb2, pool
+from inferd_client.pb import grpc_service_pb2, model_config_pb2, pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,19 +114,19 @@ def test_the_other_dialect_reads_our_bytes() -> None:
 def test_messages_can_be_found_and_pickled() -> None:
     assert pool.FindServiceByName("inference.GRPCInferenceService").file is grpc_service_pb2.DESCRIPTOR
     request = grpc_service_pb2.ModelReadyRequest(name="m")
-    assert type(request).__module__ == "inferd.server.pb.grpc_service_pb2"
+    assert type(request).__module__ == "inferd_client.pb.grpc_service_pb2"
     assert pickle.loads(pickle.dumps(request)) == request
 
 
 @pytest.mark.parametrize(
     "imports",
     [
-        "import tritonclient.grpc, inferd.server.pb.grpc_service_pb2",
-        "import inferd.server.pb.grpc_service_pb2, tritonclient.grpc",
+        "import tritonclient.grpc, inferd_client.pb.grpc_service_pb2",
+        "import inferd_client.pb.grpc_service_pb2, tritonclient.grpc",
     ],
 )
 def test_both_dialects_live_in_one_process(imports: str) -> None:
-    code = f"{imports}\nfrom inferd.server.pb import model_config_pb2 as m\nprint(m.ModelConfig(name='x'))"
+    code = f"{imports}\nfrom inferd_client.pb import model_config_pb2 as m\nprint(m.ModelConfig(name='x'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == 'name: "x"'
@@ -135,11 +135,11 @@ def test_both_dialects_live_in_one_process(imports: str) -> None:
 def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "generate_pb.py"), str(tmp_path)], check=True)
     generated = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.py*"))
-    messages = ["grpc_service_pb2.py", "grpc_service_pb2.pyi", "model_config_pb2.py", "model_config_pb2.pyi"]
-    assert generated == sorted(
-        [f"inferd_client/pb/{name}" for name in messages]
-        + [f"inferd/server/pb/{name}" for name in (*messages, "load_report_pb2.py", "load_report_pb2.pyi")]
-    )
+    assert generated == [
+        f"inferd_client/pb/{name}_pb2.{kind}"
+        for name in ("grpc_service", "load_report", "model_config")
+        for kind in ("py", "pyi")
+    ]
     for name in generated:
         committed = (ROOT / name).read_text()
         assert (tmp_path / name).read_text() == committed, f"{name} is stale: run python tools/generate_pb.py"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inferd.server.errors import Unimplemented
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.call import LONGEST, flag, timeout_ns
 from inferd.server.rpc.metadata import Identity
 from inferd.server.rpc.service import ENCODED, RAW, SERVICE, table
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance.fake_engine import FakeEngine
 
 

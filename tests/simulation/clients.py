@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inferd.server.front.door import STOPPING
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused, may_drop
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS

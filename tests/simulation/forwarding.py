@@ -9,7 +9,7 @@ from inferd._native.service.forwarding import Forwarder
 from tests.simulation.wording import said_of
 
 if TYPE_CHECKING:
-    from inferd.server.pb import grpc_service_pb2 as pb
+    from inferd_client.pb import grpc_service_pb2 as pb
     from tests.simulation.clients import Call
     from tests.simulation.instances import Value
     from tests.simulation.simulation import Simulation

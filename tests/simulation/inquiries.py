@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inferd.backends.python.worker import protocol as p
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import SCALE, Kind
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation

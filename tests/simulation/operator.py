@@ -39,7 +39,7 @@ from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from inferd.server.errors import ConfigError, ServerError
-from inferd.server.pb import model_config_pb2
+from inferd_client.pb import model_config_pb2
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from inferd._native.memory.resource import live_counters
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
 from tests.simulation.audit import oldest, responses_wait

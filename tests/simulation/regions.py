@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from inferd._native.memory.shm import SHARED, SYSTEM
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import SCALE
 from tests.simulation.wire import Violation
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.desk import STREAM
 from tests.simulation.kinds import ends_apart
 from tests.simulation.wire import Stream, Violation, framed, take_message

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation import wire
 from tests.simulation.crowd import FIRST, ONCE, ORDERED, Learn, Mood, load
 

@@ -33,7 +33,7 @@ import grpc
 
 from bench import inferd
 from bench.processes import ServerProcess
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 from tests.storms import neighbours
 

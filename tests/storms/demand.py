@@ -38,7 +38,7 @@ import numpy as np
 from bench import inferd
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.storms.soak import LIVE_LINE
 
 SERVICE = "/inference.GRPCInferenceService/"

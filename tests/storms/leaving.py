@@ -38,7 +38,7 @@ import grpc
 import hpack
 import numpy as np
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 from tests.front.encryption import Encryption
 from tests.storms.mixed import clients

@@ -36,7 +36,7 @@ from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.listeners import ListenPolicy
 from inferd.server.front.native import NativeDoor
 from inferd.server.front.tls import Credentials
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.clients.toolchains import envoy
 from tests.conformance.raw import Client
 from tests.framing import framed

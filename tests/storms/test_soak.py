@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd_client.driver import Driver, Fixed
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.bench.test_nonce import answer
 from tests.storms.soak import Plan, drive, growth, theil_sen
 

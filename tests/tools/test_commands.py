@@ -27,7 +27,6 @@ from PIL import Image
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
 from inferd.server import cli
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.perf.measuring import process_of
 from inferd.server.tools.tables import table
 from inferd.server.tools.tune import pair
@@ -35,6 +34,7 @@ from inferd.server.tools.tune.configurations import BATCHES, DELAYS_US, all_axes
 from inferd.server.tools.tune.pair import Pair
 from inferd.server.tools.tune.search import Search, Setting, Settings, Tried, Wanted
 from inferd.server.tools.tune.trial import Trial
+from inferd_client.pb import model_config_pb2 as pb
 from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
 from tests.front.certificates import Authority

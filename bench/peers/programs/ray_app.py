@@ -6,7 +6,7 @@ import sys
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 
 
 def add_service(servicer, server) -> None:

@@ -26,7 +26,7 @@ from inferd.backends.installing import pip_install
 from inferd.server.caching import RedisCache
 from inferd.server.engine.caching.circuit import Circuit
 from inferd.server.errors import ConfigError
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     import redis.asyncio

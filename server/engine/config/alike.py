@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Final
 
 from inferd.backends.api import Backend, ModelSpec
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 KINDS: Final = 256
 """The number of kinds that are kept; beyond it, the least recently used leave."""

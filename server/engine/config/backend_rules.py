@@ -12,7 +12,7 @@ from inferd.backends.api import Backend
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import of_server
 from inferd.server.engine.pbtxt.source import FieldPath
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def broken_runtime_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:

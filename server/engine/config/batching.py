@@ -13,7 +13,7 @@ from inferd.backends.api import QueuePolicySpec, QueueSpec
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import QUEUE_PREFIX, of_server
 from inferd.server.engine.pbtxt.source import FieldPath
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def named_sizes(sizes: Iterable[int], largest: int) -> tuple[int, ...]:

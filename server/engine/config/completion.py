@@ -12,7 +12,7 @@ from inferd.backends.loader import BUILTIN, PLATFORMS, backend_of_platform, mode
 from inferd.server.engine.config.findings import Finding, error_of
 from inferd.server.engine.config.tensors import TYPE_OF, supplied_inputs
 from inferd.server.engine.pbtxt.source import NOWHERE, Source
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""

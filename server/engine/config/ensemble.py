@@ -21,7 +21,7 @@ from inferd.server.engine.config.completion import ENSEMBLE
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import of_backend
 from inferd.server.engine.pbtxt.source import FieldPath, Source
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 

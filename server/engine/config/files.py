@@ -16,7 +16,7 @@ from inferd.server.engine.config.findings import Finding, raise_any
 from inferd.server.engine.pbtxt.files import inside
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def check_paths(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.pbtxt.source import FieldPath
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 HISTOGRAMS: Mapping[str, int] = MappingProxyType(
     {

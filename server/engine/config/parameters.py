@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from inferd.server.engine.config.findings import Finding
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def flag(text: str) -> bool:

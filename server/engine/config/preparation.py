@@ -27,7 +27,7 @@ from inferd.server.engine.pbtxt.as_json import config_from_json, config_to_json
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
 from inferd.server.errors import ConfigError, ServerError, lack_of
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

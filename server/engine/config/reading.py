@@ -26,7 +26,7 @@ from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS, ModelFolder, select_versions
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from inferd.server.engine.config.sequences import broken_sequence_rules
 from inferd.server.engine.config.tensors import NAME_OF
 from inferd.server.engine.config.warmup import too_many_warmups, wrong_warmup
 from inferd.server.engine.pbtxt.source import NOWHERE, FieldPath, Source
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 

@@ -18,7 +18,7 @@ from inferd.server.engine.config.tensors import END_REASON, NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.files import read_bytes
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 Control = pb.ModelSequenceBatching.Control
 State = pb.ModelSequenceBatching.State

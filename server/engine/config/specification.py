@@ -25,7 +25,7 @@ from inferd.server.engine.config.warmup import warmup_specs
 from inferd.server.engine.pbtxt.files import read_text
 from inferd.server.engine.pbtxt.source import NOWHERE, Source
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 MAX_LABEL_FILE_SIZE = 16 << 20
 

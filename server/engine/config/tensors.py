@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import cast
 
 from inferd.backends.api import SuppliedSpec, TensorSpec
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 _BY_SIZE = {
     1: ("BOOL", "UINT8", "INT8"),

@@ -14,7 +14,7 @@ from inferd.server.engine.config.tensors import NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.files import inside
 from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 FOLDER = "warmup"  # of the model, for the files of samples
 TWICE = 2  # some frameworks optimise in the second execution of a shape

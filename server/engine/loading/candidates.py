@@ -22,7 +22,7 @@ from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository.fingerprint import fingerprint
 from inferd.server.engine.repository.folders import Marks, ModelFolder
 from inferd.server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
 

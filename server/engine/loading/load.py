@@ -20,7 +20,7 @@ from inferd.server.engine.loading.room import Room
 from inferd.server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
 from inferd.server.engine.repository.folders import REST
 from inferd.server.errors import ServerError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
 

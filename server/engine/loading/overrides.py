@@ -11,7 +11,7 @@ from inferd.backends.temporary import TemporaryFolder
 from inferd.server.engine.config import config_from_json
 from inferd.server.engine.repository.folders import ModelFolder, versions_of
 from inferd.server.errors import LACKS, Exhausted, Internal, InvalidArgument, ServerError, system_says
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 FILE = "file:"
 """The prefix of a load parameter with a file; the file's path in the model's folder follows."""

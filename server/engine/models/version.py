@@ -22,8 +22,8 @@ from inferd.server.engine.config.measured import bounds_of
 from inferd.server.engine.instances.instances import Hardware, Instances, Use
 from inferd.server.engine.instances.resources import Resources
 from inferd.server.engine.instances.warmup import Halt
-from inferd.server.pb import grpc_service_pb2 as pb
-from inferd.server.pb import model_config_pb2
+from inferd_client.pb import grpc_service_pb2 as pb
+from inferd_client.pb import model_config_pb2
 
 if TYPE_CHECKING:
     from inferd._native.scheduling.queue import Learnt

@@ -13,8 +13,8 @@ from inferd.server.engine.pbtxt.files import read_text
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
-from inferd.server.pb import pool
+from inferd_client.pb import model_config_pb2 as pb
+from inferd_client.pb import pool
 
 MAX_FILE_SIZE = 1 << 20
 NO_VARIABLES = Variables(())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferd.server.engine.pbtxt.reader import DuplicateKey, FieldPath, Positions, locate
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 __all__ = ["NOWHERE", "FieldPath", "Source"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from inferd._native.model_files import NO_FILES, Mark, Watch, folders_in, look_at_parts
 from inferd.server.errors import LACKS, ConfigError, Exhausted, InvalidArgument, ServerError, system_says
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
 

@@ -33,7 +33,7 @@ from inferd.server.engine.repository.remote.hub import HUB, download, name_of
 from inferd.server.engine.repository.remote.mirror import CloudSource
 from inferd.server.engine.repository.remote.stores import SCHEMES
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
 

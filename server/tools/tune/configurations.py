@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.tune.search import Axis, Setting, Settings, Wanted
+from inferd_client.pb import model_config_pb2 as pb
 
 THREADS = {
     "onnxruntime": "intra_op_thread_count",

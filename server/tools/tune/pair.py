@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.perf.measuring import Level
 from inferd.server.tools.perf.plan import LoadPlan, Range
 from inferd.server.tools.perf.running import levels_of, under_load, within
@@ -17,6 +16,7 @@ from inferd.server.tools.reach import CallFailed
 from inferd.server.tools.tune.configurations import applied
 from inferd.server.tools.tune.search import Settings, Tried, Wanted
 from inferd.server.tools.tune.trial import Trial
+from inferd_client.pb import model_config_pb2 as pb
 from inferd_client.utils import InferenceServerException
 
 TURNS, FIRST_TURNS = 16, 4

@@ -16,13 +16,13 @@ from typing import Any
 from google.protobuf import text_format
 
 from inferd.server.errors import Misused
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.files import check_writable
 from inferd.server.tools.tables import table
 from inferd.server.tools.tune.configurations import all_axes, applied, lines, setting_of
 from inferd.server.tools.tune.pair import Pair
 from inferd.server.tools.tune.search import Search, Setting, Settings, Tried, Wanted
 from inferd.server.tools.tune.trial import CONFIG
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:

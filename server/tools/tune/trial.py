@@ -15,10 +15,10 @@ from typing import Any
 from google.protobuf import text_format
 
 from inferd.server.errors import Misused
-from inferd.server.pb import model_config_pb2 as pb
 from inferd.server.tools.reach import CallFailed, Reach
 from inferd.server.tools.tune.configurations import OF_PROCESS, threads_of
 from inferd.server.tools.tune.search import Wanted
+from inferd_client.pb import model_config_pb2 as pb
 from inferd_client.utils import InferenceServerException
 
 CONFIG = "config.pbtxt"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inferd.backends.python.worker import protocol as p
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.backends.python.peer import Packet, Peer, Sent, worker
 
 HEAD = """

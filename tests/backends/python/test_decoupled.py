@@ -8,8 +8,8 @@ import pytest
 
 from inferd.backends.python.arenas import arena_of
 from inferd.server.engine.engine import Engine
-from inferd.server.pb import grpc_service_pb2 as pb
 from inferd.server.rpc.exchange import EngineError, Exchange
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.engine.serving import request, row
 from tests.engine.test_ensembles import ensemble, step

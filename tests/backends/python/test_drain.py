@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from bench.processes import ServerProcess, free_port
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.backends.python.served import WAITING, add_model, wait_for
 from tests.storms.chaos import PATH, message
 

@@ -376,7 +376,7 @@ async def test_values_that_the_model_cannot_follow_are_the_fault_of_the_request(
 
 
 async def test_metadata_shows_a_shape_tensor_as_clients_send_it(tmp_path):
-    from inferd.server.pb import grpc_service_pb2 as pb
+    from inferd_client.pb import grpc_service_pb2 as pb
 
     async with serving(tmp_path, TILE) as engine:
         shown = await Information(engine, Identity()).model_metadata(pb.ModelMetadataRequest(name="m"), None)

@@ -8,7 +8,7 @@ from inferd.server.engine.config import Options
 from inferd.server.engine.config.reading import read_written, settle
 from inferd.server.engine.repository.folders import versions_of
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 KIND = pb.ModelInstanceGroup.Kind
 

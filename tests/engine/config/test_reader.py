@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inferd.server.engine.pbtxt import reader
 from inferd.server.engine.pbtxt.parse import parse_file
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 NUMBERS = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(-(1 << 31), (1 << 31) - 1),

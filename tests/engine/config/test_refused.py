@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from inferd.server.engine.config.refused import CARRIED, REFUSED, uses
 from inferd.server.errors import ConfigError
-from inferd.server.pb import model_config_pb2 as pb
+from inferd_client.pb import model_config_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG: Descriptor = pb.ModelConfig.DESCRIPTOR

@@ -37,7 +37,7 @@ from pathlib import Path
 import grpc
 
 from bench.processes import ServerProcess, free_port
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance import sums
 from tests.front.encryption import Encryption
 from tests.storms.mixed import clients, hostile, repository

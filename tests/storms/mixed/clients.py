@@ -18,7 +18,7 @@ import grpc.aio
 import numpy as np
 from google.protobuf import json_format
 
-from inferd.server.pb import grpc_service_pb2 as pb
+from inferd_client.pb import grpc_service_pb2 as pb
 from tests.front.encryption import Encryption
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -5,7 +5,7 @@
 # Protobuf Python Version: 6.33.5
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from inferd.server.pb import pool as _pool
+from inferd_client.pb import pool as _pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
@@ -28,7 +28,7 @@ DESCRIPTOR = _pool.AddSerializedFile(b'\n\x11load_report.proto\x12\x10xds.data.o
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferd.server.pb.load_report_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferd_client.pb.load_report_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ORCALOADREPORT_REQUESTCOSTENTRY']._loaded_options = None
