@@ -314,6 +314,10 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
         spend(conn, COST_FRAME)  # the peer made an error, or opened more streams than it may
     elif frame.hd.type == NGHTTP2_GOAWAY:
+        if conn.state == CONN_ANNOUNCED:
+            # The answer to this PING comes behind all streams that the peer opened before it read the notice. It is
+            # asked only now, because nghttp2 writes a PING before a GOAWAY that waits with it.
+            nghttp2_submit_ping(session, NGHTTP2_FLAG_NONE, SHUTDOWN)
         if conn.state == CONN_PARTING and frame.goaway.error_code == NGHTTP2_ENHANCE_YOUR_CALM:
             closing_move(&conn.state, CONN_SHUT)
         if frame.goaway.error_code != NGHTTP2_NO_ERROR:
@@ -508,9 +512,7 @@ cdef bint conn_linger(Conn *conn) noexcept nogil:
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
     if conn.session != NULL and conn.state == CONN_OPEN:
         closing_move(&conn.state, CONN_ANNOUNCED)
-        nghttp2_submit_shutdown_notice(conn.session)
-        # The answer to this PING comes behind all streams that the peer opened before it read the notice.
-        nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, SHUTDOWN)
+        nghttp2_submit_shutdown_notice(conn.session)  # `frame_sent` goes on
         mark_dirty(conn)
 
 

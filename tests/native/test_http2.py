@@ -565,6 +565,19 @@ def test_headers_only_once_and_before_messages(echo, peer):
 # -- GOAWAY --
 
 
+def test_the_ping_of_an_announcement_comes_behind_it(echo):
+    """A peer that answers the PING knows that it may open no more streams, however little it reads at a time."""
+    peer = connected(echo.endpoint)
+    peer.pump()
+    peer.connection.announce_shutdown()
+    kinds, written = [], peer.take()
+    while written:
+        kinds.append(written[3])
+        written = written[9 + int.from_bytes(written[:3], "big") :]
+    assert kinds == [h2cases.GOAWAY, h2cases.PING]
+    peer.close()
+
+
 def test_graceful_shutdown(echo):
     """Announce, serve what comes meanwhile, refuse the rest, finish what is open, then be finished."""
     echo.hold = True
