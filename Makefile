@@ -191,6 +191,7 @@ soak-release: setup
 	INFERD_NEW_EXAMPLES=1 $(PY) -m pytest -q -m hypothesis -n $(JOBS) tests
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py
+	INFERD_EVERY_TAKE=1 $(PY) -m pytest -q tests/simulation/test_simulation.py -k refused
 	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150 --crowd 40000
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy

@@ -39,7 +39,13 @@ def main() -> int:
     parser.add_argument("--these", type=int, nargs="+", help="these seeds, and no others")
     parser.add_argument("--seed", type=int, help="only this one, with its story")
     parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
-    parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
+    parser.add_argument(
+        "--takes",
+        type=int,
+        nargs="?",
+        const=1,
+        help="have each take of memory of few calls fail, or each Nth",
+    )
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
     parser.add_argument("--cpu", type=float, default=math.inf, help="begin no other seed after so many seconds of CPU")
     parser.add_argument("--twice", action="store_true", help="run each seed again: the same must happen")
@@ -70,7 +76,7 @@ def main() -> int:
         print(f"seed {outcome.seed}: {outcome.problem or 'every rule was kept'}; {outcome.calls} calls")
         return bool(outcome.problem)
     if arguments.takes:
-        return each_take(sandbox, arguments.first, scale)
+        return each_take(sandbox, arguments.first, scale, arguments.takes)
     totals, failed = Totals(), []
     for outcome in outcomes(sandbox, seeds(arguments), scale_of, arguments.jobs):
         totals.add(outcome)
@@ -111,18 +117,20 @@ def cpu_of_forks() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def each_take(sandbox: Sandbox, seed: int, scale: Scale) -> int:
-    """A simulation for each take of memory in it, which is refused; 0 if every rule was kept in all of them."""
-    failed = take = 0
+def each_take(sandbox: Sandbox, seed: int, scale: Scale, every: int) -> int:
+    """A simulation for each take of memory in it, or each Nth, which is refused; 0 if every rule was kept in all."""
+    failed = refused = 0
+    take = 1 - every
     while True:
-        take += 1
+        take += every
         outcome = sandbox.run(seed, replace(scale, fails_at=take))
         if outcome.problem:
             print(f"take {take} of seed {seed}: {outcome.problem}", flush=True)
             failed += 1
         elif outcome.failed_takes == 0:
-            print(f"{take - 1} takes of memory were refused in turn, {failed} of them broke a rule")
+            print(f"{refused} takes of memory were refused in turn, {failed} of them broke a rule")
             return bool(failed)
+        refused += 1
 
 
 def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale, trials: int) -> None:
