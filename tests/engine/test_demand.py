@@ -24,6 +24,7 @@ from inferd.server.engine.engine import ON_DEMAND, Engine
 from inferd.server.engine.loading import demand, memory
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.engine.models.services import EngineServices
+from inferd.server.engine.repository.sources import Repositories
 from inferd.server.errors import Exhausted, NotFound, Status, Unavailable
 from inferd.server.front.health import follow
 from tests.engine.serving import (
@@ -218,6 +219,32 @@ async def test_what_is_not_there_is_not_found(tmp_path, native_counters) -> None
         with pytest.raises(NotFound):
             engine.model("nothing")
         assert not await engine.is_on_demand("nothing")
+        assert shelf.loads == {"a": 1}
+
+
+async def test_a_version_that_is_not_there_is_not_found_while_the_model_is_looked_for(tmp_path, monkeypatch) -> None:
+    """Guards that such a request waits for no load: the model is there, since a client has loaded it meanwhile."""
+    looks, found = threading.Event(), threading.Event()
+    find = Repositories.find
+
+    def slowly(self: Repositories, name: str) -> object:
+        if not looks.is_set():
+            looks.set()
+            assert found.wait(60)
+        return find(self, name)
+
+    monkeypatch.setattr(Repositories, "find", slowly)
+    async with lazy(tmp_path) as (engine, shelf):
+        first = Pending(engine, request("a", x=row(1)))
+        await until(looks.is_set)
+        try:
+            await engine.load("a")
+            assert (await first.answer()).status == Status.OK
+            message = request("a", x=row(1))
+            message.model_version = "7"
+            assert (await infer(engine, message)).status == Status.NOT_FOUND
+        finally:
+            found.set()
         assert shelf.loads == {"a": 1}
 
 

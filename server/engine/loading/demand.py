@@ -123,7 +123,7 @@ class Demand:
             else:
                 self._memory.also_beside(name, asked_by)
         if not joins:
-            asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # after the request has been submitted
+            asyncio.get_running_loop().call_soon(self._serve, name, by_model)  # after the request has been submitted
         return ""
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -168,6 +168,16 @@ class Demand:
             self._begin(name, by_model=True)  # it was unloaded before its requests could resume
         else:
             self._tell(name, error)
+
+    def _serve(self, name: str, by_model: bool) -> None:
+        """Load a model for its requests. If it is there, they ask for a version that it does not have: resume them.
+
+        All versions of a load come together, so they need not wait for the rest of one, nor for one that has just begun.
+        """
+        if self._models.versions(name):
+            self._tell(name, None)
+        else:
+            self._begin(name, by_model)
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
