@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.conformance import doors
 from tests.conformance.client import Stub
 
 DIRECTORY = Path("/dev/shm")
-LISTENS = re.compile(r"Started GRPCInferenceService at (\S+)")
 
 _numbers = itertools.count()
 

@@ -61,7 +61,7 @@ def queueing(request, tmp_path_factory):
 
 @pytest.fixture
 def asked(queueing):
-    """A stub, and what has been counted since."""
+    """A stub of the server, and a function: how many refusals has the server counted since the test began?"""
     address, metrics = queueing
     before = Counter(counted(metrics))
     with grpc.insecure_channel(address) as channel:

@@ -449,7 +449,7 @@ def test_a_trace_of_a_client_goes_on_in_the_server(repository, collector, door):
 
 @pytest.mark.parametrize("door", ["native", "grpcio"])
 def test_models_know_their_trace_and_baggage_and_what_they_ask_belongs_to_it(repository, http_collector, door):
-    """What is no baggage as W3C writes it is not passed on."""
+    """The server passes a caller's baggage on if it has the form that W3C defines, and drops any other."""
     write(repository, asking=ASKING)
     (repository / "asking" / "1" / "model.py").write_text(ASKING_MODEL)
     with (

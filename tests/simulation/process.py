@@ -124,7 +124,7 @@ class Process(AnyWorker):
         self.inquiries: dict[int, Inquiry] = {}
         self.questions: set[int] = set()  # that have no answer yet
         self.senders: dict[int, Sender] = {}  # by the request that each answers
-        self._wanted: dict[int, Callable[[int], None]] = {}  # what is to be done with memory that was asked for
+        self._wanted: dict[int, Callable[[int], None]] = {}  # by request for memory: takes its offset
         self._pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
         self.output, self.errors = (its_end for its_end, _ in self._pipes)
         self.printed = {1: bytearray(), 2: bytearray()}

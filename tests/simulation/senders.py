@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 US = 1000
 WINDOW = 64  # responses that may be sent before the server takes one
-PAUSES_US = (0, 0, 30, 90, 500)  # between what is sent together, at most
-MOST_TOGETHER = 8
+PAUSES_US = (0, 0, 30, 90, 500)  # the longest pause between two groups of responses
+MOST_TOGETHER = 8  # responses of a group
 LARGE = p.PACKET // 2  # bytes of a row that lies in the arena
 
 
@@ -46,7 +46,7 @@ class Sender:
         self._process.later(self._random.randint(0, self._pause_ns), self._go_on)
 
     def _go_on(self) -> None:
-        """Send some, until there is no credit left, or memory is needed."""
+        """Send a group of responses; stop before the one that needs credit or memory, and ask for that."""
         if self._process.is_cancelled(self._asked) and self._random.random() < 0.3:
             self._say(flags=p.FINAL | p.EMPTY)
             self._end()
@@ -71,37 +71,37 @@ class Sender:
         return Reply(y)
 
     def _say_row(self, row: int) -> bool:
-        """Whether there are more."""
-        return self._said(self._reply(row).record(0, -1), 0, -1)
+        """Send a row as a response; whether there are more."""
+        return self._send(self._reply(row).record(0, -1), 0, -1)
 
     def _say_in_arena(self, at: int) -> None:
-        """The next row, with its tensor in memory that was asked for, and perhaps all that is said about it."""
+        """Send the next row with its tensor, or with its whole record, in the granted memory; -1: none was granted."""
         row = self._rows.popleft()
         if at < 0:
             self._rows.clear()
             error = Reply(None, error=(p.CODE_UNAVAILABLE, "no memory for outputs"))
-            self._said(error.record(0, -1), 0, -1)
+            self._send(error.record(0, -1), 0, -1)
             return
         reply = self._reply(row)
         assert reply.y is not None
         if reply.y.nbytes > LARGE or self._random.random() < 0.5:
             self._process.memory[at : at + reply.y.nbytes] = reply.y.tobytes()
-            more = self._said(reply.record(0, at), 0, -1)
+            more = self._send(reply.record(0, at), 0, -1)
         else:
             record = reply.record(0, -1)
             self._process.memory[at : at + len(record)] = record
-            more = self._said(record, p.IN_ARENA, at)
+            more = self._send(record, p.IN_ARENA, at)
         if more:
             self._go_on_later()
 
-    def _said(self, record: bytes, flags: int, at: int) -> bool:
-        """A response is said; whether there are more."""
+    def _send(self, record: bytes, flags: int, at: int) -> bool:
+        """Send a response; whether there are more."""
         self._credit -= 1
         self._sent += 1
         ends = not self._rows
-        is_one = ends and self._random.random() < 0.5  # the last one says that it is
-        self._say(record, flags=flags | (p.FINAL if is_one else 0), offset=max(0, at))
-        if ends and not is_one:
+        carries_final = ends and self._random.random() < 0.5  # else the flag comes alone
+        self._say(record, flags=flags | (p.FINAL if carries_final else 0), offset=max(0, at))
+        if ends and not carries_final:
             self._say(flags=p.FINAL | p.EMPTY)
         if ends:
             self._end()
@@ -115,7 +115,7 @@ class Sender:
         del self._process.senders[self._asked.wire]
 
     def take_credit(self, credit: int) -> None:
-        """So many more may be sent."""
+        """The server lets the worker send so many more responses."""
         if not self._waits:
             raise Violation(f"{self}: credit, and it waits for none")
         self._given += credit

@@ -7,15 +7,6 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-BATCH_KINDS = {
-    "BATCH_ELEMENT_COUNT",
-    "BATCH_ACCUMULATED_ELEMENT_COUNT",
-    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
-    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE",
-    "BATCH_ITEM_SHAPE",
-    "BATCH_ITEM_SHAPE_FLATTEN",
-}
-
 
 class Batches:
     """Makes batches and responses as a model's configuration says.

@@ -71,7 +71,7 @@ class Names:
         inputs: names by index.
         outputs: names by index.
         output_index: indices of outputs by name.
-        small_heads: what precedes the data in records of one small output, by its name, datatype and shape.
+        small_heads: records of one small output up to its data, by its name, datatype and shape.
     """
 
     def __init__(self, inputs: list[str], outputs: list[str], warn: Callable[[str], None]) -> None:
@@ -235,11 +235,15 @@ def _parameter(name: str, value: Any) -> bytes:
 
 def _one_output(index: int, tensor: Tensor, place: int, offset: int, size: int, data: bytes) -> bytes:
     """The record of a response with one output; `data` is that of an INLINE output, and empty for others."""
-    return b"".join((_one_head(index, tensor, place, offset, size, len(data)), data, _PADDING[-len(data) & 7]))
+    return _padded(_one_head(index, tensor, place, offset, size, len(data)), data)
+
+
+def _padded(head: bytes, data: bytes) -> bytes:
+    return b"".join((head, data, _PADDING[-len(data) & 7]))
 
 
 def _one_head(index: int, tensor: Tensor, place: int, offset: int, size: int, inline: int) -> bytes:
-    """What precedes `inline` bytes of data in the record of a response with one output."""
+    """The record of a response with one output, up to its `inline` bytes of data."""
     shape = tensor._shape
     rank = len(shape)
     layout = _ONE_OUTPUT[rank]
@@ -265,12 +269,11 @@ def small_record(names: Names, response: InferenceResponse, wanted: frozenset[in
     head = names.small_heads.get((tensor._name, tensor._dtype, tensor._shape)) or _small_head(names, tensor, array)
     if head is None:
         return None
-    data = array.tobytes()
-    return b"".join((head, data, _PADDING[-len(data) & 7]))
+    return _padded(head, array.tobytes())
 
 
 def _small_head(names: Names, tensor: Tensor, array: Any) -> bytes | None:
-    """What precedes the data of such an output, which is kept for the next one; None: it is not small."""
+    """The record of such a response up to its data, kept for the next response; None: the output is not small."""
     index = names.output_index.get(tensor._name)
     rank = len(tensor._shape)
     if array.nbytes > SMALL or tensor._dtype == BYTES or index is None or rank > MOST_DIMENSIONS:

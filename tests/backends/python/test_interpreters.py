@@ -37,10 +37,9 @@ MODEL = f"""
 
 def installed() -> list[str]:
     """Where version managers keep interpreters: what they put on PATH runs only those that are chosen for a folder."""
-    roots = (
-        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",
-        Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "uv" / "python",
-    )
+    roots = [Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "uv" / "python"]
+    if pyenv := shutil.which("pyenv"):
+        roots.append(Path(subprocess.check_output([pyenv, "root"], text=True).strip()) / "versions")
     return [str(folder) for root in roots for folder in sorted(root.glob("*/bin"))]
 
 
