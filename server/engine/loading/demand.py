@@ -172,7 +172,7 @@ class Demand:
     def _serve(self, name: str, by_model: bool) -> None:
         """Load a model for its requests. If it is there, they ask for a version that it does not have: resume them.
 
-        All versions of a load come together, so they need not wait for the rest of one, nor for one that has just begun.
+        All versions of a load come together, so they need not wait for the rest of one, nor for one that has begun.
         """
         if self._models.versions(name):
             self._tell(name, None)
