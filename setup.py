@@ -65,6 +65,7 @@ NGHTTP2_USERS = {
     "inferd._native.transport.io_thread",
     "inferd._native.transport.libraries",
     "inferd._native.transport.message_compression",
+    "inferd._native.transport.sockets",
     "inferd._native.transport.stream",
     "inferd._native.transport.trim",
     "inferd._native.transport.unary",

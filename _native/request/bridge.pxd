@@ -7,7 +7,8 @@ from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request, Response
 from inferd._native.threads cimport Mutex
 from inferd._native.timers cimport Timers, TimersHandle
-from inferd._native.transport.io_thread cimport IoThreads, Source
+from inferd._native.transport.io cimport Source
+from inferd._native.transport.io_thread cimport IoThreads
 
 cdef struct WatchedDescriptor:
     # a descriptor that the front reads for another part of the server

@@ -45,7 +45,8 @@ from inferd._native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, S
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_set
-from inferd._native.transport.io_thread cimport IoThreads, Source, io_delivers, io_forget, io_watch
+from inferd._native.transport.io cimport Source, io_forget, io_watch
+from inferd._native.transport.io_thread cimport IoThreads, io_delivers
 
 cdef extern from *:
     """

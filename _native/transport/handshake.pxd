@@ -3,7 +3,8 @@
 from libc.stdint cimport uint64_t
 
 from inferd._native.front cimport PythonEvent
-from inferd._native.transport.io_thread cimport Io, IoThreads, Source
+from inferd._native.transport.io cimport Io, Source
+from inferd._native.transport.io_thread cimport IoThreads
 from inferd._native.transport.tls cimport Handshaken, Tls, TlsSession
 from inferd._native.transport.workers cimport Job
 

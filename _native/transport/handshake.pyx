@@ -11,7 +11,8 @@ from libc.stdlib cimport free
 
 from inferd._native.atomic cimport load32, store32
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
-from inferd._native.transport.io_thread cimport Io, IoThreads, Source, io_await, io_forget, io_watch_once
+from inferd._native.transport.io cimport Io, Source, io_await, io_forget, io_watch_once
+from inferd._native.transport.io_thread cimport IoThreads
 from inferd._native.transport.stream cimport Host
 from inferd._native.transport.tls cimport (
     SHAKES_DONE,

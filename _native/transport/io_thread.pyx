@@ -1,26 +1,23 @@
-"""I/O threads wait for sockets, timers and responses, and process them without the GIL.
+"""The rounds of I/O threads: wait for descriptors, timers and responses, and process them without the GIL.
 
 A round: the thread waits, enters the front, handles each descriptor that is ready, writes the output of its connections
 that have some, and leaves the front. Between two descriptors it gives way to a thread that wants the front. Work for
 Python is posted to the event loop (`inferd._native.front`), so nothing here waits for the interpreter.
 
 A connection belongs to one thread from `take` on, until that tells `Connection.on_lost`; only this thread reads and
-writes its socket. If there are several threads, each leaves the front to read, write, decrypt and encrypt (`in_call`):
-so they copy tensors at the same time, and take turns for the rest, about a microsecond a request. Meanwhile others may
-end the connection's calls, but not the connection: `dropped` says that it is to end. The first thread alone has the
-timers, the thread pool and the responses of instances; output for the connections of another thread wakes that one.
-
-The owner of a socket opens and closes it.
+writes its socket (`inferd._native.transport.sockets`). So several threads copy tensors at the same time, and take turns
+for the rest, about a microsecond a request. The first thread alone has the timers, the thread pool and the responses of
+instances; output for the connections of another thread wakes that one.
 """
 
 cimport cython
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
 from posix.unistd cimport close, read, write
 
 from inferd._native.front cimport (
+    PythonEvent,
     front_begin,
     front_end,
     front_enter,
@@ -34,57 +31,26 @@ from inferd._native.front cimport (
 from inferd._native.memory.owned cimport owned_drain, owned_promise, owned_waits
 from inferd._native.threads cimport exact_timers, thread_name
 from inferd._native.timers cimport Timer, timers_clear, timers_expire, timers_set
-from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.connection cimport Connection
-from inferd._native.transport.direct_read cimport conn_decrypt, conn_read
 from inferd._native.transport.eviction cimport host_relieve
-from inferd._native.transport.expiry cimport conn_collected, conn_waits
-from inferd._native.transport.http2 cimport (
-    conn_close,
-    conn_collect,
-    conn_compresses,
-    conn_end_calls,
-    conn_end_round,
-    conn_finished,
-    conn_linger,
-    conn_shut,
-)
-from inferd._native.transport.ledger cimport account_exceeded, charge_release
-from inferd._native.transport.outgoing cimport Output, output_clear, output_write
-from inferd._native.transport.stream cimport (
-    Host,
-    conn_begin_call,
-    conn_end_call,
-    end_round,
-    host_look,
-    mark_dirty,
-    unmark_dirty,
-)
-from inferd._native.transport.tls cimport TlsSession, tls_feed, tls_finish, tls_free, tls_write
+from inferd._native.transport.expiry cimport conn_collected
+from inferd._native.transport.io cimport RECEIVE_BUFFER, Io, Socket, Source, io_forget, io_watch
+from inferd._native.transport.ledger cimport account_exceeded
+from inferd._native.transport.sockets cimport encrypted, socket_flush, socket_leave, socket_ready, sockets_free_left
+from inferd._native.transport.stream cimport Conn, Host, end_round, host_look, mark_dirty, unmark_dirty
+from inferd._native.transport.tls cimport TlsSession
 from inferd._native.transport.trim cimport host_note
-from inferd._native.transport.turn cimport MOST_PORTION, TURN_BYTES, Turn, turn_goes_on, turn_of, turn_read
+from inferd._native.transport.turn cimport MOST_PORTION
 from inferd._native.transport.workers cimport thread_pool_drain
 
 import threading
 
 cdef extern from *:
     """
-    #include <linux/sockios.h>
     #include <sys/epoll.h>
     #include <sys/eventfd.h>
-    #include <sys/ioctl.h>
-    #include <sys/socket.h>
     enum { INFERD_AT_ONCE = 64 };  /* descriptors of one round */
     typedef struct { void *source; uint32_t events; } inferd_ready;
-    static inline int inferd_poll_add(int poll_fd, int fd, void *source, uint32_t events) {
-        struct epoll_event e = {.events = events, .data = {.ptr = source}};
-        return epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e);
-    }
-    static inline int inferd_poll_change(int poll_fd, int fd, void *source, uint32_t events) {
-        struct epoll_event e = {.events = events, .data = {.ptr = source}};
-        return epoll_ctl(poll_fd, EPOLL_CTL_MOD, fd, &e);
-    }
-    static inline void inferd_poll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
     static inline int inferd_poll(int poll_fd, inferd_ready *ready, int timeout) {
         struct epoll_event events[INFERD_AT_ONCE];
         int count = epoll_wait(poll_fd, events, INFERD_AT_ONCE, timeout);
@@ -93,62 +59,23 @@ cdef extern from *:
     }
     static inline int inferd_poll_make(void) { return epoll_create1(EPOLL_CLOEXEC); }
     static inline int inferd_wakeup(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
-    static inline size_t inferd_in_kernel(int fd) {  /* bytes that the peer has not taken */
-        int size = 0;
-        return ioctl(fd, SIOCOUTQ, &size) == 0 && size > 0 ? (size_t)size : 0;
-    }
-    static inline void inferd_shut_writing(int fd) { shutdown(fd, SHUT_WR); }
     static __thread int inferd_delivers;  /* the thread's round still comes to Host.deliver */
     """
     enum:
-        EPOLLIN
-        EPOLLOUT
-        EPOLLERR
-        EPOLLHUP
-        EPOLLONESHOT
         AT_ONCE "INFERD_AT_ONCE"
     ctypedef struct Ready "inferd_ready":
         void *source
         uint32_t events
     int poll_make "inferd_poll_make"() nogil
-    int poll_add "inferd_poll_add"(int poll_fd, int fd, void *source, uint32_t events) nogil
-    int poll_change "inferd_poll_change"(int poll_fd, int fd, void *source, uint32_t events) nogil
-    void poll_remove "inferd_poll_remove"(int poll_fd, int fd) nogil
     int poll "inferd_poll"(int poll_fd, Ready *ready, int timeout) nogil
     int make_wakeup "inferd_wakeup"() nogil
-    size_t in_kernel "inferd_in_kernel"(int fd) nogil
-    void shut_writing "inferd_shut_writing"(int fd) nogil
     bint delivers "inferd_delivers"
-
-cdef enum:
-    RECEIVE_BUFFER = 256 << 10  # bytes of the buffer that sockets are read to
-    PREPARED = 1 << 20       # bytes of output prepared at a time
-    WRITTEN_AT_MOST = 4 << 20  # bytes of one connection before others have their turn
-    DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
-    ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
 
 cdef int64_t OBJECTS_WAIT_NS = 20000000
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the thread waits for
-
-cdef bint io_watch(Io *io, Source *source) noexcept nogil:
-    return poll_add(io.poll_fd, source.fd, source, <uint32_t>EPOLLIN) == 0
-
-
-cdef bint io_watch_once(Io *io, Source *source) noexcept nogil:
-    return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLONESHOT)) == 0
-
-
-cdef bint io_await(Io *io, Source *source, bint writable) noexcept nogil:
-    cdef uint32_t events = <uint32_t>(EPOLLOUT | EPOLLONESHOT if writable else EPOLLIN | EPOLLONESHOT)
-    return poll_change(io.poll_fd, source.fd, source, events) == 0
-
-
-cdef void io_forget(Io *io, Source *source) noexcept nogil:
-    poll_remove(io.poll_fd, source.fd)
-
+# What the thread waits for beside sockets
 
 cdef void io_wake(void *context) noexcept nogil:
     cdef Io *io = <Io *>context
@@ -171,238 +98,6 @@ cdef void time_has_come(Source *source, uint32_t events) noexcept nogil:
 
 cdef void jobs_are_done(Source *source, uint32_t events) noexcept nogil:
     thread_pool_drain((<Io *>source.owner).host.thread_pool)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sockets
-
-cdef void socket_ready(Source *source, uint32_t events) noexcept nogil:
-    cdef Socket *socket = <Socket *>source
-    if socket.conn != NULL and events & <uint32_t>(EPOLLERR | EPOLLHUP):
-        socket.broken = True
-    if socket.conn != NULL and events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
-        socket_read(socket)
-    if socket.conn != NULL and events & <uint32_t>EPOLLOUT:
-        ask_for_room(socket, False)
-        mark_dirty(socket.conn)
-
-
-cdef void ask_for_room(Socket *socket, bint full) noexcept nogil:
-    if socket.full != full:
-        socket.full = full
-        socket_watch(socket)
-
-
-cdef void socket_watch(Socket *socket) noexcept nogil:
-    poll_change(socket.io.poll_fd, socket.source.fd, socket,
-                (0 if socket.ended else <uint32_t>EPOLLIN) | (<uint32_t>EPOLLOUT if socket.full else 0))
-
-
-cdef void socket_read(Socket *socket) noexcept nogil:
-    cdef Conn *conn = socket.conn
-    cdef bint goes_on
-    if socket.ended:
-        goes_on = False
-    elif conn.state >= CONN_PARTING:
-        goes_on = discard(socket)
-    else:
-        if socket.tls == NULL:
-            goes_on = conn_read(conn, socket.source.fd, socket.io.buffer, turn_of(conn.host, socket.io.ready))
-        else:
-            goes_on = read_encrypted(socket)
-        conn_end_round(conn)
-    if socket.dropped:
-        socket_leave(socket)
-    elif goes_on:
-        mark_dirty(conn)
-    elif socket.broken:
-        socket_leave(socket)
-    else:
-        socket_end(socket)
-
-
-cdef void socket_end(Socket *socket) noexcept nogil:
-    # The peer has closed its end, and may still read. The thread writes complete answers as far as the peer's windows
-    # allow. The other calls are over.
-    socket.ended = True
-    socket_watch(socket)
-    if not socket.shut:
-        conn_end_calls(socket.conn)
-        mark_dirty(socket.conn)
-    elif not socket.last.size:
-        socket_leave(socket)
-
-
-cdef bint read_encrypted(Socket *socket) noexcept nogil:
-    # as conn_read; a portion is decrypted to its end, because the buffer serves all connections
-    cdef Conn *conn = socket.conn
-    cdef Io *io = socket.io
-    cdef size_t total = 0
-    cdef size_t wanted
-    cdef ssize_t size
-    cdef Turn turn = turn_of(conn.host, io.ready)
-    cdef bint paused, nothing
-    while total < TURN_BYTES and conn.state < CONN_PARTING:
-        wanted = conn.portion
-        paused = conn_begin_call(conn)
-        size = read(socket.source.fd, io.encrypted, wanted)
-        nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
-        conn_end_call(conn, paused)
-        turn_read(&turn, conn.host, size)
-        if size <= 0:
-            return nothing
-        tls_feed(socket.tls, io.encrypted, <size_t>size)
-        if not conn_decrypt(conn, socket.tls, io.buffer, RECEIVE_BUFFER):
-            return False
-        if socket.tls.encrypted.size > ANSWERS:
-            return False  # it demands answers of TLS, and does not read them
-        if not turn_goes_on(conn, &turn, <size_t>size, True) or <size_t>size < wanted:
-            return True
-        total += wanted
-    return True
-
-
-cdef bint discard(Socket *socket) noexcept nogil:
-    # read what a connection that has ended still gets; False: the peer has closed its end, or the socket is broken
-    cdef size_t total = 0
-    cdef ssize_t size
-    while total < DISCARDED:
-        size = read(socket.source.fd, socket.io.buffer, RECEIVE_BUFFER)
-        if size <= 0:
-            return size < 0 and (errno == EAGAIN or errno == EINTR)
-        total += <size_t>size
-    return True
-
-
-cdef void socket_flush(Socket *socket) noexcept nogil:
-    # write until all is written, the socket is full, or it is the turn of others
-    cdef Conn *conn = socket.conn
-    cdef size_t turn = WRITTEN_AT_MOST
-    if conn.stalled:
-        socket_leave(socket)
-        return
-    if socket.shut:
-        if socket.last.size and not socket.full:
-            write_last(socket)
-        return
-    while not socket.full and not socket.dropped:
-        conn_collect(conn, PREPARED)
-        if conn.output.size + encrypted(socket) == 0:
-            break
-        if turn < conn.output.size:
-            mark_dirty(conn)
-            return
-        turn -= conn.output.size
-        if not socket_write(socket):
-            ask_for_room(socket, True)
-    if socket.full or socket.waits:
-        socket.waits = socket.full
-        conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
-    if socket.dropped or conn.stalled:
-        socket_leave(socket)
-    elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)
-            or (socket.ended and not socket.full and not conn_compresses(conn))):
-        socket_shut(socket)
-
-
-cdef inline size_t encrypted(const Socket *socket) noexcept nogil:
-    return socket.tls.encrypted.size if socket.tls != NULL else 0
-
-
-cdef bint socket_write(Socket *socket) noexcept nogil:
-    # write the prepared output; False: the socket is full, or broken
-    cdef Conn *conn = socket.conn
-    cdef bint whole, paused
-    cdef bint good = True
-    socket.writing = conn.output
-    memset(&conn.output, 0, sizeof(Output))
-    conn.output.taken = socket.writing.taken
-    paused = conn_begin_call(conn)
-    whole = write_out(socket, &good)
-    conn_end_call(conn, paused)
-    output_clear(&conn.output)  # nobody else prepares output: a head at most, whose connection has been evicted
-    conn.output = socket.writing
-    memset(&socket.writing, 0, sizeof(Output))
-    if conn.stalled or not good:
-        conn.stalled = True
-        output_clear(&conn.output)
-        return False
-    return whole
-
-
-cdef bint write_out(Socket *socket, bint *good) noexcept nogil:
-    if socket.tls == NULL:
-        return output_write(&socket.writing, socket.source.fd)
-    while output_write(&socket.tls.encrypted, socket.source.fd):
-        if socket.writing.size == 0:
-            return True
-        if not tls_write(socket.tls, &socket.writing):
-            good[0] = False
-            return False
-    return False
-
-
-cdef void socket_shut(Socket *socket) noexcept nogil:
-    # The output is complete: shut the socket for writing behind it, and discard input until the peer closes its end. A
-    # socket that is closed while the peer still sends, if only a WINDOW_UPDATE, resets the connection, and the peer
-    # loses what it has not received.
-    cdef Conn *conn = socket.conn
-    socket.shut = True
-    conn_collect(conn, PREPARED)
-    socket.last = conn.output
-    memset(&conn.output, 0, sizeof(Output))
-    if socket.tls != NULL and not tls_finish(socket.tls, &socket.last):
-        socket_leave(socket)
-        return
-    conn_shut(conn)
-    conn.news.shut = True
-    python_post(&conn.host.timers.python, &conn.news.event)
-    write_last(socket)
-
-
-cdef void write_last(Socket *socket) noexcept nogil:
-    if socket.last.size and not output_write(&socket.last, socket.source.fd):
-        ask_for_room(socket, True)
-        return
-    charge_release(&socket.conn.framed)
-    if socket.ended:
-        socket_leave(socket)
-        return
-    ask_for_room(socket, False)
-    shut_writing(socket.source.fd)
-    conn_linger(socket.conn)
-
-
-cdef void socket_leave(Socket *socket) noexcept nogil:
-    # the peer is gone, or must go: the owner closes the socket
-    cdef Conn *conn = socket.conn
-    cdef Io *io = socket.io
-    if conn == NULL:
-        return
-    if conn.in_call:
-        socket.dropped = True
-        return
-    io.sockets -= 1
-    poll_remove(io.poll_fd, socket.source.fd)
-    tls_free(socket.tls)
-    socket.tls = NULL
-    conn.news.lost = True
-    python_post(&conn.host.timers.python, &conn.news.event)
-    conn_close(conn)
-    output_clear(&socket.last)
-    conn.socket = NULL
-    socket.conn = NULL
-    socket.next = io.left
-    io.left = socket
-
-
-cdef void free_left(Io *io) noexcept nogil:
-    # at the end of a round, when no descriptor that was reported refers to them
-    cdef Socket *socket
-    while io.left != NULL:
-        socket = io.left
-        io.left = socket.next
-        free(socket)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -495,7 +190,7 @@ cdef void io_run(Io *io) noexcept nogil:
         flush_all(io)
         if io.host.after != NULL:
             io.host.after(io.host.bridge)
-        free_left(io)
+        sockets_free_left(io)
         io.waits = True
         if io.stopping:
             front_leave()
@@ -525,7 +220,7 @@ cdef int io_begin(Io *io, Host *host, Io *others) except -1:
 
 
 cdef void io_close(Io *io) noexcept:
-    free_left(io)
+    sockets_free_left(io)
     free(io.buffer)
     free(io.encrypted)
     if io.wakeup.fd >= 0:

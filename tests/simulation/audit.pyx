@@ -29,7 +29,7 @@ from inferd._native.shares cimport Share
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.connection cimport Connection
 from inferd._native.transport.endpoint cimport Endpoint
-from inferd._native.transport.io_thread cimport Socket
+from inferd._native.transport.io cimport Socket
 from inferd._native.transport.ledger cimport STAGES, Charge
 from inferd._native.transport.outgoing cimport Outgoing
 from inferd._native.transport.stream cimport Conn, Incoming, Stream, stream_ended, stream_unsent

@@ -144,13 +144,13 @@ FAULTS = (
     ),
     shared(
         "a connection is left while its thread is in a system call",
-        "transport/io_thread",
+        "transport/sockets",
         "    if conn.in_call:\n        socket.dropped = True\n        return\n",
         "",
     ),
     shared(
         "a connection that was dropped in a system call stays",
-        "transport/io_thread",
+        "transport/sockets",
         "    if socket.dropped or conn.stalled",
         "    if conn.stalled",
     ),
@@ -189,7 +189,7 @@ FAULTS = (
     ),
     shared(
         "two threads read to one buffer",
-        "transport/io_thread",
+        "transport/sockets",
         "conn_read(conn, socket.source.fd, socket.io.buffer, turn_of(",
         "conn_read(conn, socket.source.fd, (socket.io if <size_t>socket.io < <size_t>socket.io.others\n"
         "                                                    else socket.io.others).buffer, turn_of(",
@@ -211,14 +211,14 @@ FAULTS = (
         "transport/stream.pxd",
         "    front_resume(paused)\n    conn.in_call = False\n",
         "    front_resume(paused)\n",
-        users=("transport/io_thread", "transport/direct_read"),
+        users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
         "a system call is over for others before its thread is back in the front",
         "transport/stream.pxd",
         "    front_resume(paused)\n    conn.in_call = False\n",
         "    conn.in_call = False\n    front_resume(paused)\n",
-        users=("transport/io_thread", "transport/direct_read"),
+        users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
         "a connection that goes while others are written stays among those",
@@ -256,7 +256,7 @@ FAULTS = (
     ),
     shared(
         "what is written is still the connection's output",
-        "transport/io_thread",
+        "transport/sockets",
         "    memset(&conn.output, 0, sizeof(Output))\n    conn.output.taken = socket.writing.taken\n"
         "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n"
         "    conn_end_call(conn, paused)\n"
@@ -372,19 +372,19 @@ FAULTS = (
     ),
     fault(
         "output has no room any more, although the peer reads",
-        "transport/io_thread",
+        "transport/sockets",
         "        ask_for_room(socket, False)\n        mark_dirty(socket.conn)\n",
         "        ask_for_room(socket, False)\n",
     ),
     fault(
         "nobody waits until a socket has room",
-        "transport/io_thread",
+        "transport/sockets",
         "        socket.full = full\n        socket_watch(socket)\n",
         "        socket.full = full\n",
     ),
     fault(
         "who has had its turn to write never has another",
-        "transport/io_thread",
+        "transport/sockets",
         "            mark_dirty(conn)\n            return\n        turn -=",
         "            return\n        turn -=",
     ),
@@ -396,37 +396,37 @@ FAULTS = (
     ),
     fault(
         "a connection still has a socket that is left",
-        "transport/io_thread",
+        "transport/sockets",
         "    conn.socket = NULL\n    socket.conn = NULL\n",
         "    socket.conn = NULL\n",
     ),
     fault(
         "a socket is freed while the round still has its events",
-        "transport/io_thread",
+        "transport/sockets",
         "    socket.next = io.left\n    io.left = socket\n",
         "    free(socket)\n",
     ),
     fault(
         "a socket that is left is still watched",
-        "transport/io_thread",
+        "transport/sockets",
         "    poll_remove(io.poll_fd, socket.source.fd)\n    tls_free",
         "    tls_free",
     ),
     fault(
         "the loop does not hear that a connection is lost",
-        "transport/io_thread",
+        "transport/sockets",
         "    conn.news.lost = True\n    python_post(&conn.host.timers.python, &conn.news.event)\n",
         "    conn.news.lost = True\n",
     ),
     fault(
         "the end of a peer that does not read is not seen",
-        "transport/io_thread",
+        "transport/sockets",
         "        conn_end_calls(socket.conn)\n",
         "        pass\n",
     ),
     fault(
         "a socket is shut before its last bytes are written",
-        "transport/io_thread",
+        "transport/sockets",
         "    if socket.last.size and not output_write(&socket.last, socket.source.fd):\n"
         "        ask_for_room(socket, True)\n        return\n",
         "    output_write(&socket.last, socket.source.fd)\n",
@@ -445,13 +445,13 @@ FAULTS = (
     ),
     fault(
         "a socket is never shut for writing",
-        "transport/io_thread",
+        "transport/sockets",
         "    shut_writing(socket.source.fd)\n    conn_linger",
         "    conn_linger",
     ),
     fault(
         "a connection that lingers is not read",
-        "transport/io_thread",
+        "transport/sockets",
         "        goes_on = discard(socket)\n",
         "        goes_on = True\n",
     ),
