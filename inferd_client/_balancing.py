@@ -172,7 +172,9 @@ class Places:
 
 def known_as(options: Options, target: Target) -> Options:
     """The options for connections to numeric addresses of a target: certificates have its name."""
-    return Options(options.context, options.server_name or target.host, options.keepalive, options.limit)
+    return Options(
+        options.context, options.server_name or target.host, options.keepalive, options.limit, options.busy_poll
+    )
 
 
 def addresses_of(target: Target) -> list[tuple[str, int]]:

@@ -84,9 +84,10 @@ class Options:
         keepalive: seconds until a PING, seconds to wait for its answer, and whether idle links send PINGs; None: no
             PINGs.
         limit: bytes of an answer at most.
+        busy_poll: seconds for which a thread that waits for an answer polls before it sleeps.
     """
 
-    __slots__ = ("context", "keepalive", "limit", "server_name")
+    __slots__ = ("busy_poll", "context", "keepalive", "limit", "server_name")
 
     def __init__(
         self,
@@ -94,7 +95,9 @@ class Options:
         server_name: str = "",
         keepalive: tuple[float, float, bool] | None = None,
         limit: int = (1 << 31) - 1,
+        busy_poll: float = 0.0,
     ) -> None:
+        self.busy_poll = busy_poll
         self.context = context
         self.server_name = server_name
         self.keepalive = keepalive
@@ -189,7 +192,9 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
         OSError: no connection can be made; TimeoutError: not in time.
     """
     sock, tls = opened(target, options, timeout)
-    return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive)
+    return Link(
+        sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive, busy_poll=options.busy_poll
+    )
 
 
 def opened(target: Target, options: Options, timeout: float | None) -> tuple[socket.socket, Tls | None]:

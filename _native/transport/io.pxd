@@ -1,7 +1,7 @@
 # The state of an I/O thread, and the descriptors that it waits for. Its rounds are in `io_thread`, its sockets in
 # `sockets`.
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from inferd._native.front cimport PythonEvent
 from inferd._native.timers cimport Timer
@@ -63,6 +63,7 @@ cdef struct Io:
     bint woken               # it has been written
     bint again               # a connection has more to write than its turn allowed: do not wait
     bint stopping
+    int64_t busy_ns          # how long it polls before it sleeps; 0: it sleeps at once
     Host *host
     uint8_t *buffer          # for reads
     uint8_t *encrypted       # the same, for bytes that are to be decrypted

@@ -81,6 +81,7 @@ cdef struct Line:
     uint64_t emptied         # the number of times that all serialised output was written
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
+    uint64_t busy_ns         # how long the reader polls before it sleeps; 0: it sleeps at once
     Wire *flight             # those in flight
     uint32_t count           # their number
     uint32_t announcing      # those of them that announce

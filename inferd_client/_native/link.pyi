@@ -47,6 +47,7 @@ class Link:
         limit: int = ...,
         keepalive: tuple[float, float, bool] | None = None,
         evented: bool = False,
+        busy_poll: float = 0.0,
     ) -> None: ...
     @property
     def peer(self) -> str: ...

@@ -269,10 +269,11 @@ cdef class Link:
         keepalive: seconds between a sign of life and a PING, seconds to wait for its answer, and whether also while no
             call is in flight; None: no PINGs.
         evented: an event loop polls.
+        busy_poll: seconds for which a waiting thread polls before it sleeps.
     """
 
     def __cinit__(self, int fd, str peer, tls=None, *, int32_t window=1 << 23, size_t limit=(1 << 31) - 1,
-                  keepalive=None, bint evented=False):
+                  keepalive=None, bint evented=False, double busy_poll=0.0):
         self.line.fd = fd
         self.line.wake = -1
         self.peer = peer
@@ -280,6 +281,7 @@ cdef class Link:
         self.tls = tls
         self.line.tls = <void *> tls if tls is not None else NULL
         self.line.evented = evented
+        self.line.busy_ns = <uint64_t> (busy_poll * 1e9)
         self.line.limit = limit
         if keepalive is not None:
             self.line.ping_every_ns = <uint64_t> (<double> keepalive[0] * 1e9)

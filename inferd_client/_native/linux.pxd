@@ -30,6 +30,9 @@ cdef extern from "<sys/timerfd.h>" nogil:
     int timerfd_create(int, int)
     int timerfd_settime(int, int, const itimerspec *, itimerspec *)
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
         void *iov_base

@@ -18,6 +18,7 @@ class Driver:
         window: int = ...,
         max_frame_size: int = 16384,
         context: SSLContext | None = None,
+        busy_poll: bool = False,
     ) -> None: ...
     def run(
         self,

@@ -36,6 +36,7 @@ cdef class Driver:
         window: flow-control window, in bytes, of each stream and of each connection.
         max_frame_size: the largest frame the server may send, in bytes.
         context: an ssl.SSLContext; None: plain text.
+        busy_poll: poll during a run instead of sleeping, which takes a core.
 
     Raises:
         OSError: a connection cannot be made.
@@ -48,8 +49,9 @@ cdef class Driver:
     cdef object unfinished  # the report of a run that an exception ended
 
     def __cinit__(self, str address, *, uint32_t connections=1, int32_t window=(1 << 30) - 1,
-                  uint32_t max_frame_size=16384, context=None):
+                  uint32_t max_frame_size=16384, context=None, bint busy_poll=False):
         self.loop.epoll = self.loop.timer = -1
+        self.loop.busy_poll = busy_poll
         if connections == 0:
             raise ValueError("expected at least one connection, got 0")
         self.address = address

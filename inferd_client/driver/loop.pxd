@@ -19,6 +19,7 @@ cdef struct Loop:
     Connection *connections
     uint32_t connection_count
     uint32_t turn            # open loop: index of the next connection
+    bint busy_poll           # it does not sleep
     # of one run
     Schedule schedule
     uint64_t next_due_ns     # open loop

@@ -18,7 +18,7 @@ from inferd_client.driver.connection cimport (
 )
 from inferd_client._native.linux cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, EPOLLOUT, TFD_CLOEXEC, TFD_NONBLOCK, TFD_TIMER_ABSTIME, epoll_create1,
-    epoll_ctl, epoll_event, epoll_wait, itimerspec, timerfd_create, timerfd_settime,
+    epoll_ctl, epoll_event, epoll_wait, itimerspec, sched_yield, timerfd_create, timerfd_settime,
 )
 from inferd_client.driver.schedule cimport schedule_draw, schedule_gap, schedule_goes_on
 from inferd_client.driver.tally cimport journal_add, tally_answer, tally_reset
@@ -185,6 +185,8 @@ cdef void loop_step(Loop *loop, int timeout_ms) noexcept nogil:
     cdef Connection *connection
     cdef uint64_t ticks
     cdef int i, found = epoll_wait(loop.epoll, events, EVENTS, timeout_ms)
+    if found == 0 and loop.busy_poll:
+        sched_yield()  # to other work on this core, perhaps the server
     for i in range(found):
         connection = <Connection *> events[i].data.ptr
         if connection == NULL:
@@ -235,7 +237,7 @@ cdef void go_on(Loop *loop, uint64_t now) noexcept nogil:
     """Run until all started calls have ended and none may start, or until the run stalls."""
     cdef uint64_t moved_ns = now, finished = loop.tally.finished
     while loop.tally.finished < loop.tally.issued or (may_start(loop) and any_alive(loop)):
-        loop_step(loop, TICK_MS)
+        loop_step(loop, 0 if loop.busy_poll else TICK_MS)
         now = now_ns()
         if loop.tally.finished != finished or (is_open(loop) and loop.tally.finished == loop.tally.issued):
             finished = loop.tally.finished

@@ -61,7 +61,8 @@ class InferenceServerClient(Rpcs):
         creds: an ssl.SSLContext, instead of the four before.
         keepalive_options: see KeepAliveOptions.
         channel_args: options of gRPC channels by name: the client knows those about keepalive, lengths of messages, the
-            authority, the name in the certificate, the user agent and load balancing, and ignores others.
+            authority, the name in the certificate, the user agent and load balancing, and `inferd.busy_poll_us`
+            (for which a waiting thread polls before it sleeps), and ignores others.
         connections: to the server, or with round_robin to each of its addresses; made when needed.
         retries: see RetryOptions; None: the caller gets every failure.
         load_balancing: "round_robin": calls take the addresses of the server in turn, without those where it does

@@ -79,6 +79,7 @@ def reached(
         )
     limit = said.get("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE)
     options.limit = limit if limit >= 0 else MAX_GRPC_MESSAGE_SIZE
+    options.busy_poll = said.get("inferd.busy_poll_us", 0) / 1e6
     options.server_name = said.get("grpc.ssl_target_name_override", "")
     authority = said.get("grpc.default_authority") or options.server_name or target.authority
     agent = said.get("grpc.primary_user_agent")

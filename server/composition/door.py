@@ -159,6 +159,7 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
         connections=_connections(settings),
         max_connections=settings.grpc_max_connections,
         io_threads=settings.io_threads or max(1, cores() // CORES_PER_IO_THREAD),
+        io_busy_poll=settings.io_busy_poll_us / 1e6,
         clients=ClientLimits(
             connections=settings.grpc_max_connections_per_client,
             calls=settings.grpc_max_calls_per_client,

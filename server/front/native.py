@@ -113,6 +113,7 @@ class NativeDoor:
         max_connections: open at a time; further ones are closed at once. 0 for any number.
         clients: the limits of each client.
         io_threads: how many threads read and write the sockets.
+        io_busy_poll: seconds for which such a thread polls before it sleeps.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class NativeDoor:
         max_connections: int = 0,
         clients: ClientLimits = NO_LIMITS,
         io_threads: int = 1,
+        io_busy_poll: float = 0.0,
     ) -> None:
         self._infer = infer
         self._access = access
@@ -161,6 +163,7 @@ class NativeDoor:
         self.addresses: tuple[str, ...] = ()
         self._io: IoThreads | None = None
         self._io_threads = io_threads
+        self._io_busy_poll = io_busy_poll
         self._drivers: set[SocketDriver] = set()
         self._handshakes: set[PendingHandshake] = set()
         self._connections = replace(connections, send_timeout=send_timeout or math.inf)
@@ -215,7 +218,7 @@ class NativeDoor:
 
     def _begin_io(self) -> None:
         """Let an I/O thread serve the endpoint, its timers, the thread pool and the responses of the engine, if any."""
-        self._io = IoThreads(self._endpoint, self._io_threads)
+        self._io = IoThreads(self._endpoint, self._io_threads, round(self._io_busy_poll * 1e9))
         if self._infer is None:
             asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
         else:

@@ -285,6 +285,11 @@ class Options:
     """Threads that read and write the sockets of clients; 0 for one for each four cores that the process may use, and
     at least one. Not with --transport grpcio."""
 
+    io_busy_poll_us: int = 0
+    """Microseconds for which such a thread polls for requests before it sleeps; 0: it sleeps at once. Polling saves the
+    time of waking, 10 to 50 microseconds a request, for clients that send one request after the other, and takes a core
+    for each thread while requests come. Not with --transport grpcio."""
+
     # -- Limits of the native transport --
 
     max_held_bytes: int = 0

@@ -52,6 +52,7 @@ INT32_FROM_0 = (
     "grpc_max_connection_age_grace",
     "grpc_max_connections",
     "io_threads",
+    "io_busy_poll_us",
     "grpc_receive_timeout",
     "grpc_send_timeout",
     "grpc_max_connections_per_client",
@@ -66,6 +67,7 @@ INT32_FROM_1 = (
 )
 NATIVE_ONLY = (
     "io_threads",
+    "io_busy_poll_us",
     "grpc_max_connections",
     "max_held_bytes",
     "grpc_receive_timeout",

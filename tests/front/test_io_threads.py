@@ -26,6 +26,7 @@ SIZES = (1, 1 << 10, 1 << 18)  # FP32 values: in one frame, and read to their pl
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 FRAME = 1 << 14
 DEADLINE_EXCEEDED = 4
+REQUESTS = 200  # one after the other
 LARGE = 1 << 20  # bytes of a message that never comes whole
 
 
@@ -62,6 +63,16 @@ def slices_of_io_threads(pid):
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text().strip() == "inferd-io":
             found[task.name] = int((task / "schedstat").read_text().split()[2])
+    return found
+
+
+def sleeps_of_io_threads(pid):
+    """How often each of them has gone to sleep."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        if status["Name"] == "inferd-io":
+            found[task.name] = int(status["voluntary_ctxt_switches"])
     return found
 
 
@@ -126,3 +137,22 @@ def test_each_thread_serves_its_connections(tmp_path, encrypted):
             client.close()
     assert not failures
     assert all(after[thread] > before[thread] for thread in before), "every thread has had connections"
+
+
+@pytest.mark.parametrize("busy_us", [0, 60_000_000], ids=["sleeps", "polls"])
+def test_a_thread_that_polls_does_not_sleep_between_requests(tmp_path, busy_us):
+    """With --io-busy-poll-us it polls until the next request comes; without, it sleeps. Both answer rightly."""
+    models = write(tmp_path / "models", [Identity("identity", (("FP32", 1),))])
+    exchange = messages.identity(64)
+    with (
+        doors.running_server("native", models, "--io-threads=1", f"--io-busy-poll-us={busy_us}") as server,
+        grpcclient.InferenceServerClient(server.address, channel_args=[("inferd.busy_poll_us", busy_us)]) as client,
+        Driver(server.address, busy_poll=bool(busy_us)) as driver,
+    ):
+        assert client.is_model_ready("identity")
+        before = sleeps_of_io_threads(server.pid)
+        report = driver.run(Fixed([exchange.request], [exchange.response]), requests=REQUESTS)
+        after = sleeps_of_io_threads(server.pid)
+    assert report.correct == REQUESTS
+    slept = sum(after.values()) - sum(before.values())
+    assert slept < REQUESTS // 2 if busy_us else slept > 0
