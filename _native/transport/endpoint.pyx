@@ -69,7 +69,8 @@ cdef class Endpoint:
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
                  max_inflated: int = 0, native_level: int = 0, Workers workers=None,
-                 max_held_bytes: int | None = None, receive_timeout: float = 0.0, send_timeout: float = 0.0, TimersHandle timers=None):
+                 max_held_bytes: int | None = None, receive_timeout: float = 0.0, send_timeout: float = 0.0,
+                 TimersHandle timers=None):
         self.on_call = on_call
         self.timers = TimersHandle() if timers is None else timers
         self.host.timers = &self.timers.timers
