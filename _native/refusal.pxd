@@ -1,5 +1,6 @@
 # Why requests and calls are refused: one table of the reasons, from which ErrorInfo, the metric and the docs come.
 
+# A new reason is a value here, in any place, and its row in refusal.pyx; the docs are generated from the rows.
 cdef enum Refusal:
     REFUSAL_NONE             # the status says it all: refusal_usual
     REFUSAL_QUEUE_FULL
@@ -26,7 +27,7 @@ cdef enum Refusal:
 cdef int refusal_status(Refusal refusal) noexcept nogil
 cdef const char *refusal_name(Refusal refusal) noexcept nogil
 cdef bint refusal_retries(Refusal refusal) noexcept nogil
-# The refusal that stands for a status, where no other is known.
+# The refusal that stands for a status, where no other is known: the row of this status that is marked USUAL.
 cdef Refusal refusal_usual(int status) noexcept nogil
 # Whether the refusal is for lack of rights.
 cdef bint refusal_denies(Refusal refusal) noexcept nogil

@@ -114,7 +114,7 @@ class Rig:
         self.service = InferService(self.table, self.bridge)
         self.endpoint = Endpoint(
             lambda call: call.reset(),
-            max_held=1 << 30,
+            max_held_bytes=1 << 30,
             receive_timeout=30.0,
             send_timeout=30.0,
             timers=self.bridge.timers,

@@ -22,6 +22,13 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 DERIVED = re.compile(r"^\| `--([\w-]+)` \| `0` \| .*?\b0(?::| for) ((?!no |any |none)[^;.]*)", re.MULTILINE)
 
 
+def number(option, pattern):
+    """The number in the page's text of an option, in place of the one group of the pattern."""
+    found = re.fullmatch(pattern, dict(DERIVED.findall(PAGE.read_text()))[option])
+    assert found, f"--{option}: another text than {pattern}"
+    return int(found[1])
+
+
 @pytest.fixture
 def native(monkeypatch):
     """What the native door is made with, by settings, on a machine of 40 cores and 40 GiB."""
@@ -47,27 +54,27 @@ def region():
 
 def test_every_derived_default_is_tested_here():
     """An option whose 0 stands for something else than no limit is one of those below."""
-    assert {option: text.partition(",")[0] for option, text in DERIVED.findall(PAGE.read_text())} == {
-        "io-threads": "one for each four cores that the process may use",
-        "max-held-bytes": "a quarter of the memory",
-        "client-shm-max-regions-per-user": "half of what all may have",
-    }
+    options = [option for option, _ in DERIVED.findall(PAGE.read_text())]
+    assert options == ["client-shm-max-regions-per-user", "io-threads", "max-held-bytes"]
 
 
-def test_held_bytes_are_a_quarter_of_the_memory(native):
-    assert native()["max_held_bytes"] == 10 * GIB
+def test_held_bytes_are_the_part_of_the_memory_that_the_page_names(native):
+    part = number("max-held-bytes", r"1/(\d+) of the memory")
+    assert native()["max_held_bytes"] == 40 * GIB // part
     assert native(max_held_bytes=GIB)["max_held_bytes"] == GIB
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (7, 1), (8, 2), (40, 10)])
-def test_there_is_an_io_thread_for_each_four_cores(native, monkeypatch, cores, threads):
-    monkeypatch.setattr(door, "cores", lambda: cores)
-    assert native()["io_threads"] == threads
+def test_there_is_an_io_thread_for_as_many_cores_as_the_page_names(native, monkeypatch):
+    each = number("io-threads", r"one for each (\d+) cores that the process may use, and at least one")
+    for cores, threads in ((1, 1), (2 * each - 1, 1), (2 * each, 2), (10 * each, 10)):
+        monkeypatch.setattr(door, "cores", lambda: cores)
+        assert native()["io_threads"] == threads
     assert native(io_threads=3)["io_threads"] == 3
 
 
 @pytest.mark.parametrize(("given", "most"), [({}, 2), ({"user_regions": 3}, 3), ({"max_byte_size": 128}, 1)])
 def test_a_user_may_have_half_of_the_regions_and_of_their_bytes(region, given, most):
+    assert dict(DERIVED.findall(PAGE.read_text()))["client-shm-max-regions-per-user"].startswith("half of what all may")
     memory = SharedMemory(SharedMemoryPolicy(**{"max_regions": 4, **given}))
     user = User(os.getuid(), os.getpid())
     for number in range(most):

@@ -47,11 +47,11 @@ def parameters() -> str:
 
 
 def options() -> str:
-    """The fields of Options in their parts, with their defaults and the texts below them, as the source has them."""
+    """The fields of Options in their parts, with their defaults and texts: where a field has none, that below it."""
     tree = ast.parse((ROOT / "server" / "settings" / "options.py").read_text())
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Options")
     meanings = {
-        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        ast.unparse(field.target): str(text.value.value)
         for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
@@ -60,9 +60,8 @@ def options() -> str:
         rows = []
         for field in fields:
             default = written(field.default)
-            rows.append(
-                (f"`--{field.name.replace('_', '-')}`", f"`{default}`" if default else "", meanings[field.name])
-            )
+            meaning = " ".join(field.metadata.get("help", meanings.get(field.name)).split())
+            rows.append((f"`--{field.name.replace('_', '-')}`", f"`{default}`" if default else "", meaning))
         parts.append(f"**{heading}**\n\n{table(('option', 'default', 'meaning'), rows)}")
     return "\n" + "\n".join(parts) + "\n"
 

@@ -271,7 +271,8 @@ cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) n
 
 
 cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_front, Consumer *called) noexcept nogil:
-    # have a consumer, or the front, look at that time or before
+    # Set the alarm: a consumer, or the front, looks at the line at `wake_ns` or before. An earlier alarm stays, also
+    # when the request that it was set for has left: it costs one look, after which this function sets the later time.
     cdef Consumer *consumer
     if wake_ns == NEVER or line.idle_count == 0 or line.watched_ns <= wake_ns:
         return called

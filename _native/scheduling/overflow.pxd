@@ -3,9 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from inferd._native.request.request cimport Request
-from inferd._native.scheduling.levels cimport level_at, levels_remove
 from inferd._native.scheduling.queue cimport Queue
-from inferd._native.shares cimport shares_subtract
 
 # Whether no further request fits in the queue.
 cdef inline bint is_full(const Queue *queue) noexcept nogil:
@@ -14,13 +12,6 @@ cdef inline bint is_full(const Queue *queue) noexcept nogil:
 # To be called after the shares of a queue begin or end.
 cdef inline void set_attention(Queue *queue) noexcept nogil:
     queue.attends = queue.line.timed or queue.shares.buckets != NULL
-
-# Remove a request that waits.
-cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
-    if queue.shares.buckets != NULL:
-        shares_subtract(&queue.shares, request.origin.client, level_at(request))
-    levels_remove(&queue.levels, request)
-    queue.enough_rows = 0
 
 # The queue, or this level of it, is full: remove the latest requests of the client with most of the queue, as a chain
 # for answer_ousted. Levels above that of the arriving request are left alone. NULL: no client has more of the queue

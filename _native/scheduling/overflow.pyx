@@ -13,7 +13,7 @@ from inferd._native.request.bridge cimport Bridge, bridge_return
 from inferd._native.request.request cimport Request, request_refuse
 from inferd._native.request.statistics cimport FAILURE_OTHER
 from inferd._native.scheduling.levels cimport level_at, level_is_full, levels_last
-from inferd._native.scheduling.queue cimport Queue
+from inferd._native.scheduling.queue cimport Queue, take_out
 from inferd._native.shares cimport Share, shares_add, shares_begin, shares_yielding
 from inferd._native.text cimport format_text
 

@@ -17,7 +17,9 @@ It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
 Without dynamic batching every request is a batch of its own.
 
 The callers walk over the waiting requests: `policy_plan` over those of a queue, `inferd._native.sequences.batch` over
-the sequences of an instance.
+the sequences of an instance. On the walk `candidates_fit` and `candidates_add` (policy.pxd) find the longest prefix of
+a preferred size; `candidates_plan` then decides: a batch, or until when and until how many rows the requests wait. No
+plan is kept: after an arrival or a departure the next one begins with the requests that wait then.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

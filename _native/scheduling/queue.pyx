@@ -67,7 +67,7 @@ from inferd._native.scheduling.levels cimport (
     set_limit,
 )
 from inferd._native.scheduling.limiter cimport RateLimiter
-from inferd._native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention, take_out
+from inferd._native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention
 from inferd._native.scheduling.policy cimport (
     MISFIT,
     NEVER,
@@ -312,7 +312,9 @@ cdef int call_first(PythonEvent *event) except -1:
 
 
 cdef void look_anew(Queue *queue) noexcept nogil:
-    # Decide again, because the waiting requests or their order have changed. Releases the dispatcher's lock.
+    # Decide again, because the waiting requests or their order have changed. Releases the dispatcher's lock. If the
+    # oldest request has left, the end of the wait moves to a later time, but the alarm (Line.watched_ns) stays where it
+    # is: when it fires, the policy plans once for nothing, and the alarm is set to the later time.
     if queue.line.idle_count:
         line_look(&queue.line, True)
     else:

@@ -1,6 +1,6 @@
 """The resources that one client uses over all its connections; limits are for a client, not for a connection."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport SIZE_MAX, uint64_t
 
 from inferd._native.front cimport front_enter, front_leave
 
@@ -26,7 +26,7 @@ cdef class ClientUse:
         self.client.name = self.text
         self.client.max_calls = max_calls
         self.client.max_streams = max_streams
-        self.client.account.limit = max_bytes
+        self.client.account.limit = max_bytes or SIZE_MAX
 
     @property
     def number(self) -> int:

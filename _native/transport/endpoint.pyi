@@ -19,7 +19,7 @@ class Endpoint:
         max_inflated: int = 0,
         native_level: int = 0,
         workers: Workers | None = None,
-        max_held: int = 0,
+        max_held_bytes: int | None = None,
         receive_timeout: float = 0.0,
         send_timeout: float = 0.0,
         timers: TimersHandle | None = None,

@@ -1,7 +1,7 @@
 """Endpoints: the state that the connections of one front share, as objects for Python."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -56,8 +56,9 @@ cdef class Endpoint:
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
         workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that
             itself.
-        max_held: bytes of requests without a response, and of responses that clients have not read, over all
-            connections. Beyond it, the server ends calls of the clients that hold most and progress least. 0: no limit.
+        max_held_bytes: of requests without a response, and of responses that clients have not read, over all
+            connections. Beyond it, the server ends calls of the clients that hold most and progress least. None: no
+            limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first
             MiB that has come, and for each 256 KiB of the rest; 0 for any time.
         send_timeout: seconds that a client may take for a response, in the same way.
@@ -67,15 +68,16 @@ cdef class Endpoint:
     """
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
-                 max_inflated: int = 0, native_level: int = 0, Workers workers=None, max_held: int = 0,
-                 receive_timeout: float = 0.0, send_timeout: float = 0.0, TimersHandle timers=None):
+                 max_inflated: int = 0, native_level: int = 0, Workers workers=None,
+                 max_held_bytes: int | None = None, receive_timeout: float = 0.0, send_timeout: float = 0.0,
+                 TimersHandle timers=None):
         self.on_call = on_call
         self.timers = TimersHandle() if timers is None else timers
         self.host.timers = &self.timers.timers
         self.host.max_message = max_message
         self.host.max_streams = max_streams
         self.host.spare_frames = spare_frames
-        self.host.account.limit = max_held
+        self.host.account.limit = SIZE_MAX if max_held_bytes is None else max_held_bytes
         self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
         self.host.send_ns = <int64_t>(send_timeout * 1e9)
         self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)

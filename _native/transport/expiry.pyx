@@ -1,5 +1,5 @@
 """Ends transfers and calls that take too long: requests that do not arrive, responses that are not read, and calls that
-have not begun at their deadline.
+have not begun at their deadline. Charges the output that waits for the socket (`conn_output_waits`).
 
 A call has one timer for all of this. A call needs none if one read brings it whole and the peer takes its response at
 once: the timer is set when a read ends before the request does, or output ends before the response does. Progress does
@@ -158,7 +158,7 @@ cdef void conn_watch_answers(Conn *conn) noexcept nogil:
         stream = stream.next
 
 
-cdef void conn_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
+cdef void conn_output_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil:
     # There is progress when all bytes have gone that waited at one time; then the bytes that wait now get a new time.
     cdef size_t waiting = handed + conn.output.size
     cdef size_t memory

@@ -283,12 +283,12 @@ cdef bint fits(Stream *stream) noexcept nogil:
     cdef const Host *host = stream.conn.host
     cdef const Client *client = stream.conn.client
     cdef size_t size = stream.receiver.size
-    if client != NULL and client.account.limit and size > client.account.limit:
+    if client != NULL and size > client.account.limit:
         stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
             "client %s announces a message of %zu bytes, which is more than its limit of %zu", client.name, size,
             client.account.limit))
         return False
-    if host.account.limit and size > host.account.limit:
+    if size > host.account.limit:
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text(
             "the request announces a message of %zu bytes; all clients together may have %zu", size,
             host.account.limit))

@@ -32,7 +32,7 @@ cdef struct Account:
     Account *within          # NULL: the server's
     size_t bytes[STAGES]
     size_t total             # the sum of these
-    size_t limit             # of `total`; 0: none. The ledger does not enforce it; callers do.
+    size_t limit             # of `total`; SIZE_MAX: none. Callers enforce it, not the ledger.
 
 cdef struct Charge:
     Account *account         # NULL: released, or never made
@@ -52,7 +52,7 @@ cdef void account_turned(bint holds) noexcept nogil
 
 
 cdef inline bint account_exceeded(const Account *account) noexcept nogil:
-    return account.limit != 0 and account.total > account.limit
+    return account.total > account.limit
 
 
 cdef inline size_t account_owed(const Account *account) noexcept nogil:

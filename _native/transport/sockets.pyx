@@ -14,7 +14,7 @@ from posix.unistd cimport read
 from inferd._native.front cimport python_post
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.direct_read cimport conn_decrypt, conn_read
-from inferd._native.transport.expiry cimport conn_waits
+from inferd._native.transport.expiry cimport conn_output_waits
 from inferd._native.transport.http2 cimport (
     conn_close,
     conn_collect,
@@ -181,7 +181,7 @@ cdef void socket_flush(Socket *socket) noexcept nogil:
             ask_for_room(socket, True)
     if socket.full or socket.waits:
         socket.waits = socket.full
-        conn_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
+        conn_output_waits(conn, encrypted(socket), in_kernel(socket.source.fd) if socket.full else 0)
     if socket.dropped or conn.stalled:
         socket_leave(socket)
     elif (conn_finished(conn) or (socket.full and conn.state >= CONN_PARTING)

@@ -238,7 +238,7 @@ cdef struct Conn:
     Output output
     size_t output_limit      # of the `take_output` call that is running
     Charge framed            # for framed output that the socket does not take
-    Timer timer              # while it waits, see conn_waits in expiry.pxd
+    Timer timer              # while it waits, see conn_output_waits in expiry.pxd
     int64_t waits_ns         # since when; 0: it does not
     uint64_t waits_from      # bytes of output that had been taken by then
     uint64_t waits_until     # bytes of output that must be taken to count as progress

@@ -115,6 +115,9 @@ cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil
 # requests get `why` (from malloc, taken over). After the return the descriptors are not used any more, and all that the
 # worker held has been given back.
 cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char *why) noexcept nogil
+# The worker that has this request, or was to get it, has ended: set the request's error. Nothing else turns the end of
+# a worker into a status and a text. `was_sent`: the request may have reached it. Under the guard.
+cdef void channel_refuse(Channel *channel, Request *request, bint was_sent) noexcept nogil
 
 # On the instance's thread: wait until a worker is up (True), or until none is expected soon (False).
 cdef bint channel_await(Channel *channel) noexcept nogil

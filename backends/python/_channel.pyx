@@ -217,15 +217,22 @@ cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char 
         slot = channel.slots.slots[i]
         if slot.state != SLOT_OPEN:
             continue
-        request_refuse(slot.request, REFUSAL_WORKER_DIED, format_text(
-            "Failed to process the request(s) for model '%s', message: %s", channel.name,
-            text_or_no_memory(channel.why)))
+        channel_refuse(channel, slot.request, True)
         unlock(&channel.guard)
         finish_detached(channel, slot.request, slot.taken_ns)
         lock(&channel.guard)
     unlock(&channel.guard)
     region_unwatch(channel.regions, KEPT_REGIONS)
     end_loans(channel)
+
+
+cdef void channel_refuse(Channel *channel, Request *request, bint was_sent) noexcept nogil:
+    cdef const char *next_worker = ""
+    if not was_sent and not channel.patient and channel.state != WORKER_CLOSED:
+        next_worker = "; the worker is restarting, and this request has not reached any"
+    request_refuse(request, REFUSAL_WORKER_DIED, format_text(
+        "Failed to process the request(s) for model '%s', message: %s%s", channel.name,
+        text_or_no_memory(channel.why), next_worker))
 
 
 cdef void region_closed(void *owner, uint64_t number) noexcept nogil:

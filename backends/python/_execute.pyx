@@ -16,7 +16,6 @@ from inferd._native.execution.batch cimport NativeBatch, await_fn, batch_fail, e
 from inferd._native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
 from inferd._native.execution.supply cimport supply_each, supply_free
 from inferd._native.memory.resource cimport Block
-from inferd._native.refusal cimport REFUSAL_WORKER_DIED
 from inferd._native.request.bridge cimport (
     WatchedDescriptor,
     bridge_attach,
@@ -24,9 +23,9 @@ from inferd._native.request.bridge cimport (
     bridge_look_again,
 )
 from inferd._native.request.lane cimport Lane
-from inferd._native.request.request cimport InputData, Request, request_follow, request_refuse, request_unfollow
+from inferd._native.request.request cimport InputData, Request, request_follow, request_unfollow
 from inferd._native.service.submission cimport Submission
-from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.text cimport format_text
 from inferd._native.threads cimport lock, notify_all, unlock, wait
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd.backends.python._bls cimport bls_leave
@@ -38,6 +37,7 @@ from inferd.backends.python._channel cimport (
     channel_end,
     channel_exhausted,
     channel_nudge,
+    channel_refuse,
     packet_poll,
     packet_receive,
     packet_send,
@@ -45,7 +45,7 @@ from inferd.backends.python._channel cimport (
 )
 from inferd.backends.python._done cimport done_take, slot_at_rest
 from inferd.backends.python._grants cimport grant, grant_asked, grant_outputs, grants_end
-from inferd.backends.python._life cimport WORKER_CLOSED, WORKER_ENDING, WORKER_UP
+from inferd.backends.python._life cimport WORKER_ENDING, WORKER_UP
 from inferd.backends.python._loans cimport execution_begin
 from inferd.backends.python._record cimport RecordSize, record_copies, record_size, record_write
 from inferd.backends.python._slots cimport slot_give, slot_take
@@ -156,20 +156,15 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
 cdef void fail_without_worker(Channel *channel, NativeBatch *batch, bint was_sent) noexcept nogil:
     # was_sent: the batch may have reached the worker that has ended
     cdef uint32_t i
-    cdef const char *next_worker = ""
     lock(&channel.guard)
-    if not was_sent and not channel.patient and channel.state != WORKER_CLOSED:
-        next_worker = "; the worker is restarting, and this request has not reached any"
     for i in range(batch.count):
         if batch.requests[i] != NULL:
-            request_refuse(batch.requests[i], REFUSAL_WORKER_DIED, format_text(
-                "Failed to process the request(s) for model '%s', message: %s%s", channel.name,
-                text_or_no_memory(channel.why), next_worker))
+            channel_refuse(channel, batch.requests[i], was_sent)
     unlock(&channel.guard)
 
 
 cdef void fail_with_worker(Channel *channel, NativeBatch *batch) noexcept nogil:
-    # the worker that has the batch ends: wait until the attendant says why
+    # the worker that has the batch ends: wait until the attendant says why (Attendant._live, then channel_ended)
     channel_end(channel)  # the worker may have closed its socket and live on
     lock(&channel.guard)
     while channel.state == WORKER_ENDING:

@@ -23,12 +23,9 @@ from inferd.server.front.tls import Credentials, CredentialsError
 from inferd.server.front.tokens import TokenFileError
 from inferd.server.machine import cores, usable_memory
 from inferd.server.rpc.delays import DelayError, Delays
-from inferd.server.settings import HELD_DIVISOR, Settings
+from inferd.server.settings import CORES_PER_IO_THREAD, HELD_DIVISOR, Settings
 
 log = logging.getLogger("inferd")
-
-CORES_PER_IO_THREAD = 4
-"""Of the cores that the process may use; instances need the others. --io-threads sets another number."""
 
 
 def listen_policy(settings: Settings) -> ListenPolicy:

@@ -103,7 +103,7 @@ class NativeDoor:
         infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.
         access: the rules of access; None: every caller may call every method.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
-        max_held_bytes: of unanswered requests and unread responses; 0 for no limit.
+        max_held_bytes: of unanswered requests and unread responses; None for no limit.
         receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
         send_timeout: seconds in which a client must read an answer, the same.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
@@ -122,7 +122,7 @@ class NativeDoor:
         *,
         access: Access | None = None,
         max_message_bytes: int = -1,
-        max_held_bytes: int = 0,
+        max_held_bytes: int | None = None,
         receive_timeout: float = 30.0,
         send_timeout: float = 30.0,
         max_decompressed_bytes: int = 0,
@@ -142,7 +142,7 @@ class NativeDoor:
         self._endpoint = Endpoint(
             self._on_call,
             max_message=max(0, max_message_bytes),
-            max_held=max_held_bytes,
+            max_held_bytes=max_held_bytes,
             receive_timeout=receive_timeout,
             send_timeout=send_timeout,
             max_inflated=max_decompressed_bytes,

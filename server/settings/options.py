@@ -25,7 +25,10 @@ from inferd.server.settings.values import (
 )
 
 HELD_DIVISOR = 4
-"""Held bytes are limited to one such part of the memory where --max-held-bytes is 0, as its text below says."""
+"""The part of the memory that --max-held-bytes 0 stands for: 1/HELD_DIVISOR."""
+
+CORES_PER_IO_THREAD = 4
+"""--io-threads 0 stands for one thread for each so many cores that the process may use; instances need the others."""
 
 SECTIONS = {
     "model_repository": "Models",
@@ -45,6 +48,12 @@ SECTIONS = {
     "log_verbose": "Logs",
 }
 """The first option of each part of the list, and the part's heading."""
+
+
+def _derived(meaning: str) -> int:
+    """An option whose 0 stands for a number that a constant above decides: its text is made from the constant."""
+    made: int = dataclasses.field(default=0, metadata={"help": meaning})
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,9 +290,10 @@ class Options:
     grpc_max_concurrent_streams: int = 1024
     """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
 
-    io_threads: int = 0
-    """Threads that read and write the sockets of clients; 0 for one for each four cores that the process may use, and
-    at least one. Not with --transport grpcio."""
+    io_threads: int = _derived(
+        f"""Threads that read and write the sockets of clients; 0 for one for each {CORES_PER_IO_THREAD} cores that the
+        process may use, and at least one. Not with --transport grpcio."""
+    )
 
     io_busy_poll_us: int = 0
     """Microseconds for which such a thread polls for requests before it sleeps; 0: it sleeps at once. Polling saves the
@@ -292,10 +302,11 @@ class Options:
 
     # -- Limits of the native transport --
 
-    max_held_bytes: int = 0
-    """Bytes of requests that are not answered and of responses that are not read, over all clients. Beyond it the
-    server ends calls of the clients that hold most and progress least. 0 for a quarter of the memory. Not with
-    --transport grpcio."""
+    max_held_bytes: int = _derived(
+        f"""Bytes of requests that are not answered and of responses that are not read, over all clients. Beyond it the
+        server ends calls of the clients that hold most and progress least. 0 for 1/{HELD_DIVISOR} of the memory. Not
+        with --transport grpcio."""
+    )
 
     grpc_receive_timeout: int = 30_000
     """Milliseconds within which a request must arrive, and one second more for each 16 KiB of its first MiB and for

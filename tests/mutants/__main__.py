@@ -21,12 +21,13 @@ from tests.mutants.copies import ROOT, Copy
 from tests.mutants.equivalent import PROOFS
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
-from tests.mutants.reach import Reach, measure
+from tests.mutants.reach import SIMULATIONS, TESTS, Reach, measure
 from tests.mutants.record import Record, entry, gone, outcome_of, table
 from tests.mutants.trial import STEADY_CPU, SURVIVED, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
 MEASURED = 60  # seeds
+PARTS = ("simulations", "tests")
 ENOUGH = 40  # of each package, unless more are asked for
 
 
@@ -42,7 +43,10 @@ def main() -> int:
     parser.add_argument("--cpu", type=float, default=STEADY_CPU, help="seconds of CPU for the simulations of each")
     parser.add_argument("--again", choices=[SURVIVED, "all"], help="what the record has with this outcome, once more")
     parser.add_argument("--record", type=Path, default=RECORD, help="lines of JSON; the table lies beside it")
-    parser.add_argument("--measure", action="store_true", help="first, which of so many seeds and tests reach what")
+    parser.add_argument(
+        "--measure", nargs="*", choices=PARTS, help="first, which of so many seeds, or tests, or both reach what"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="that run tests while they are measured")
     parser.add_argument("--seeds", type=int, default=MEASURED, help="that are measured")
     parser.add_argument("--table", action="store_true", help="only write the table anew")
     arguments = parser.parse_args()
@@ -69,11 +73,12 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
     }
     if not files:
         sys.exit(f"there is no such package; there are {', '.join(sources(ROOT))}")
-    if arguments.measure:
-        measure([file for each in files.values() for file in each], arguments.seeds).write()
+    if arguments.measure is not None:
+        measured = [file for each in files.values() for file in each]
+        measure(measured, arguments.seeds, arguments.jobs, arguments.measure or PARTS)
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder), more=True)
-        trials = Trials(copy, Reach.read())
+        trials = Trials(copy, Reach.read(SIMULATIONS), Reach.read(TESTS))
         trials.prepare(arguments.cpu)
         print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
         queues = [drawn(copy.root, each, arguments.draw) for each in files.values()]

@@ -1,18 +1,22 @@
 """Which simulations and tests reach a statement: those that do not cannot tell whether a mutant of it is there.
 
-It is measured once, in a copy of the tree with marks (`marks.py`), and kept in `build/mutants/`. What it says of a
-source holds as long as that source is the same, and what it says of a test as long as the file of that test is.
+It is measured once, in a copy of the tree with marks (`marks.py`), and kept in `build/mutants/`, in a file for
+simulations, which take minutes, and one for tests, which take half an hour. What it says of a source holds as long as
+that source is the same, and what it says of a test as long as the file of that test is. Nobody notices that the
+simulation changes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,7 +26,8 @@ from tests.mutants.noting import NOTES, note
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import module_of, parts_of, selected_tests
 
-KEPT = ROOT / "build/mutants/reach.json"
+SIMULATIONS = ROOT / "build/mutants/simulations.json"
+TESTS = ROOT / "build/mutants/tests.json"
 TAKES = "takes"  # how the runs are called that refuse each take of memory: "takes 0"
 SEED = "seed"
 
@@ -43,24 +48,25 @@ class Reach:
     tests: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path = KEPT) -> Reach:
+    def read(cls, path: Path) -> Reach:
         """What was measured last."""
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
-    def write(self, path: Path = KEPT) -> None:
+    def write(self, path: Path) -> None:
         """Keep it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
-    def of(self, mutant: Mutant, source: str) -> set[str] | None:
-        """The runs that reach what a mutant of this source changes; None: nobody knows."""
+    def of(self, mutant: Mutant, source: str) -> list[str] | None:
+        """The runs that reach what a mutant of this source changes, the quickest first; None: nobody knows."""
         if self.sources.get(mutant.file) != digest(source):
             return None
         number = Marks(source).number(mutant.start)
         if number < 0:
             return None
         found = int(self.reached[mutant.file][number], 16)
-        return {run for index, run in enumerate(self.runs) if found >> index & 1}
+        runs = (run for index, run in enumerate(self.runs) if found >> index & 1)
+        return sorted(runs, key=lambda run: (self.runs[run], run))
 
     def knows(self, file: str, root: Path) -> bool:
         """Whether the tests of this file are those that were measured."""
@@ -71,31 +77,53 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def measure(files: Iterable[str], seeds: int) -> Reach:
-    """Build these sources with marks in a copy of the tree, and run so many seeds and their tests."""
+def measure(files: Iterable[str], seeds: int, jobs: int, parts: Iterable[str]) -> None:
+    """Build these sources with marks in a copy of the tree, run so many seeds and their tests, and keep what is found.
+
+    Args:
+        jobs: processes for tests.
+        parts: "simulations" or "tests" or both.
+    """
     files = list(files)
     with tempfile.TemporaryDirectory(prefix="inferd-reach-") as folder:
         copy = Copy(Path(folder) / "tree", more=True)
-        hits, notes = Path(folder) / "reached", Path(folder) / "notes"
-        hits.mkdir()
         places = mark(copy, files)
-        os.environ[FOLDER] = copy.environment[FOLDER] = str(hits)
-        copy.environment[NOTES] = str(notes)
         print(f"{len(files)} sources have marks", flush=True)
-        runs = {
-            f"{SEED} {seed}": (*USUAL, "--jobs", "1", "--seeds", "1", "--first", str(seed)) for seed in range(seeds)
-        }
-        runs |= {f"{TAKES} {number}": arguments for number, arguments in enumerate(EACH_TAKE)}
-        for name, arguments in runs.items():
-            began = time.monotonic()
-            if found := copy.simulate(arguments)[0]:
-                raise RuntimeError(f"the sound tree does not pass: {found}")
-            note(notes, name, time.monotonic() - began)
-        tests = sorted({test for file in files for test in selected_tests(copy.root, file)})
-        options = ("-q", "-p", "tests.mutants.noting", "-p", "no:cacheprovider", "-o", "timeout=300")
-        done = copy.run([sys.executable, "-m", "pytest", *options, *tests])
-        print(done.stdout[-2000:], flush=True)
-        return summed(copy.root, notes, places, tests)
+        if "simulations" in parts:
+            notes = note_simulations(copy, Path(folder) / "simulations", seeds)
+            summed(copy.root, [notes], places, []).write(SIMULATIONS)
+        if "tests" in parts:
+            tests = sorted({test for file in files for test in selected_tests(copy.root, file)})
+            with ThreadPoolExecutor(jobs) as pool:
+                shares = [(Path(folder) / f"tests{number}", tests[number::jobs]) for number in range(jobs)]
+                noted = list(pool.map(lambda share: note_tests(copy, *share), shares))
+            summed(copy.root, noted, places, tests).write(TESTS)
+
+
+def note_simulations(copy: Copy, folder: Path, seeds: int) -> Path:
+    """Run them; the file of what each of them reaches."""
+    hits, notes = folder / "reached", folder / "notes"
+    hits.mkdir(parents=True)
+    os.environ[FOLDER] = copy.environment[FOLDER] = str(hits)
+    runs = {f"{SEED} {seed}": (*USUAL, "--jobs", "1", "--seeds", "1", "--first", str(seed)) for seed in range(seeds)}
+    runs |= {f"{TAKES} {number}": arguments for number, arguments in enumerate(EACH_TAKE)}
+    for name, arguments in runs.items():
+        began = time.monotonic()
+        if found := copy.simulate(arguments)[0]:
+            raise RuntimeError(f"the sound tree does not pass: {found}")
+        note(notes, name, time.monotonic() - began)
+    return notes
+
+
+def note_tests(copy: Copy, folder: Path, tests: list[str]) -> Path:
+    """Run them, one after another; the file of what each of them reaches."""
+    hits, notes = folder / "reached", folder / "notes"
+    hits.mkdir(parents=True)
+    options = ("-q", "-p", "tests.mutants.noting", "-p", "no:cacheprovider", "-o", "timeout=300")
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    done = copy.run(command, **{FOLDER: str(hits), NOTES: str(notes)})
+    print(done.stdout[-2000:], flush=True)
+    return notes
 
 
 def mark(copy: Copy, files: list[str]) -> dict[str, tuple[str, Marks]]:
@@ -121,11 +149,11 @@ def mark(copy: Copy, files: list[str]) -> dict[str, tuple[str, Marks]]:
     return places
 
 
-def summed(root: Path, notes: Path, places: dict[str, tuple[str, Marks]], tests: list[str]) -> Reach:
+def summed(root: Path, notes: list[Path], places: dict[str, tuple[str, Marks]], tests: list[str]) -> Reach:
     """The notes of all runs, the other way round."""
     reach = Reach()
     found: dict[str, list[int]] = {file: [0] * marks.count for file, (_, marks) in places.items()}
-    for line in notes.read_text().splitlines():
+    for line in itertools.chain.from_iterable(path.read_text().splitlines() for path in notes):
         noted = json.loads(line)
         bit = 1 << len(reach.runs)
         reach.runs[noted["run"]] = noted["seconds"]

@@ -440,8 +440,10 @@ ONE, TWO = f"{TEST}::test_one", f"{TEST}::test_two"
 def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list[str]):
     """The quickest first; a file of tests that has changed since runs as a whole, and for another source all."""
     source, text = "cdef void f():\n    sound\n", "from a.x import y"
-    runs = {"seed 11": 2.0, "seed 12": 1.0, "seed 13": 1.0, "takes 0": 3.0, ONE: 4.0, TWO: 1.0}
-    reach = Reach(runs, {"a/x.pyx": [f"{reached:x}"]}, {"a/x.pyx": digest(source)}, {TEST: digest(text)})
+    runs = {"seed 11": 2.0, "seed 12": 1.0, "seed 13": 1.0, "takes 0": 3.0}
+    sources = {"a/x.pyx": digest(source)}
+    simulated = Reach(runs, {"a/x.pyx": [f"{reached & 15:x}"]}, sources)
+    tested = Reach({ONE: 4.0, TWO: 1.0}, {"a/x.pyx": [f"{reached >> 4:x}"]}, sources, {TEST: digest(text)})
     for folder in ("a", "tests/part"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / TEST).write_text(text)
@@ -449,7 +451,7 @@ def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list
 
     def told() -> list[str]:
         copy = FakeCopy(tmp_path, {}, {})
-        trials = Trials(copy, reach)  # type: ignore[arg-type]
+        trials = Trials(copy, simulated, tested)  # type: ignore[arg-type]
         trials.prepare()
         copy.told.clear()
         assert trials.try_mutant(Mutant("a/x.pyx", 2, "f", "delete", "s", "w", 0, 19, 24, "wrong")).outcome == SURVIVED
@@ -458,7 +460,7 @@ def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list
     assert told() == ran
     (tmp_path / TEST).write_text(text + "\n# changed")
     assert TEST in told()
-    reach.sources["a/x.pyx"] = "another"
+    simulated.sources["a/x.pyx"] = "another"
     assert "--takes" in told()
 
 

@@ -56,15 +56,18 @@ class Trials:
 
     Args:
         copy: the tree, which has no other user.
-        reach: which simulations and tests reach what, as far as that was measured.
+        simulated, tested: which simulations and tests reach what, as far as that was measured.
     """
 
-    def __init__(self, copy: Copy, reach: Reach | None = None) -> None:
+    def __init__(self, copy: Copy, simulated: Reach | None = None, tested: Reach | None = None) -> None:
         self.copy = copy
-        self.reach = reach or Reach()
+        self.simulated = simulated or Reach()
+        self.tested = tested or Reach()
         self.seeds = 0
         self.cpu = STEADY_CPU
-        self._reaching: set[str] | None = None  # the runs that reach the mutant; None: any may
+        # The runs that reach the mutant, the quickest first; None: any may.
+        self._simulations: list[str] | None = None
+        self._tests: list[str] | None = None
         self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
         self._unsound: set[str] = set()  # tests that fail without a mutant
 
@@ -89,7 +92,8 @@ class Trials:
         path = self.copy.root / mutant.file
         source = path.read_text()
         began = time.monotonic()
-        self._reaching = self.reach.of(mutant, source)
+        self._simulations = self.simulated.of(mutant, source)
+        self._tests = self.tested.of(mutant, source)
         self._sound_digest(mutant.file)
         path.write_text(mutant.apply(source))
         try:
@@ -126,8 +130,8 @@ class Trials:
         """What those find that reach it, the quickest first; and how many seeds ran well."""
         usual = (*USUAL, "--jobs", "1", "--cpu")
         attempts = [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
-        if self._reaching is not None:
-            runs = [run.split() for run in self._quickest() if not run.startswith("tests/")]
+        if self._simulations is not None:
+            runs = [run.split() for run in self._simulations]
             seeds = [number for sort, number in runs if sort == SEED]
             attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
             attempts += [EACH_TAKE[int(number)] for sort, number in runs if sort == TAKES]
@@ -149,26 +153,22 @@ class Trials:
         finally:
             self._lay(mutant.file, broken)
 
-    def _quickest(self) -> list[str]:
-        """The runs that reach it, in order of the time that they take."""
-        return sorted(self._reaching or (), key=lambda run: (self.reach.runs[run], run))
-
-    def _tests(self, mutant: Mutant) -> list[str]:
+    def _chosen_tests(self, mutant: Mutant) -> list[str]:
         """Those that reach it, the quickest first, as long as all of them may take; and files that nobody knows."""
         files = selected_tests(self.copy.root, mutant.file)
-        if self._reaching is None:
+        if self._tests is None:
             return files
-        known = {file for file in self.reach.tests if self.reach.knows(file, self.copy.root)}
+        known = {file for file in self.tested.tests if self.tested.knows(file, self.copy.root)}
         tests, took = [], 0.0
-        for run in self._quickest():
+        for run in self._tests:
             if run.partition("::")[0] in known and took < ENOUGH_TESTS:
                 tests.append(run)
-                took += self.reach.runs[run]
+                took += self.tested.runs[run]
         return [*(file for file in files if file not in known), *tests]
 
     def _test(self, mutant: Mutant) -> str:
         """The test that fails with it twice, and not without; empty: none."""
-        tests = self._tests(mutant)
+        tests = self._chosen_tests(mutant)
         if not tests:
             return ""
         passed_later: set[str] = set()

@@ -60,7 +60,7 @@ class Calls(RuleBasedStateMachine):
         self.closed: set[str] = set()
         self.endpoint = Endpoint(
             self._on_call,
-            max_held=LIMIT,
+            max_held_bytes=LIMIT,
             workers=self.workers,
             native_level=1,
             receive_timeout=30.0,

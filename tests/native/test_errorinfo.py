@@ -6,6 +6,7 @@ import base64
 
 import pytest
 
+from inferd._native.refusal import count_refusal, refusal_counts, refusal_table
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import Status
 from inferd_client.pb import grpc_service_pb2 as pb
@@ -19,6 +20,30 @@ def test_every_status(status):
     assert (rich.code, rich.message, rich.domain) == (status, "text", "inferd")
     assert rich.reason
     assert (rich.retry_seconds is not None) == (status is Status.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(("name", "status", "retry"), [row[:3] for row in refusal_table()])
+def test_every_refusal_is_sent_and_counted_by_its_name(name, status, retry):
+    before = refusal_counts().get(name, 0)
+    count_refusal(status, name)
+    assert refusal_counts()[name] == before + 1
+    rich = richerrors.read(rich_status(status, "text", name))
+    assert (rich.code, rich.reason, rich.retry_seconds is not None) == (status, name, retry)
+
+
+def test_a_status_alone_has_its_usual_reason():
+    statuses = {status for _, status, _, _ in refusal_table()}
+    assert {Status(status).name: richerrors.read(rich_status(status, "text")).reason for status in statuses} == {
+        "INVALID_ARGUMENT": "INVALID_REQUEST",
+        "DEADLINE_EXCEEDED": "DEADLINE_EXCEEDED",
+        "NOT_FOUND": "NOT_FOUND",
+        "PERMISSION_DENIED": "NOT_ALLOWED",
+        "RESOURCE_EXHAUSTED": "LIMIT_EXCEEDED",
+        "UNIMPLEMENTED": "NOT_SERVED",
+        "INTERNAL": "INTERNAL",
+        "UNAVAILABLE": "NOT_READY",
+        "UNAUTHENTICATED": "UNKNOWN_CALLER",
+    }
 
 
 @pytest.mark.parametrize("text", ["", "x", "häßlich 🙂", "x" * 1024])

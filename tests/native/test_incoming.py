@@ -89,7 +89,7 @@ def test_a_message_over_the_limit_is_refused_when_it_is_announced():
 
 
 def test_who_owes_most_goes_when_there_is_no_more_room(made_lanes):
-    lanes = made_lanes(max_held=16 * 64 * KIB)
+    lanes = made_lanes(max_held_bytes=16 * 64 * KIB)
     slow, late = Peer(lanes.endpoint), Peer(lanes.endpoint)
     for _ in range(20):
         begun(lanes, slow, 50 * KIB, 30 * KIB)
@@ -108,7 +108,7 @@ def test_who_owes_most_goes_when_there_is_no_more_room(made_lanes):
 
 
 def test_what_arrives_whole_is_served_while_others_fill_the_room(made_lanes):
-    lanes = made_lanes(max_held=LIMIT)
+    lanes = made_lanes(max_held_bytes=LIMIT)
     slow, quick = Peer(lanes.endpoint), Peer(lanes.endpoint)
     for _ in range(8):
         begun(lanes, slow, 40 * KIB, 30 * KIB)
@@ -140,7 +140,7 @@ def test_credit_that_was_kept_back_comes_when_messages_are_taken():
 
 @pytest.mark.parametrize("end", [False, True], ids=["open", "half-closed"])
 def test_a_reset_gives_the_room_back(made_lanes, end):
-    lanes = made_lanes(max_held=LIMIT)
+    lanes = made_lanes(max_held_bytes=LIMIT)
     peer = Peer(lanes.endpoint)
     stream = peer.open()
     message = framed(lanes.request(bytes(20 * KIB)))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("native_counters")
 
 @pytest.fixture
 def lanes(made_lanes):
-    return made_lanes(max_held=LIMIT)
+    return made_lanes(max_held_bytes=LIMIT)
 
 
 def advance(endpoint, seconds):
@@ -91,7 +91,7 @@ def test_a_byte_now_and_then_is_not_reading(lanes):
 
 def test_one_large_answer_slows_nobody(made_lanes):
     """What one call has answered says nothing of what others will."""
-    lanes = made_lanes(max_held=8 * MIB, running=False)
+    lanes = made_lanes(max_held_bytes=8 * MIB, running=False)
     lanes.run()
     first = Peer(lanes.endpoint, window=1 << 24)
     assert answered(lanes, first, 4 * MIB)
@@ -181,7 +181,7 @@ def test_a_response_that_waits_behind_one_that_was_taken_has_its_time_too(native
 
 
 def test_what_a_handler_holds_counts_until_its_call_ends(native_counters):
-    echo = Echo(max_held=LIMIT)
+    echo = Echo(max_held_bytes=LIMIT)
     echo.hold = True
     peer = Peer(echo.endpoint)
     peer.open("/test/Stream")

@@ -652,7 +652,7 @@ class Client:
     def _carry(self, pipe: Pipe) -> None:
         """A chunk arrives at the server."""
         pipe.busy = False
-        if pipe is not self.pipe or not pipe.data:
+        if pipe is not self.pipe or not pipe.data or self.end.peer is None:
             return
         chunk = self.temper.chunk
         # small chunks arrive a few at a time, with nothing between them
@@ -780,7 +780,7 @@ class Client:
         one.under_way -= 1
         simulation = self.simulation
         # the server has answered before the client hears of it: long before, where the machine has stood still
-        is_prompt = max(simulation.jumped_ns, simulation.pressed_ns) < call.opened_ns
+        is_prompt = self.temper.prompt and max(simulation.jumped_ns, simulation.pressed_ns) < call.opened_ns
         one.touched_ns = simulation.world.now() if is_prompt else call.opened_ns
         one.answered += good
         if not good:

@@ -150,7 +150,7 @@ class Desk:
             receive_timeout=limits["receive_timeout"],
             send_timeout=30.0,
             connections=policy,
-            max_held_bytes=limits["max_held"],
+            max_held_bytes=limits["max_held_bytes"],
             compression_level=limits["compression"],
             io_threads=threads,
         )

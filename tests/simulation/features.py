@@ -16,7 +16,17 @@ from tests.simulation.kind import BATCHING, IDLE_US, INITIAL, MAX_ROWS, Kind, ga
 
 FEATURES = {
     "scheduler": ("dynamic", "alone", "direct", "oldest", "iterative", "ensemble"),
-    "style": ("fresh", "in place", "native", "native brief", "native gathered", "native decoupled", "worker", "gpu"),
+    "style": (
+        "fresh",
+        "in place",
+        "alternating",
+        "native",
+        "native brief",
+        "native gathered",
+        "native decoupled",
+        "worker",
+        "gpu",
+    ),
     "delay": ("none", "some", "adaptive"),
     "preferred": ("any", "some"),  # sizes; of direct sequences, the part of the slots
     "levels": ("one", "three"),
@@ -27,7 +37,8 @@ FEATURES = {
     "shape": ("same", "ragged", "padded"),
     "reuse": ("none", "cached", "shared", "both"),
     "resources": ("none", "one", "two"),
-    "fails": ("no", "yes"),
+    "fails": ("no", "yes", "alone"),  # alone: requests of a batch that fails are executed once more
+    "stops": ("no", "yes"),
     "content": ("numbers", "strings"),
     "idle": ("long", "short"),
     "backlog": ("any", "little"),
@@ -45,6 +56,7 @@ SEQUENCES = (*SEQUENTIAL, "iterative")
 QUEUES = ("dynamic", "alone")
 BATCHED = ("dynamic",)
 PYTHON = ("fresh", "in place")
+ASYNC = ("alternating",)
 STYLES = FEATURES["style"]
 NATIVE = ("native", "native brief", "native gathered")
 NO_STATES = "sequences of the world add numbers up"
@@ -79,6 +91,7 @@ RULES = (
     Rule("instances", ("one",), "scheduler", (*QUEUES, *SEQUENCES)),
     # what an ensemble is, its steps say
     Rule("style", STYLES[1:], "scheduler", (*QUEUES, *SEQUENCES)),
+    Rule("stops", ("yes",), "scheduler", (*QUEUES, *SEQUENCES)),
     Rule("fails", ("yes",), "scheduler", (*QUEUES, *SEQUENTIAL), "its steps fail, and what is executed again does not"),
     # what the world cannot play
     Rule("style", (*NATIVE, "native decoupled", "gpu"), "scheduler", QUEUES, NO_STATES),
@@ -89,16 +102,20 @@ RULES = (
     Rule("state", ("in place",), "style", PYTHON, NO_STATES),
     Rule("ends", ("told", "with the stream"), "style", PYTHON, "its workers are told of no ends"),
     Rule("shape", ("ragged",), "style", ("fresh",), ONLY_ROWS.format("other styles")),
-    Rule("shape", ("padded",), "style", (*PYTHON, *NATIVE), ONLY_ROWS.format("other styles")),
+    Rule("shape", ("padded",), "style", (*PYTHON, *ASYNC, *NATIVE), ONLY_ROWS.format("other styles")),
     Rule("shape", ("ragged", "padded"), "scheduler", QUEUES, ONLY_ROWS.format("sequences")),
     Rule("shape", ("ragged",), "splits", ("no",), "who has which row is told by what a batch says of requests"),
     Rule("content", ("strings",), "scheduler", QUEUES, NO_STATES),
     Rule("content", ("strings",), "style", ("fresh", *NATIVE), ONLY_ROWS.format("other styles")),
     Rule("content", ("strings",), "shape", ("same",), ONLY_ROWS.format("other shapes")),
     Rule("content", ("strings",), "fails", ("no",), "strings have no signs"),
-    Rule("fails", ("yes",), "style", (*PYTHON, "worker"), "native models do not fail"),
-    Rule("fails", ("yes",), "shape", ("same", "padded"), "a ragged model does not fail"),
-    Rule("resources", ("one", "two"), "style", (*PYTHON, "worker"), "others do not tell when they have them"),
+    Rule("fails", ("yes",), "style", (*PYTHON, *ASYNC, "worker"), "native models do not fail"),
+    Rule("fails", ("alone",), "scheduler", QUEUES),
+    Rule("fails", ("alone",), "style", ("fresh", *ASYNC), "what is written in place is not executed again"),
+    Rule("stops", ("yes",), "style", (*PYTHON, *ASYNC), "native models do not stop"),
+    Rule("style", ASYNC, "scheduler", QUEUES, NO_STATES),
+    Rule("fails", ("yes", "alone"), "shape", ("same", "padded"), "a ragged model does not fail"),
+    Rule("resources", ("one", "two"), "style", (*PYTHON, *ASYNC, "worker"), "others do not tell when they have them"),
 )
 
 SPACE = Space(FEATURES, RULES)
@@ -114,6 +131,7 @@ ROOM = 3
 SHORT_US = 20_000
 DELAY_US = 600
 TIMEOUT_US = 700
+STOPPED_US = 20_000
 
 
 def _queue(row: Row) -> QueueSpec:
@@ -184,17 +202,20 @@ def kind_of(row: Row, name: str) -> Kind:
     elif scheduler != "alone":
         batching = BATCHING
     state = _remembers(row)
+    is_short = row["room"] == "little" or row["timeout"] != "none"
     return Kind(
         name,
         instances=(1, 1) if row["instances"] == "one" else (2, 3),
         factor=4 if row["steps"] == "line" and steps else 1 if is_native else 2,
         style="again" if scheduler == "iterative" else style,
         rows=2 if scheduler in SEQUENTIAL and row["backlog"] == "little" else MAX_ROWS,
-        duration_us=4000 if row["room"] == "little" or row["timeout"] != "none" else 300,
+        duration_us=STOPPED_US if row["stops"] == "yes" else 4000 if is_short else 300,
         batching=batching,
         queue=_queue(row),
         needs={"none": 0, "one": 1, "two": 2}[row["resources"]],
-        fails=row["fails"] == "yes",
+        fails=row["fails"] != "no",
+        isolates=row["fails"] == "alone",
+        stops=row["stops"] == "yes",
         caches=row["reuse"] in ("cached", "both"),
         coalesces=row["reuse"] in ("shared", "both"),
         splits=row["splits"] == "yes",

@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inferd._native.execution.python_batch import Batch
-from inferd.backends.api import Instance
+from inferd.backends.api import AsyncInstance, Instance
 from inferd.backends.identity import IdentityInstance
 from tests.simulation.audit import fits
-from tests.simulation.kind import PADDING, SCALE
+from tests.simulation.kind import FIRST_QUESTION, PADDING, SCALE
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import Crowd
     from tests.simulation.models import SimulatedBackend
     from tests.simulation.world import World
 
+SLICE_NS = 50_000  # after which an execution looks whether it was stopped
 IDLE = 2  # why a sequence ends: see `_native/execution/supply.pxd`
 Value = bool | int | float | str
+
+
+class BlamedError(ValueError):
+    """A request is wrong, and not its model."""
+
+    blames_requests = True
 
 
 @dataclass
@@ -37,6 +44,9 @@ class Executions:
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         latest_ns: by prefix of a version and number of a request, when it was executed last.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
+        left_ns: the same, but for the time in the queue: nobody waits for its execution either.
+        running: instances that execute a batch which can be stopped.
+        stopped: numbers of requests whose execution was stopped, since nobody waited for it.
         arrived: by number of a request, its level, when it came at the earliest and at the latest, and whether it stays
             in front of those that come later.
         said: by number of a request, the parameters that its worker has answered with.
@@ -56,6 +66,9 @@ class Executions:
     mourned: set[int] = field(default_factory=set)
     latest_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     gone_ns: dict[int, int] = field(default_factory=dict)
+    left_ns: dict[int, int] = field(default_factory=dict)
+    running: list[SimulatedInstance] = field(default_factory=list)
+    stopped: set[int] = field(default_factory=set)
     arrived: dict[int, tuple[int, int, int, bool]] = field(default_factory=dict)
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
@@ -94,15 +107,48 @@ class SimulatedInstance(Instance):
         self.taken: list[tuple[int, int, int]] = []
         # what it draws does not depend on what the others have drawn
         self.random = Random(f"{backend.salt} {name}")
+        self.numbers: list[int] = []  # of the requests of its last batch
+        self.stopped = False
+        self.was_stopped = False  # when its last batch ended
+        self.alone = 0  # requests of a batch that has failed, which are to be executed alone
 
     @property
-    def writes_inputs(self) -> bool:
+    def writes_inputs(self) -> bool:  # type: ignore[override]
         return self.kind.style == "in place"
+
+    @property
+    def stoppable(self) -> bool:  # type: ignore[override]
+        return self.kind.stops
+
+    @property
+    def isolates_failures(self) -> bool:  # type: ignore[override]
+        return self.kind.isolates
+
+    def stop(self) -> None:
+        if self.stopped or not self.kind.stops or self.kind.sequence is not None:
+            self.complain("is stopped, and was before, or cannot be")
+        self.backend.executions.log(self.name, "is stopped")
+        self.stopped = True
+
+    def resume(self) -> None:
+        if not self.stopped:
+            self.complain("is told to go on, and was not stopped")
+        self.stopped = self.was_stopped = False
+        self.alone = 0
+        if not self.kind.reuses:  # else the number in front is none of its own
+            self.backend.executions.stopped.update(number for number in self.numbers if 0 < number < FIRST_QUESTION)
+
+    def must_stop(self, by_ns: int) -> bool:
+        """Whether nobody waits for what it executes, as was known then, and it was not told so."""
+        left = self.backend.executions.left_ns
+        return self.kind.sequence is None and not self.stopped and all(left.get(n, by_ns) < by_ns for n in self.numbers)
 
     def execute(self, batch: Batch) -> None:
         executions = self.backend.executions
         if self.busy:
             self.complain("executes two batches at a time")
+        if self.was_stopped and not self.alone:
+            self.complain("executes a batch, was stopped before, and not told to go on")
         self.busy = True
         began, requests = self.backend.world.now(), batch.request_count
         executions.resources_used += self.kind.needs
@@ -117,18 +163,29 @@ class SimulatedInstance(Instance):
             raise
         finally:
             self.busy = False
+            self._over()
             self.rested_ns = self.backend.world.now()
             self.backend.busy_ns += self.rested_ns - began
             self.backend.served_ns += (self.rested_ns - began) * requests
             executions.resources_used -= self.kind.needs
 
+    def _over(self) -> None:
+        """It has executed a batch."""
+        self.was_stopped = self.stopped
+        if self in self.backend.executions.running:
+            self.backend.executions.running.remove(self)
+
     def complain(self, text: str) -> None:
         """A rule is broken."""
         self.backend.executions.complain(f"instance {self.name}: {text}")
 
-    def begin(self, batch: Batch, numbers: list[int]) -> None:
+    def note(self, batch: Batch, numbers: list[int]) -> None:
+        """It begins to execute these requests."""
         executions = self.backend.executions
         name = self.kind.name
+        self.numbers = numbers
+        if self.kind.stops:
+            executions.running.append(self)
         executions.batches += 1
         self.backend.executed += 1
         self.backend.rows += batch.rows
@@ -137,7 +194,13 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
-        if executions.is_whole and self.kind.fills and fits(self.backend.lane, batch):
+        is_again = self.alone > 0
+        if is_again and batch.request_count != 1 and not executions.is_faulty:
+            self.complain(f"executes {numbers}, where {self.alone} requests of a batch that failed are to be executed")
+        self.alone -= is_again
+        if not batch.request_count:
+            self.complain("executes a batch of nothing")
+        if executions.is_whole and not is_again and self.kind.fills and fits(self.backend.lane, batch):
             self.complain(f"executes {numbers} without the next, for which there was room")
         if self.kind.instances == (1, 1) and self.kind.sequence is None:
             self._check_order(numbers)
@@ -148,7 +211,7 @@ class SimulatedInstance(Instance):
             executions.latest_ns[prefix, number] = self.backend.world.now()
         for number in numbers:
             gone_ns = self.rested_ns if self.kind.reuses else executions.gone_ns.get(number, self.rested_ns)
-            if gone_ns < self.rested_ns:  # it has been given this batch since
+            if gone_ns < self.rested_ns and not is_again:  # it has been given this batch since
                 self.complain(f"executes {number}, for which nobody has waited since {gone_ns} ns")
             executions.count[name, number] = executions.count.get((name, number), 0) + 1
 
@@ -170,19 +233,34 @@ class SimulatedInstance(Instance):
     def take_time(self) -> None:
         if self.kind.duration_us:
             draw = self.random.random()
-            self.backend.world.sleep(int(draw**4 * self.kind.duration_us * 1000))
+            left_ns = int(draw**4 * self.kind.duration_us * 1000)
+            while self.kind.stops and left_ns > SLICE_NS and not self.stopped:
+                self.backend.world.sleep(SLICE_NS)
+                left_ns -= SLICE_NS
+            if not self.stopped:
+                self.backend.world.sleep(left_ns)
 
-    def compute(self, batch: Batch) -> None:
-        """y is a multiple of x."""
-        executions = self.backend.executions
+    def look(self, batch: Batch) -> tuple[list[int], np.ndarray]:
+        """Take note of a batch: the numbers of its requests, and a copy of x."""
         view = batch.input("x")
         assert view is not None
         x = view.numpy()
         numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
-        before = x.copy()
-        self.begin(batch, numbers)
+        self.note(batch, numbers)
         if self.kind.reuses:
             self._count_questions(x[:, 0])
+        return numbers, x.copy()
+
+    def compute(self, batch: Batch) -> None:
+        """y is a multiple of x."""
+        self.answer(batch, *self.look(batch))
+
+    def answer(self, batch: Batch, numbers: list[int], before: np.ndarray) -> None:
+        """Compute y, as long as the seed says."""
+        executions = self.backend.executions
+        view = batch.input("x")
+        assert view is not None
+        x = view.numpy()
         self.take_time()
         if not np.array_equal(before, x) and executions.excused.isdisjoint(numbers):
             executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
@@ -196,8 +274,7 @@ class SimulatedInstance(Instance):
         if self.kind.style == "again":
             self._send_back(batch)
         if self.kind.fails and (x[:, 0] < 0).any():
-            executions.failed.update(numbers)
-            raise ValueError("negative")
+            self.fail(batch, numbers)
         if not (self.kind.lacks and numbers[0] % 2 == 0):
             for name, factor in self.kind.more:
                 more = before.copy()
@@ -208,6 +285,20 @@ class SimulatedInstance(Instance):
         batch.set_output("y", y)
         if self.random.random() < 0.3:
             self.take_time()
+
+    def fail(self, batch: Batch, numbers: list[int]) -> None:
+        """One of these requests is wrong: those of the batch fail, or are executed once more, each alone."""
+        executions = self.backend.executions
+        if not self.kind.isolates:
+            executions.failed.update(numbers)
+            raise ValueError("negative")
+        if batch.request_count == 1:
+            executions.failed.update(numbers)
+            raise BlamedError("negative")
+        self.alone = batch.request_count
+        for number in numbers:
+            executions.count[self.kind.name, number] -= 1
+        raise ValueError("one of them is negative")
 
     def _count_questions(self, firsts: np.ndarray) -> None:
         """Those of a batch, by their first rows."""
@@ -246,6 +337,51 @@ class SimulatedInstance(Instance):
         return np.array(view.numpy())
 
 
+class AlternatingInstance(SimulatedInstance, AsyncInstance):
+    """Begins to execute a batch, and ends it; its alternate begins the next one meanwhile."""
+
+    def __init__(self, backend: SimulatedBackend, name: str, first: AlternatingInstance | None = None) -> None:
+        super().__init__(backend, name)
+        self.begun: list[AlternatingInstance] = first.begun if first else []  # those that have begun a batch, in order
+        self.looked: tuple[list[int], np.ndarray]
+        self.both = (first, self) if first else (self,)
+        if first is None:
+            self.alternate = AlternatingInstance(backend, name, self)
+            self.alternate.taken = self.taken
+            self.both = self.alternate.both
+
+    def begin(self, batch: Batch) -> None:
+        overlaps = self.kind.needs == 0 and len(self.kind.queue.levels) == 1
+        if self in self.begun or (self.begun and not overlaps):
+            self.complain("begins a batch, and has not ended the one before")
+        if self.was_stopped:
+            self.complain("begins a batch, was stopped before, and not told to go on")
+        self.looked = self.look(batch)
+        if self.kind.fails and self.random.random() < 0.05:
+            self._over()
+            self.fail(batch, self.looked[0])
+        self.begun.append(self)
+        self._rest()
+
+    def end(self, batch: Batch) -> None:
+        if self.begun[:1] != [self]:
+            self.complain("ends a batch that was not begun, or behind one that is not over")
+        began, requests = self.backend.world.now(), batch.request_count
+        try:
+            self.answer(batch, *self.looked)
+        finally:
+            self._over()
+            self._rest()
+            self.begun.remove(self)
+            self.backend.busy_ns += self.rested_ns - began
+            self.backend.served_ns += (self.rested_ns - began) * requests
+
+    def _rest(self) -> None:
+        """Both take their next batch from now on."""
+        for each in self.both:
+            each.rested_ns = self.backend.world.now()
+
+
 class TextInstance(SimulatedInstance):
     """Answers with the strings that it gets."""
 
@@ -256,7 +392,7 @@ class TextInstance(SimulatedInstance):
         strings = view.strings()
         # a number of a request is a multiple of 2^20, and written as such
         firsts = (int(strings[row * width].rstrip(b"\0") or 0) // SCALE for row in range(rows))
-        self.begin(batch, list(dict.fromkeys(number for number in firsts if number)))
+        self.note(batch, list(dict.fromkeys(number for number in firsts if number)))
         self.take_time()
         batch.set_bytes_output("y", strings, (rows, width))
 
@@ -272,7 +408,7 @@ class RaggedInstance(SimulatedInstance):
             return
         starts = np.cumsum(widths) - widths.reshape(-1)
         numbers = (x[starts] // SCALE).tolist()
-        self.begin(batch, list(dict.fromkeys(numbers)))
+        self.note(batch, list(dict.fromkeys(numbers)))
         sizes = [0]
         for place, (number, width) in enumerate(zip(numbers, widths.reshape(-1).tolist(), strict=True)):
             row = int(x[starts[place]]) - number * SCALE
@@ -325,7 +461,7 @@ class SequenceInstance(SimulatedInstance):
             return
         numbers = (x[:, 0] // SCALE).tolist()
         asked = [number for number, is_ready in zip(numbers, ready, strict=True) if is_ready]
-        self.begin(batch, list(dict.fromkeys(asked)))
+        self.note(batch, list(dict.fromkeys(asked)))
         if len(set(corrid[ready != 0].tolist())) != len(set(asked)):
             self.complain(f"two requests of one sequence in a batch: {corrid.tolist()}")
         before = self._states(batch, corrid, start.reshape(-1), ready)

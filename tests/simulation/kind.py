@@ -53,10 +53,13 @@ class Kind:
         instances: how many there may be.
         factor: y is so many times x, but for the number in front.
         more: outputs beside y, and what they are multiples by.
-        style: how instances work: "fresh" output, "in place", "native", "native brief", which takes no time, "native
+        style: how instances work: "fresh" output, "in place", "alternating", which begins a batch while another one is
+            executed, "native", "native brief", which takes no time, "native
             gathered", "native decoupled", which answers each row on its own, "gpu", "worker", in a process of its own,
             "again", which is executed more than once, or "odd", which says by `g`, BOOL [1], whether the number of the
             request is.
+        stops: an execution can be stopped.
+        isolates: the requests of a batch that fails are executed once more, each alone.
         rows: of the largest batch.
         duration_us: the longest execution; the shortest takes no time.
         delay_us: a batch may wait so long for more requests; None where nobody can say.
@@ -88,6 +91,8 @@ class Kind:
     even_factor: int = 0
     more: tuple[tuple[str, int], ...] = ()
     style: str = "fresh"
+    stops: bool = False
+    isolates: bool = False
     rows: int = MAX_ROWS
     duration_us: int = 300
     batching: BatchingSpec | None = BATCHING

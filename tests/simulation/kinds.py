@@ -50,6 +50,8 @@ CHOSEN = {
         Kind("portions", splits=True, batching=PATIENT),
         Kind("inplace", style="in place"),
         Kind("slow", duration_us=30_000),
+        Kind("shuttle", style="alternating", instances=(1, 1), duration_us=3000, weight=4),
+        Kind("bolted", style="alternating", stops=True, fails=True, isolates=True, duration_us=20_000, weight=4),
         Kind("failing", fails=True),
         Kind("native", style="native", factor=1, weight=4),
         Kind("gathered", style="native gathered", factor=1),

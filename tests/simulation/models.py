@@ -18,6 +18,7 @@ from inferd.backends.python._link import TeamHandle
 from inferd.server.engine.models.version import LoadedVersion
 from tests.simulation.gpus import Graphics
 from tests.simulation.instances import (
+    AlternatingInstance,
     Executions,
     NativeSimulated,
     RaggedInstance,
@@ -84,6 +85,8 @@ class SimulatedModel(Model):
             return SequenceInstance(backend, spec.name)
         if backend.kind.text:
             return TextInstance(backend, spec.name)
+        if backend.kind.style == "alternating":
+            return AlternatingInstance(backend, spec.name)
         return (RaggedInstance if backend.kind.ragged else SimulatedInstance)(backend, spec.name)
 
     def close(self) -> None:

@@ -156,12 +156,13 @@ class Oracle:
         # the time in the queue of a request that has caused its model to be loaded begins when the model is there
         is_there = not self.simulation.demand.on or kind.name in self.simulation.versions
         if call.timeout_us and is_there and not (call.yields or kind.sequence or kind.steps):
-            self._gone(call, now + call.timeout_us * 1000)
+            self._gone(call, now + call.timeout_us * 1000, from_queue=True)
 
-    def _gone(self, call: Call, ns: int) -> None:
-        gone = self.simulation.executions.gone_ns
-        if not call.kind.reuses:  # else the number in front is none of its own
-            gone[call.number] = min(ns, gone.get(call.number, ns))
+    def _gone(self, call: Call, ns: int, *, from_queue: bool = False) -> None:
+        executions = self.simulation.executions
+        for gone in (executions.gone_ns,) if from_queue else (executions.gone_ns, executions.left_ns):
+            if not call.kind.reuses:  # else the number in front is none of its own
+                gone[call.number] = min(ns, gone.get(call.number, ns))
 
     def begun(self, call: Call) -> None:
         """The answer of a call begins to come: in the order of the calls, where that is promised."""
@@ -358,7 +359,8 @@ class Oracle:
             return False
         if status == INTERNAL and kind.lacks and text == f"model '{kind.name}' did not produce output 'z'":
             return not kind.steps and call.question % 2 == 0
-        if status == INTERNAL and kind.fails and call.question in simulation.executions.failed:
+        failure = INVALID if kind.isolates else INTERNAL
+        if kind.fails and status == failure and call.question in simulation.executions.failed:
             return True
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
@@ -407,6 +409,8 @@ class Oracle:
             raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")
         factors = kind.factors(call.question)
         self._check_head(call, response, list(factors))
+        if call.number in self.simulation.executions.stopped:
+            raise Violation(f"{call}: its execution was stopped, and it has an answer")
         if call.lost or (call.sequence is not None and call.sequence.broken):
             return
         for index, (name, factor) in enumerate(factors.items()):
@@ -492,6 +496,9 @@ class Oracle:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         if responses_wait(simulation.endpoint):
             raise Violation("responses have been handed over, and no thread has heard of them")
+        for instance in simulation.executions.running:
+            if instance.must_stop(now - GRAIN):
+                raise Violation(f"nobody waits for {instance.numbers}, and {instance.name} was not stopped")
         for version in (*simulation.versions.values(), *simulation.shop.ending):
             pending = version.loaded.lane.pending
             if not pending:

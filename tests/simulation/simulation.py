@@ -228,7 +228,7 @@ class Simulation:
             pool,
             policy,
             receive_timeout=self.receive_timeout,
-            max_held=self.held_limit,
+            max_held_bytes=self.held_limit or None,
             compression="low" if self.packing else "none",
         )
         self.endpoint = self.door._endpoint
