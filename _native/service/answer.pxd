@@ -3,15 +3,15 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from inferd._native.protobuf.codec cimport Str
-from inferd._native.request.request cimport Response
+from inferd._native.request.request cimport Request, Response
 from inferd._native.transport.outgoing cimport Outgoing
 
 # The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
 # `streamed`: as a ModelStreamInferResponse, with a parameter that says whether the response is the final one.
 cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept nogil
-# The framed ModelStreamInferResponse with error_message, and the request's id in infer_response; NULL: no memory.
-cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil
+# The framed ModelStreamInferResponse with error_message; infer_response names the request, its model, and whether no
+# response follows. NULL: no memory.
+cdef Outgoing *answer_error_outgoing(const Request *request, bint final, const char *details) noexcept nogil
 # An unframed ModelInferResponse in two steps: its size (0: no memory), and writing it.
 cdef size_t answer_size(const Response *response) noexcept nogil
 cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil
@@ -19,5 +19,5 @@ cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil
 cdef bytes answer_bytes(const Response *response)
 # ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
 cdef bytes answer_streamed(const Response *response)
-# ModelStreamInferResponse with error_message, and the request's id in infer_response.
-cdef bytes answer_stream_error(const char *details, Str id)
+# The same error, unframed.
+cdef bytes answer_stream_error(const Request *request, bint final, const char *details)

@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from inferd._native.protobuf.codec cimport PARAMETER_BOOL, Parameter, Str
+from inferd._native.protobuf.codec cimport PARAMETER_BOOL, Parameter
 from inferd._native.protobuf.encoding cimport (
     ResponseHead,
     ResponseOutput,
@@ -49,7 +49,8 @@ cdef struct Answer:
 
 cdef struct ErrorAnswer:
     # the parts of a ModelStreamInferResponse with an error
-    ResponseHead head        # with the request's id
+    ResponseHead head        # names the request, and its model if that is known
+    Parameter final          # whether no response follows
     size_t head_size
     size_t text_size
     size_t size              # of the whole message
@@ -200,10 +201,10 @@ cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept
     return message
 
 
-cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil:
+cdef Outgoing *answer_error_outgoing(const Request *request, bint final, const char *details) noexcept nogil:
     cdef ErrorAnswer answer
     cdef Outgoing *message
-    error_measure(&answer, details, id)
+    error_measure(&answer, request, final, details)
     message = outgoing_new(1, PREFIX + answer.size)
     if message == NULL:
         return NULL
@@ -213,9 +214,16 @@ cdef Outgoing *answer_error_outgoing(const char *details, Str id) noexcept nogil
     return message
 
 
-cdef void error_measure(ErrorAnswer *answer, const char *details, Str id) noexcept nogil:
+cdef void error_measure(ErrorAnswer *answer, const Request *request, bint final, const char *details) noexcept nogil:
     memset(&answer.head, 0, sizeof(ResponseHead))
-    answer.head.id = id
+    answer.head.id = request.id
+    if request.signature != NULL:
+        answer.head.model_name = request.signature.name
+        answer.head.model_version = request.signature.version_text
+    answer.final = FINAL_RESPONSE
+    answer.final.integer = final
+    answer.head.parameters = &answer.final
+    answer.head.parameter_count = 1
     answer.head_size = response_head_size(&answer.head)
     answer.text_size = strlen(details)
     answer.size = (2 + varint_size(answer.text_size) + answer.text_size + varint_size(answer.head_size)
@@ -272,10 +280,10 @@ cdef bytes answer_streamed(const Response *response):
     return out
 
 
-cdef bytes answer_stream_error(const char *details, Str id):
+cdef bytes answer_stream_error(const Request *request, bint final, const char *details):
     cdef ErrorAnswer answer
     cdef bytes out
-    error_measure(&answer, details, id)
+    error_measure(&answer, request, final, details)
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>answer.size)
     error_write(&answer, details, <uint8_t *>PyBytes_AS_STRING(out))
     return out

@@ -426,7 +426,7 @@ cdef Sending *sending_new(Exchange *self, Opened *opened, Response *response, in
         sending.details = format_text("%s", details)
         return sending
     else:
-        sending.message = answer_error_outgoing(details, opened.request.id)
+        sending.message = answer_error_outgoing(opened.request, response == NULL or response.final, details)
     if sending.message == NULL:
         free(sending)
         return NULL

@@ -57,7 +57,7 @@ cdef class Ticket:
             elif status == STATUS_OK:
                 message = answer_streamed(response) if self.stream else answer_bytes(response)
             elif self.stream:
-                message = answer_stream_error(details, self.request.id)
+                message = answer_stream_error(self.request, final, details)
         except MemoryError:
             status = STATUS_RESOURCE_EXHAUSTED
             text = "no memory for the response"

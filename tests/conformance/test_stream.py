@@ -105,6 +105,8 @@ def test_errors_travel_inside_and_the_stream_goes_on(stub):
     assert "data-type is 'INT32'" in responses[2].error_message
     assert not responses[1].infer_response.outputs
     assert output(responses[3].infer_response).item() == 2
+    assert [each.infer_response.model_name for each in responses] == ["simple", "", "simple", "simple"]
+    assert all(each.infer_response.parameters["triton_final_response"].bool_param for each in responses)
 
 
 def test_first_error_ends_the_stream_with_its_status_if_asked(stub):

@@ -127,14 +127,16 @@ class Talk:
         first = next((other for other in self.open if not other.kind.decoupled), None)
         if not (call.kind.decoupled or call is first or self.puzzled):
             raise Violation(f"{self}: the answer to {call} comes before that to {first}")
+        final = response.infer_response.parameters[FINAL].bool_param
         if response.error_message:
+            if not final:
+                raise Violation(f"{self}: an error is not the last answer to {call}: {response.error_message}")
             self.client.simulation.oracle.refused(call, response.error_message)
         elif not call.kind.decoupled:
             self.client.simulation.oracle.check_response(call, response.infer_response)
         elif not self._is_last(call, response.infer_response):
             return
         self.open.remove(call)
-        final = response.infer_response.parameters[FINAL].bool_param
         if ends_apart(call.kind) and not (final or response.error_message):
             self.whole[number] = call
         self.client.closed(call, good=not response.error_message and number not in self.whole)

@@ -136,9 +136,12 @@ async def test_what_a_client_gets(tmp_path):
             responses = await client.rest()
             await client.close()
             assert {response.infer_response.id for response in responses} == {"a"}
+            assert {response.infer_response.model_name for response in responses} == {"m"}
             return [
-                response.error_message
-                or (number(response) if response.infer_response.outputs else "nothing", is_final(response))
+                (
+                    response.error_message or (number(response) if response.infer_response.outputs else "nothing"),
+                    is_final(response),
+                )
                 for response in responses
             ]
 
@@ -147,7 +150,7 @@ async def test_what_a_client_gets(tmp_path):
         assert (statistics.inference_count, statistics.inference_stats.success.count) == (1, 1)
         assert await told(2, triton_enable_empty_final_response=True) == [(2, False), (1, False), ("nothing", True)]
         assert await told(-3) == [(7, True)]
-        assert await told(-1) == [(1, False), "in between"]
+        assert await told(-1) == [(1, False), ("in between", False)]
 
 
 # Answers once in each round, and asks for another.
@@ -188,6 +191,7 @@ async def test_a_dead_worker_ends_what_is_open_with_an_error(tmp_path):
         *numbers, last = await client.rest()
         assert [number(response) for response in numbers] == [2, 1]
         assert "exited with status 1" in last.error_message
+        assert is_final(last)
         await client.close()
 
 
