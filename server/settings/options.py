@@ -296,9 +296,9 @@ class Options:
     )
 
     io_busy_poll_us: int = 0
-    """Microseconds for which such a thread polls for requests before it sleeps; 0: it sleeps at once. Polling saves the
-    time of waking, 10 to 50 microseconds a request, for clients that send one request after the other, and takes a core
-    for each thread while requests come. Not with --transport grpcio."""
+    """Microseconds for which such a thread polls for requests before it sleeps: by default it sleeps at once. Polling
+    saves the time of waking, 10 to 50 microseconds a request, for clients that send one request after the other, and
+    takes a core for each thread while requests come. Not with --transport grpcio."""
 
     # -- Limits of the native transport --
 
