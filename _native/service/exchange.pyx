@@ -377,6 +377,21 @@ cdef void close(Exchange *self, Opened *opened) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Responses
 
+cdef inline bint leaves_order(const Opened *opened) noexcept nogil:
+    # A model that is loaded for a request is known to be decoupled only when it is there.
+    return (not opened.decoupled and opened.request != NULL and opened.request.signature != NULL
+            and opened.request.signature.decoupled)
+
+
+cdef void leave_order(Exchange *self, Opened *opened) noexcept nogil:
+    # this may end the stream
+    list_remove(&self.in_order, opened)
+    opened.decoupled = True
+    list_append(&self.decoupled, opened)
+    if self.timer.slot == 0:
+        look_later(self)
+
+
 cdef inline void sending_free(Sending *sending) noexcept nogil:
     if sending.message != NULL:
         outgoing_free(sending.message)
@@ -390,6 +405,7 @@ cdef void exchange_deliver(void *sink, Response *response, int status, const cha
     cdef Exchange *self = opened.exchange
     cdef Sending *sending = NULL
     cdef bint silent = status == STATUS_OK and response.empty and not response.request.empty_final
+    cdef bint leaves = leaves_order(opened)
     if stream_ended(self.stream):  # by the transport
         if response == NULL or response.final:
             opened.request = NULL
@@ -402,6 +418,12 @@ cdef void exchange_deliver(void *sink, Response *response, int status, const cha
     if not silent and sending == NULL:
         refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the response")
         return
+    if leaves:
+        leave_order(self, opened)
+        if self.stream == NULL:
+            if sending != NULL:
+                sending_free(sending)
+            return
     if sending != NULL:
         opened.pending += 1
         hold(self, sending.size + RESPONSE_MEMORY)
@@ -447,9 +469,12 @@ cdef Sending *next_response(Exchange *self) noexcept nogil:
         opened = self.in_order.first
         if opened.responses.first != NULL:
             return <Sending *>chain_pop(&opened.responses)
-        if opened.request != NULL:
+        if leaves_order(opened):
+            leave_order(self, opened)
+        elif opened.request != NULL:
             return NULL
-        close(self, opened)
+        else:
+            close(self, opened)
     return NULL
 
 

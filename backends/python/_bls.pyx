@@ -60,6 +60,11 @@ cdef struct Wish:
 cdef void bls_open(Channel *channel) noexcept nogil:
     if channel.submission == NULL:
         return
+    if channel.parting == NULL:
+        channel.parting = calloc(1, sizeof(Wish))
+    if channel.parting == NULL:
+        channel_exhausted(channel)  # it is deaf from now on: no call is made that its end would have to end
+        return
     channel.descriptor.fd = channel.calls.fd
     channel.descriptor.owner = channel
     channel.descriptor.read = read_calls
@@ -139,7 +144,11 @@ cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) no
 
 
 cdef void bls_abandon(Channel *channel) noexcept nogil:
-    wish(channel, 0, 0, 0)
+    cdef Wish *one = <Wish *>channel.parting
+    if one == NULL:
+        return
+    channel.parting = NULL
+    post(channel, one)
 
 
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
@@ -160,13 +169,17 @@ cdef void wish(Channel *channel, uint64_t id, uint64_t parent, uint32_t credit) 
     if one == NULL:
         channel_exhausted(channel)
         return
+    one.id = id
+    one.parent = parent
+    one.credit = credit
+    post(channel, one)
+
+
+cdef void post(Channel *channel, Wish *one) noexcept nogil:
     fetch_add32(&channel.wishes, 1)
     one.life = channel_life(channel)
     one.callback.run = grant_wish
     one.channel = channel_share(channel)
-    one.id = id
-    one.parent = parent
-    one.credit = credit
     bridge_post((<Submission *>channel.submission).bridge, &one.callback)
 
 

@@ -77,6 +77,7 @@ cdef struct Channel:
     const char *fault        # the rule that the worker has broken and was ended for; NULL: none
     int32_t deaf             # atomic: the worker has broken a rule, and nothing more is read from it
     int32_t wishes           # atomic: changes of its calls that the front has not processed
+    void *parting            # of _bls: what ends all calls of this worker, taken before it can make any
     int32_t called           # atomic: the Python part of the attendant is needed
     int wake_fd              # wakes the attendant
 

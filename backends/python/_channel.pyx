@@ -145,6 +145,7 @@ cdef void channel_give(Channel *channel) noexcept nogil:
     if channel == NULL or fetch_add32(&channel.references, -1) != 1:
         return
     free(channel.slots.slots)
+    free(channel.parting)
     ledger_free(&channel.ledger)
     free(channel.numbers)
     free(channel.why)

@@ -408,8 +408,9 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil:
     cdef pollfd polled[2]
     cdef timespec wait
     cdef uint64_t ticks, now, due
+    cdef uint64_t busy = line.busy_ns
     cdef uint32_t count = line.count
-    cdef int found
+    cdef int found = 0
     due = line_tick(line)
     if line.dead or line.count != count:
         return True  # first handle the calls that have ended with it
@@ -418,8 +419,10 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil:
     now = now_ns()
     line.wakes_ns = due if due != 0 else NEVER_NS
     due = 0 if due == 0 else due - now if due > now else 1
-    wait.tv_sec = due // 1000000000
-    wait.tv_nsec = due % 1000000000
+    if due != 0:
+        busy = min(busy, due)
+        wait.tv_sec = (due - busy) // 1000000000
+        wait.tv_nsec = (due - busy) % 1000000000
     memset(polled, 0, sizeof(polled))
     polled[0].fd = line.fd
     polled[0].events = POLLIN | POLLOUT if line.blocked else POLLIN
@@ -427,7 +430,8 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil:
     polled[1].events = POLLIN
     line.polling = True
     pthread_mutex_unlock(&line.lock)
-    found = poll_busily(polled, line.busy_ns if due == 0 else min(due, line.busy_ns)) if line.busy_ns else 0
+    if busy:
+        found = poll_busily(polled, busy)
     if found == 0:
         found = ppoll(polled, 2, NULL if due == 0 else &wait, NULL)
     pthread_mutex_lock(&line.lock)

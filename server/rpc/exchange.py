@@ -78,6 +78,11 @@ class OpenRequest:
         )
         self.decoupled = self._ticket.decoupled
 
+    def leaves_order(self) -> bool:
+        """Whether it is only known now that its model is decoupled, because the model was loaded for it."""
+        was, self.decoupled = self.decoupled, self.decoupled or self._ticket.decoupled
+        return self.decoupled and not was
+
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
         self.done = self._ticket.done
         if response is not None:
@@ -173,8 +178,16 @@ class Exchange:
             self._reading = False
             self._more.set()
 
+    def _leave_order(self, request: OpenRequest) -> None:
+        self._in_order.remove(request)
+        self._decoupled.add(request)
+        if self._next_look is None:
+            self._look_later()
+
     def arrived(self, request: OpenRequest) -> None:
         """A response has come, or the request has ended."""
+        if request.leaves_order():
+            self._leave_order(request)
         if request.decoupled:
             self._ready.append(request)
         self._more.set()
@@ -208,6 +221,9 @@ class Exchange:
                 return self._ready.popleft()
             if self._in_order and (self._in_order[0].responses or self._in_order[0].done):
                 return self._in_order[0]
+            if self._in_order and self._in_order[0].leaves_order():
+                self._leave_order(self._in_order[0])
+                continue
             if not self._reading and not self._in_order and not self._decoupled:
                 return None
             self._more.clear()

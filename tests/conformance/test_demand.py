@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import grpc
 import numpy as np
 import pytest
@@ -39,17 +41,36 @@ model_warmup { name: "zeros" batch_size: 1
   inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } }
 """
 
+SPEAKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.open = []
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            self.open.append(sender)
+            last = not request.inputs()[0].as_numpy().any()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
+            while last and self.open:
+                self.open.pop().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""A decoupled model that answers once, and ends its requests when it gets a zero."""
 
 OPERATOR = {"metadata": (("authorization", "Bearer operator"),), "timeout": 60}
 
 
 @pytest.fixture(scope="module", params=doors.NAMES)
 def address(request, tmp_path_factory):
-    """Where a server of three models listens that loads them on demand."""
+    """Where a server of four models listens that loads them on demand."""
     folder = tmp_path_factory.mktemp("demand")
     for name in ("mine", "other"):
         write(folder / "models", name, model_py=MODEL.format(factor=2))
     write(folder / "models", "asks", CONFIG.format(backend="python") + WARMED, model_py=ASKS)
+    decoupled = CONFIG.format(backend="python") + "model_transaction_policy { decoupled: true }"
+    write(folder / "models", "speaks", decoupled, model_py=SPEAKS)
     tokens = folder / "tokens"
     tokens.write_text(TOKENS)
     tokens.chmod(0o600)
@@ -64,7 +85,7 @@ def stub(address):
     with grpc.insecure_channel(address) as channel:
         stub = Stub(channel)
         yield stub
-        for name in ("asks", "mine", "other"):
+        for name in ("asks", "mine", "other", "speaks"):
             stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), **OPERATOR)
 
 
@@ -109,6 +130,20 @@ def test_the_first_request_of_a_stream_loads_the_model(stub) -> None:
     messages = [request("mine", floats(i)) for i in range(20)]
     assert [answer.error_message for answer in stub.ModelStreamInfer(iter(messages), **OPERATOR)] == [""] * 20
     assert is_loaded(stub)
+
+
+def test_a_decoupled_model_that_is_loaded_for_a_request_holds_up_no_others(stub) -> None:
+    """Nothing is known of the model when the request comes: that its answers have no order turns out later."""
+    messages: queue.SimpleQueue[pb.ModelInferRequest | None] = queue.SimpleQueue()
+    answers = stub.ModelStreamInfer(iter(messages.get, None), **OPERATOR)
+    try:
+        for model, value in (("speaks", 1.0), ("mine", 2.0), ("speaks", 0.0)):
+            messages.put(request(model, floats(value)))
+            answer = next(answers)
+            assert (answer.infer_response.model_name, answer.error_message) == (model, "")
+    finally:
+        messages.put(None)
+    assert list(answers) == []
 
 
 def test_a_model_that_asks_another_one_has_it_loaded(stub) -> None:

@@ -50,6 +50,7 @@ LONG_STAND = 5000 * MS  # for which a machine has to stand still that peers seem
 PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
+NOT_UP = ("its worker is not running yet", "its worker process has ended")  # of one that was to come up
 UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
 SLOW = re.compile(r"the request has not arrived within ([\d.]+) s: (\d+) bytes of its message have come$")
 SLOWEST = 16 << 10  # bytes a second
@@ -353,7 +354,7 @@ class Oracle:
                 return was_away
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
             # here a version serves before its workers are up, and another may take its place until then
-            early = text.endswith("its worker is not running yet") and self._was_replaced(kind, call.opened_ns)
+            early = text.endswith(NOT_UP) and self._was_replaced(kind, call.opened_ns)
             return early or simulation.may_lose_workers(kind) or simulation.is_faulty
         if any(limit in text for limit in UNREACHED):
             return False

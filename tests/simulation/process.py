@@ -44,6 +44,7 @@ X, START, READY, CORRID, STATE = range(5)  # tensors of models that keep sequenc
 FLOOD = 100  # pieces of output, some of them large
 MOST = 3  # calls that are made for one batch
 PROMISED = Reply(None, promised=True)
+LAGGING, LATE_NS = 0.3, 20 * MS
 QUESTION = b'{"call": "is_model_ready", "name": "plain", "version": ""}'
 
 
@@ -130,6 +131,11 @@ class Process(AnyWorker):
         self.printed = {1: bytearray(), 2: bytearray()}
         for heard in launch.heard.values():
             heard.clear()
+        self.lag = Random(f"{self.random.random()} lag")
+        self.lags = self.lag.random() < LAGGING  # it reads late what is not its work, and there is little room for it
+        if self.lags:
+            self._mine[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+            self._mine[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, p.PACKET)
         for end in self._theirs:
             self.town.watch(self, end)
         self.say(self.its_work, p.HELLO, number=p.VERSION)
@@ -213,6 +219,9 @@ class Process(AnyWorker):
         if not data:
             self.end()
             return
+        if self.lags and end is not self.its_work and self.lag.random() < 0.5:
+            self.town.rest(end)
+            self.later(self.lag.randint(0, LATE_NS), lambda: self.town.go_on(end))
         kind, flags, code, size, number, offset = p.HEAD.unpack_from(data)
         place = offset if flags & p.IN_ARENA else -1
         record = self.memory[offset : offset + size] if flags & p.IN_ARENA else data[p.HEAD.size :]

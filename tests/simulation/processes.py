@@ -43,6 +43,7 @@ class Town:
         self.simulation = simulation
         self.world = simulation.world
         self.sockets: dict[int, tuple[Process, socket.socket]] = {}  # by descriptor
+        self.resting: set[socket.socket] = set()  # of these, those that their workers do not read
         world = simulation.world
         clock = SimpleNamespace(monotonic=lambda: world.now() / 1e9)
         inferd.backends.python.attendant.time = clock  # type: ignore[assignment]
@@ -55,8 +56,21 @@ class Town:
         self.world.watch(end.fileno(), WORKER_FD)
 
     def forget(self, end: socket.socket) -> None:
+        self.rest(end)
+        self.resting.remove(end)
         del self.sockets[end.fileno()]
-        self.world.watch(end.fileno(), UNWATCHED)
+
+    def rest(self, end: socket.socket) -> None:
+        """A worker does not read this for a while."""
+        if end not in self.resting:
+            self.resting.add(end)
+            self.world.watch(end.fileno(), UNWATCHED)
+
+    def go_on(self, end: socket.socket) -> None:
+        """It reads again."""
+        if end in self.resting:
+            self.resting.remove(end)
+            self.world.watch(end.fileno(), WORKER_FD)
 
     def turn(self, fd: int) -> None:
         """A worker reads what it was sent."""

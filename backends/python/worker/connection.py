@@ -52,9 +52,10 @@ class Answer(Waiter):
 class Credit:
     """The number of responses that may still be sent for a request, and the threads that wait to send one, in turn."""
 
-    __slots__ = ("left", "waiting")
+    __slots__ = ("key", "left", "waiting")
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, key: int, left: int) -> None:
+        self.key = key
         self.left = left
         self.waiting: deque[Waiter] = deque()
 
@@ -88,6 +89,8 @@ class Connection(Channel):
         self._grants = Grants(link, self._side)
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
+        # By slot, not by key: a thread may still send a response when another one has ended the request. What it leaves
+        # here is replaced by the next request of the slot.
         self._credits: dict[int, Credit] = {}
         self._logs = Rate(LOGS_PER_SECOND, self._tell_dropped)
         # Re-entrant: while this thread holds the lock, the interpreter may drop a sender, which then answers.
@@ -180,9 +183,11 @@ class Connection(Channel):
 
     def _spend_credit(self, key: int) -> None:
         with self._credit_lock:
-            credit = self._credits.get(key)
-            if credit is None:
-                credit = self._credits[key] = Credit(self._window)
+            credit = self._credits.get(key & p.SLOT_MASK)
+            if credit is None or credit.key < key:
+                credit = self._credits[key & p.SLOT_MASK] = Credit(key, self._window)
+            elif credit.key > key:
+                return  # the request has ended: the server ignores the response
             if credit.left:
                 credit.left -= 1
                 return
@@ -195,8 +200,8 @@ class Connection(Channel):
 
     def _credit_arrived(self, packet: Packet) -> None:
         with self._credit_lock:
-            credit = self._credits.get(packet.id)
-            if credit is None:
+            credit = self._credits.get(packet.id & p.SLOT_MASK)
+            if credit is None or credit.key != packet.id:
                 return  # the request has ended
             credit.left += packet.offset
             while credit.left and credit.waiting:
@@ -209,8 +214,9 @@ class Connection(Channel):
     def _end_credit(self, key: int) -> None:
         """The request has ended: let threads go that wait to send a response, which the server will ignore."""
         with self._credit_lock:
-            credit = self._credits.pop(key, None)
-            waiting = credit.waiting if credit is not None else ()
+            credit = self._credits.get(key & p.SLOT_MASK)
+            ended = credit is not None and credit.key == key
+            waiting = self._credits.pop(key & p.SLOT_MASK).waiting if ended else ()
             for waiter in waiting:
                 waiter.finish()
         if waiting:

@@ -271,6 +271,36 @@ def test_without_memory_the_request_gets_an_error_and_the_model_is_told(tmp_path
         assert peer.finalize()[0].strip() == answer.error
 
 
+def test_a_response_behind_the_end_of_its_request_leaves_nothing(tmp_path: Path) -> None:
+    """Another thread of the model may end the request while a response is being sent: here that comes in between."""
+    source = f"""{HEAD}
+    class Late(int):
+        def __hash__(self):
+            return 0
+        def __eq__(self, other):
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked == 3:
+                self.sender.send(flags=FINAL)
+            return False if other == FINAL else other == 0
+    class TritonPythonModel:
+        def execute(self, requests):
+            late = Late(0)
+            late.sender = requests[0].get_response_sender()
+            late.sender.send(out(1), late)
+            kept = sum(type(each).__name__ == "Credit" for each in gc.get_objects())
+            pb_utils.Logger.log_info(str(kept))
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        logged = []
+        for generation in range(1, 20):
+            peer.start(Sent({"IN": ONE}, number=generation << 16))
+            packets = [peer.receive(peer.side) for _ in range(3)]
+            assert [bool(packet.flags & p.FINAL) for packet in packets[:2]] == [True, False]
+            logged.append(packets[2].record)
+            peer.done()
+        assert len(set(logged)) == 1
+
+
 @pytest.mark.parametrize(
     ("outputs", "error"),
     [("wrong = pb_utils.InferenceResponse([], parameters={'text': chr(0xd800)})", "surrogates not allowed"),
