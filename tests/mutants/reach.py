@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.mutants.copies import EACH_TAKE, ROOT, USUAL, Copy
-from tests.mutants.marks import FOLDER, Marks, declared
+from tests.mutants.marks import FOLDER, Marks, declared, take
 from tests.mutants.noting import NOTES, note
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import module_of, parts_of, selected_tests
@@ -110,7 +110,9 @@ def note_simulations(copy: Copy, folder: Path, seeds: int) -> Path:
     for name, arguments in runs.items():
         began = time.monotonic()
         if found := copy.simulate(arguments)[0]:
-            raise RuntimeError(f"the sound tree does not pass: {found}")
+            print(f"left out, for the sound tree does not pass: {found}", flush=True)
+            take(hits)
+            continue
         note(notes, name, time.monotonic() - began)
     return notes
 

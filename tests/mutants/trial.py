@@ -13,6 +13,7 @@ from tests.mutants.packages import selected_tests
 from tests.mutants.reach import SEED, TAKES, Reach
 
 SIMULATED = re.compile(r"^simulations (\d+),", re.MULTILINE)
+FAILED_SEED = re.compile(r"seed (\d+): ")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - (.*))?$", re.MULTILINE)
 BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.MULTILINE)
 TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
@@ -69,15 +70,20 @@ class Trials:
         self._simulations: list[str] | None = None
         self._tests: list[str] | None = None
         self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
-        self._unsound: set[str] = set()  # tests that fail without a mutant
+        self._unsound: set[str] = set()  # tests and seeds that fail without a mutant
 
     def prepare(self, cpu: float = STEADY_CPU) -> None:
         """See how many seeds the sound tree passes in so many seconds of CPU: mutants have as many.
+
+        Where simulations were measured, these are the seeds.
 
         Raises:
             Unsound: it breaks a rule.
         """
         self.cpu = cpu
+        if self.simulated.runs:
+            self.seeds = sum(run.startswith(SEED) for run in self.simulated.runs)
+            return
         found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *EACH_TAKE)
         if found:
             raise Unsound(found)
@@ -128,19 +134,37 @@ class Trials:
 
     def _simulate(self, mutant: Mutant) -> tuple[str, int]:
         """What those find that reach it, the quickest first; and how many seeds ran well."""
+        seeds = 0
+        while True:
+            try:
+                found, printed = self.copy.simulate(*self._attempts())
+            except RuntimeError as error:
+                self._require_sound_simulation(mutant)
+                return f"the simulation does not run: {reason(str(error))}", 0
+            seeds += simulated(printed)
+            failed = FAILED_SEED.match(found)
+            if failed is None or not self.simulated.runs or not self._fails_without(mutant, failed[1]):
+                return found[:300], seeds
+            self._unsound.add(f"{SEED} {failed[1]}")
+
+    def _attempts(self) -> list[tuple[str, ...]]:
+        """The arguments of each simulation."""
         usual = (*USUAL, "--jobs", "1", "--cpu")
-        attempts = [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
-        if self._simulations is not None:
-            runs = [run.split() for run in self._simulations]
-            seeds = [number for sort, number in runs if sort == SEED]
-            attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
-            attempts += [EACH_TAKE[int(number)] for sort, number in runs if sort == TAKES]
+        if not self.simulated.runs:
+            return [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
+        known = self.simulated.runs if self._simulations is None else self._simulations
+        runs = [run.split() for run in known if run not in self._unsound]
+        seeds = [number for sort, number in runs if sort == SEED]
+        attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
+        return attempts + [EACH_TAKE[int(number)] for sort, number in runs if sort == TAKES]
+
+    def _fails_without(self, mutant: Mutant, seed: str) -> bool:
+        """Whether this seed breaks a rule without the mutant, too: the simulation has changed since it was measured."""
+        broken = self._lay(mutant.file, self._sound[mutant.file][0])
         try:
-            found, printed = self.copy.simulate(*attempts)
-        except RuntimeError as error:
-            self._require_sound_simulation(mutant)
-            return f"the simulation does not run: {reason(str(error))}", 0
-        return found[:300], simulated(printed)
+            return bool(self.copy.simulate((*USUAL, "--jobs", "1", "--these", seed))[0])
+        finally:
+            self._lay(mutant.file, broken)
 
     def _require_sound_simulation(self, mutant: Mutant) -> None:
         """It may be the machine that lets nothing run."""
@@ -192,7 +216,7 @@ class Trials:
 
     def _failing(self, tests: list[str], left_out: set[str]) -> tuple[str, str] | None:
         """The first test that fails and what it says; no name: none has begun; None: all pass."""
-        options = [f"--deselect={test}" for test in sorted(self._unsound | left_out)]
+        options = [f"--deselect={test}" for test in sorted(self._unsound | left_out) if "::" in test]
         done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
         if done.returncode in (0, 5):  # 5: all are left out
             return None

@@ -235,6 +235,11 @@ class Bounds:
         ):  # the one that it shares an execution with may have been refused before, and parts go
             return True
         simulation = self.simulation
+        loaded = simulation.demand.on and any(
+            simulation.oracle.since.get(name, 0) >= call.opened_ns for name in STEPS[call.kind.name]
+        )
+        if loaded:  # all that have waited for the load come at once
+            return True
         return not simulation.is_exact or self._left_ns >= call.opened_ns or simulation.crowd is not None
 
     def _was_full(self, call: Call | Refused, kind: Kind, level: int | str, told: int) -> bool:

@@ -779,9 +779,8 @@ class Client:
             return
         one.under_way -= 1
         simulation = self.simulation
-        # the server has answered before the client hears of it: long before, where the machine has stood still
-        is_prompt = self.temper.prompt and max(simulation.jumped_ns, simulation.pressed_ns) < call.opened_ns
-        one.touched_ns = simulation.world.now() if is_prompt else call.opened_ns
+        # the client may hear of it long afterwards
+        one.touched_ns = simulation.executions.begun_ns.get(call.number, call.opened_ns)
         one.answered += good
         if not good:
             one.broken = True

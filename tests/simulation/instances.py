@@ -44,7 +44,8 @@ class Executions:
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         latest_ns: by prefix of a version and number of a request, when it was executed last.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
-        left_ns: the same, but for the time in the queue: nobody waits for its execution either.
+        begun_ns: by number of a request, when it was executed last.
+        left_ns: the same as `gone_ns`, but for the time in the queue: nobody waits for its execution either.
         running: instances that execute a batch which can be stopped.
         stopped: numbers of requests whose execution was stopped, since nobody waited for it.
         arrived: by number of a request, its level, when it came at the earliest and at the latest, and whether it stays
@@ -66,6 +67,7 @@ class Executions:
     mourned: set[int] = field(default_factory=set)
     latest_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     gone_ns: dict[int, int] = field(default_factory=dict)
+    begun_ns: dict[int, int] = field(default_factory=dict)
     left_ns: dict[int, int] = field(default_factory=dict)
     running: list[SimulatedInstance] = field(default_factory=list)
     stopped: set[int] = field(default_factory=set)
@@ -214,6 +216,7 @@ class SimulatedInstance(Instance):
             if gone_ns < self.rested_ns and not is_again:  # it has been given this batch since
                 self.complain(f"executes {number}, for which nobody has waited since {gone_ns} ns")
             executions.count[name, number] = executions.count.get((name, number), 0) + 1
+            executions.begun_ns[number] = self.backend.world.now()
 
     def _check_order(self, numbers: list[int]) -> None:
         """One that has the highest priority of all, and has waited longest of these, is the first of a batch."""

@@ -340,6 +340,7 @@ class Process(AnyWorker):
         executions.log(self.name, f"executes {numbers} in its worker")
         for number in dict.fromkeys(numbers):
             executions.count[self.kind.name, number] = executions.count.get((self.kind.name, number), 0) + 1
+            executions.begun_ns[number] = self.town.world.now()
 
     def _work(self, order: Order) -> None:
         """Answer when that is computed."""
