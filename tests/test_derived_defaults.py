@@ -67,7 +67,7 @@ def test_held_bytes_are_the_part_of_the_memory_that_the_page_names(native):
 def test_there_is_an_io_thread_for_as_many_cores_as_the_page_names(native, monkeypatch):
     each = number("io-threads", r"one for each (\d+) cores that the process may use, and at least one")
     for cores, threads in ((1, 1), (2 * each - 1, 1), (2 * each, 2), (10 * each, 10)):
-        monkeypatch.setattr(door, "cores", lambda: cores)
+        monkeypatch.setattr(door, "cores", lambda cores=cores: cores)
         assert native()["io_threads"] == threads
     assert native(io_threads=3)["io_threads"] == 3
 
