@@ -207,9 +207,9 @@ class Runtime:
     Attributes:
         files: the names that it looks for in the model's folder.
         load: a Python expression for the model, of `path`.
-        predict: one for the answer, of `self.model` and `rows`.
+        predict: one for the response, of `self.model` and `rows`.
         package: that is imported.
-        datatype: of the answer, where nothing says another.
+        datatype: of the response, where nothing says another.
     """
 
     files: tuple[str, ...]

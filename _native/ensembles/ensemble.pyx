@@ -28,9 +28,9 @@ from inferd._native.request.lane cimport (
 )
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail, request_refuse
-from inferd._native.scheduling.calling cimport BatchScheduler
 from inferd._native.scheduling.dispatcher cimport Consumer, Line
 from inferd._native.scheduling.levels cimport level_init, time_allowed
+from inferd._native.scheduling.waking cimport BatchScheduler
 from inferd._native.service.submission cimport Submission
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED
 from inferd._native.text cimport format_text

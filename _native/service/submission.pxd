@@ -43,7 +43,7 @@ cdef struct Submission:
     # called for a request whose caller may not use its model; the request has its error
     void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
     bint sequences_shared    # callers may continue each other's sequences
-    bint answers_apart       # no caller gets the response to another caller's request
+    bint responses_apart     # no caller gets the response to another caller's request
     # Whether parameters of this name come from headers of the call only; NULL: none does
     bint (*is_header)(void *context, const uint8_t *name, size_t size) noexcept nogil
     void *is_header_context

@@ -34,7 +34,7 @@ from inferd._native.transport.stream cimport (
     Stream,
     stream_drop_fields,
     stream_fail,
-    stream_reject,
+    stream_finish,
 )
 
 
@@ -182,9 +182,9 @@ cdef void head_complete(Stream *stream) noexcept nogil:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not stream.seen & HEADER_POST:
-        stream_reject(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
+        stream_finish(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
     elif not stream.seen & HEADER_GRPC:
-        stream_reject(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
+        stream_finish(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
                       "415")
     elif not stream.seen & HEADER_TE:
         stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")

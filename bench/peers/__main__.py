@@ -165,7 +165,7 @@ class Comparison:
             if not way.server.speaks_grpc:
                 continue
             try:
-                runs = [comparison.first_answer(way, self._folder) for _ in range(2)]
+                runs = [comparison.first_response(way, self._folder) for _ in range(2)]
             except FAILURES as error:
                 self._leave_out(f"{way.name}: {error}")
                 continue

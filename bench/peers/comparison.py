@@ -158,7 +158,7 @@ def check(peer: Peer, way: Way, load: Load) -> None:
                 client.load_model(way.model, client_timeout=60)
         answer = ask(peer.address, exchange.request)
         if exchange.response:
-            messages.check_answer(answer, exchange.response)
+            messages.check_response(answer, exchange.response)
         else:
             models.check_digit(answer)
 
@@ -293,7 +293,7 @@ def memory_of_a_model(peer: Peer) -> float | None:
     return min(found, default=None)
 
 
-def first_answer(way: Way, folder: Path) -> dict[str, float | None]:
+def first_response(way: Way, folder: Path) -> dict[str, float | None]:
     """Seconds from the start of the process to the first right answer; memory after it, of the server and a model."""
     load = Load("", "", (), 1, 1)
     peer = way.server(messages.identity(64), Path(tempfile.mkdtemp(dir=folder)))

@@ -37,7 +37,7 @@ TARGETS = {
         "inferd._native.memory.resource",
         "inferd.backends.python._attend",
         "inferd.backends.python._bls",
-        "inferd.backends.python._bls_answers",
+        "inferd.backends.python._bls_responses",
         "inferd.backends.python._bls_calls",
         "inferd.backends.python._channel",
         "inferd.backends.python._done",

@@ -226,7 +226,7 @@ class Kind:
             kept=(TensorSpec("state out", "INT64", self._state_dims),) if self.remembers else (),
             pad_buckets=BUCKETS if self.padded else (),
             decoupled=self.decoupled,
-            single_answers=self.single,
+            single_responses=self.single,
             ensemble=EnsembleSpec(self.steps, self.max_inflight) if self.steps else None,
         )
 

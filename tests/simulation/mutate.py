@@ -145,7 +145,7 @@ FAULTS = (
     shared(
         "a connection is left while its thread is in a system call",
         "transport/sockets",
-        "    if conn.in_call:\n        socket.dropped = True\n        return\n",
+        "    if conn.in_syscall:\n        socket.dropped = True\n        return\n",
         "",
     ),
     shared(
@@ -209,15 +209,15 @@ FAULTS = (
     shared(
         "a connection is taken to be in a system call for ever",
         "transport/stream.pxd",
-        "    front_resume(paused)\n    conn.in_call = False\n",
+        "    front_resume(paused)\n    conn.in_syscall = False\n",
         "    front_resume(paused)\n",
         users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
         "a system call is over for others before its thread is back in the front",
         "transport/stream.pxd",
-        "    front_resume(paused)\n    conn.in_call = False\n",
-        "    conn.in_call = False\n    front_resume(paused)\n",
+        "    front_resume(paused)\n    conn.in_syscall = False\n",
+        "    conn.in_syscall = False\n    front_resume(paused)\n",
         users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
@@ -258,11 +258,12 @@ FAULTS = (
         "what is written is still the connection's output",
         "transport/sockets",
         "    memset(&conn.output, 0, sizeof(Output))\n    conn.output.taken = socket.writing.taken\n"
-        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n"
-        "    conn_end_call(conn, paused)\n"
+        "    paused = conn_begin_syscall(conn)\n    whole = write_out(socket, &good)\n"
+        "    conn_end_syscall(conn, paused)\n"
         "    output_clear(&conn.output)  # nobody else prepares output: "
         "a head at most, whose connection has been evicted\n",
-        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n    conn_end_call(conn, paused)\n",
+        "    paused = conn_begin_syscall(conn)\n    whole = write_out(socket, &good)\n"
+        "    conn_end_syscall(conn, paused)\n",
     ),
     shared(
         "what a thread writes is not counted as unwritten",
@@ -625,8 +626,8 @@ FAULTS = (
     fault(
         "a charge is given back twice",
         "transport/incoming",
-        "            charge_hand(&message.charge, &stream.executed)\n",
-        "            stream.executed = message.charge\n            charge_release(&message.charge)\n",
+        "            charge_hand(&message.charge, &stream.with_handler)\n",
+        "            stream.with_handler = message.charge\n            charge_release(&message.charge)\n",
     ),
     # limits, order, and what models say of themselves
     fault(
@@ -681,13 +682,13 @@ FAULTS = (
     # wake-ups
     fault(
         "a thread that is given a batch is not woken",
-        "scheduling/calling",
-        "            else:\n                ring_later(ringing, called)\n        called = following",
-        "            else:\n                pass\n        called = following",
+        "scheduling/waking",
+        "            else:\n                ring_later(ringing, woken)\n        woken = following",
+        "            else:\n                pass\n        woken = following",
     ),
     fault(
         "what a thread leaves behind is not offered to others",
-        "scheduling/calling",
+        "scheduling/waking",
         "    if line.idle_count:\n"
         "        line_touch(line)  # the remaining requests may be a batch for another consumer\n",
         "",
@@ -697,8 +698,8 @@ FAULTS = (
     fault(
         "nobody watches the clock for a batch that waits",
         "scheduling/dispatcher",
-        "    return watch(line, wake_ns, asking, by_front, called)\n",
-        "    return called\n",
+        "    return watch(line, wake_ns, asking, by_front, woken)\n",
+        "    return woken\n",
     ),
     fault(
         "the time that a line is watched for is left behind",
@@ -829,7 +830,7 @@ FAULTS = (
     fault(
         "the charge of an executed request is not released",
         "transport/stream",
-        "    stream.sender.status = status\n    charge_release(&stream.executed)",
+        "    stream.sender.status = status\n    charge_release(&stream.with_handler)",
         "    stream.sender.status = status",
     ),
     fault(
@@ -1085,7 +1086,7 @@ FAULTS = (
     fault(
         "callers who are kept apart share answers",
         "service/submission",
-        "    request.origin.audience = who if self.answers_apart else 0\n",
+        "    request.origin.audience = who if self.responses_apart else 0\n",
         "    request.origin.audience = 0\n",
     ),
     fault(
@@ -1128,13 +1129,13 @@ FAULTS = (
     ),
     Fault(
         "a response that waits for the worker to take others is forgotten",
-        "backends/python/_bls_answers.pyx",
+        "backends/python/_bls_responses.pyx",
         "    while call.first_held != NULL and call.credit:\n        held = call.first_held\n",
         "    while False:\n        held = call.first_held\n",
     ),
     Fault(
         "a worker gets more responses than it has asked for",
-        "backends/python/_bls_answers.pyx",
+        "backends/python/_bls_responses.pyx",
         "    if call.first_held == NULL and call.credit:\n        call.credit -= 1\n",
         "    if call.first_held == NULL:\n        call.credit -= 1 if call.credit else 0\n",
     ),

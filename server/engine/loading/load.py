@@ -64,7 +64,7 @@ class Loading:
         try:
             await self._compose()
             if self._maker.fingerprints:
-                self._identified = self._with_kept_answers()
+                self._identified = self._with_kept_responses()
             for names in self._tied():
                 part = asyncio.create_task(self._run_part(names, endings))
                 self._parts.update(dict.fromkeys(names, part))
@@ -190,8 +190,8 @@ class Loading:
             self._put(step, order, above | {name})
         order[name] = None
 
-    def _with_kept_answers(self) -> frozenset[str]:
-        """The candidates on whose files cached answers depend: those with a cache, and the models in their steps."""
+    def _with_kept_responses(self) -> frozenset[str]:
+        """The candidates on whose files cached responses depend: those with a cache, and the models in their steps."""
         prepared = {name: candidate.prepared for name, candidate in self.candidates.items()}
         found: set[str] = set()
         todo = [name for name, each in prepared.items() if each and _caches(each)]
@@ -433,7 +433,7 @@ class Loading:
 
 
 def _caches(prepared: configuration.Prepared) -> bool:
-    """Whether the answers of a version are cached."""
+    """Whether the responses of a version are cached."""
     return any(each.spec.caches for each in prepared.by_version.values())
 
 
