@@ -184,7 +184,7 @@ def _of_torchserve(file: Path) -> Imported:
 
 
 def _literal(value: Any) -> str:
-    """As Python text, a field a line."""
+    """The value as Python text, with one field a line."""
     from pprint import pformat
 
     return pformat(value, width=100, sort_dicts=False)

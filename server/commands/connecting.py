@@ -42,7 +42,7 @@ class Server:
     timeout: float = 60.0
 
     def reach(self) -> Reach:
-        """These values, checked."""
+        """The checked values."""
         from inferd.server.tools.reach import Reach
 
         headers = metadata(self.header)

@@ -68,7 +68,7 @@ class Delays:
         return bool(self.before or self.after or self.cancelled)
 
     def applied(self, table: Sequence[Method]) -> tuple[Method, ...]:
-        """The same methods, delayed."""
+        """The methods of the table, delayed."""
         return tuple(self._applied(method) for method in table)
 
     def _applied(self, method: Method) -> Method:

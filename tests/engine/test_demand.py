@@ -178,7 +178,7 @@ async def test_the_failure_that_is_remembered_is_an_error_anew_for_each_who_asks
 
 
 async def test_a_model_that_fails_in_the_same_way_again_is_told_in_a_line(tmp_path, monkeypatch, caplog) -> None:
-    """Its traceback is written once: clients may ask for it for hours."""
+    """The traceback is written once, because clients may ask for the model for hours."""
     monkeypatch.setattr(demand, "RETRY_SECONDS", 0.0)
 
     def fails() -> None:
@@ -262,7 +262,7 @@ async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_cou
 
 @pytest.mark.parametrize("budget", [0, 2 * SIZE])
 async def test_a_model_may_ask_another_while_it_is_loaded(tmp_path, budget) -> None:
-    """As in its warm-up: the load of the other one does not wait for that of the first."""
+    """As in a warm-up: the load of the called model does not wait for that of the caller."""
     async with lazy(tmp_path, budget=budget) as (engine, shelf):
         loop = asyncio.get_running_loop()
         found = []
@@ -422,7 +422,7 @@ async def test_an_ensemble_is_loaded_with_its_steps_and_leaves_with_them(tmp_pat
 
 
 async def test_an_ensemble_whose_step_is_unloaded_comes_back_with_it(tmp_path) -> None:
-    """Also one that has such an ensemble as a step."""
+    """The same for an ensemble that has such an ensemble as a step."""
     async with lazy(tmp_path, e=ENSEMBLE, f=ENSEMBLE.replace('"a"', '"e"')) as (engine, _shelf):
         assert (await ask(engine, "f")).status == Status.OK
         await engine.unload("a")
@@ -521,7 +521,7 @@ async def test_ensembles_that_share_steps_take_turns(tmp_path, native_counters) 
 
 
 async def test_an_ensemble_is_ready_when_there_is_room_for_its_steps(tmp_path, native_counters) -> None:
-    """And not before: a model that is asked for meanwhile is not refused, it waits for the same busy one to leave."""
+    """Not before: a model that is requested meanwhile is not refused, but waits for the same busy model to leave."""
     async with lazy(tmp_path, budget=2 * SIZE, names="abcd", e=chain("a", "c")) as (engine, shelf):
         busy = Busy(shelf, "b")
         running = Pending(engine, request("b", x=row(3)))

@@ -51,7 +51,7 @@ class Server(Cached):
     """One with its cache in Redis."""
 
     async def written(self):
-        """What is on its way to Redis has arrived there."""
+        """Wait until everything on its way to Redis has arrived there."""
         await asyncio.gather(*self.engine._store._tasks)
 
 

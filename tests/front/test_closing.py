@@ -214,7 +214,7 @@ def serve_stream(door: native.NativeDoor, behaviour) -> None:
 
 
 def test_a_request_that_waits_to_be_inflated_is_answered_when_the_server_stops(monkeypatch):
-    """It had come whole; that the thread pool is busy is the server's matter."""
+    """The request has come whole; that the thread pool is busy is no reason to refuse it."""
     pools = []
 
     class Busy(Workers):

@@ -26,7 +26,7 @@ from tests.waiting import look_until
 both_doors = pytest.mark.parametrize("door", doors.NAMES)
 
 KEY_UPDATES = 32
-"""As many a client may make without sending data."""
+"""So many updates a client may make without sending data."""
 MANY_UPDATES = 5000
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
 
@@ -90,7 +90,7 @@ def handshake(address, context):
 
 @pytest.fixture(scope="module", params=doors.NAMES)
 def address(request, server_pair):
-    """Of a door that asks for no certificates."""
+    """The address of a door that asks for no certificates."""
     with started(request.param, server_pair) as process:
         yield process.address
 
@@ -263,7 +263,7 @@ def test_a_session_is_not_resumed(door, authority, server_pair, client_pair):
 
 
 def test_without_client_certificates_a_session_is_resumed(native_address, authority):
-    """It spares both sides the signature; with client certificates it would escape their check."""
+    """Resumption spares both sides the signature; with client certificates it would bypass their check."""
     context = client_context(authority, "h2")
     name, port = native_address.rsplit(":", 1)
 

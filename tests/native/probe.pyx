@@ -341,7 +341,7 @@ cdef class DispatcherProbe:
 
     @property
     def watched(self) -> dict[int, int]:
-        """Of each queue for which a consumer watches the clock: until when."""
+        """For each queue for which a consumer watches the clock: until when."""
         return {
             self.lines[consumer]: self.consumers[consumer].watch_ns
             for consumer in range(self.count)
@@ -376,7 +376,7 @@ cdef class TimersProbe:
         timers_clear(&self.timers.timers, &self.each[number])
 
     def due(self, now: int) -> list[int]:
-        """Those that are due, in order; they are out then."""
+        """The numbers of the timers that are due, in order; they leave the heap."""
         cdef Timer *timer = timers_due(&self.timers.timers, now)
         found = []
         while timer != NULL:
@@ -476,7 +476,7 @@ cdef class SlotsProbe:
         request_free(request)
 
     def expire(self, number: int, now: int) -> None:
-        """Its time in the backlog is over."""
+        """The time of this request in the backlog is over."""
         slots_expire(self.slots, <Request *><uintptr_t>self.waiting[number], now)
 
     def expires(self, number: int) -> int:

@@ -343,7 +343,7 @@ def conversations(draw):
 @given(conversations(), st.lists(st.sampled_from([1, 8, 9, 10, 1000, 16_384, 60_000, 300_000]), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_any_conversation_in_any_parts_has_the_same_outcome(conversation, sizes):
-    """Also where frames are padded or ignored, and where calls or the connection end in the middle of messages."""
+    """Frames may be padded or ignored, and calls or the connection may end in the middle of messages."""
     expected, copied = outcome(Given, cut(conversation.data, sizes), conversation.broken)
     assert copied == 0
     assert outcome(Read, cut(conversation.data, sizes), conversation.broken)[0] == expected

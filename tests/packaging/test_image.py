@@ -52,7 +52,7 @@ def within(root: Path, models: Path, configuration: dict, **environment: str) ->
 
 @pytest.fixture(scope="module")
 def root():
-    """Where the image's files are."""
+    """The folder with the image's files."""
     container = output("buildah", "from", IMAGE)
     yield Path(output("buildah", "mount", container))
     output("buildah", "rm", container)

@@ -113,7 +113,7 @@ def shares(LaneHandle handle) -> list[tuple[int, int]]:
 
 
 def sequences(LaneHandle handle) -> tuple[int, int, int]:
-    """Of a lane with sequences: those that have a slot, those that wait for one, requests that wait."""
+    """For a lane with sequences: how many have a slot, how many wait for one, and how many requests wait."""
     cdef Slots *slots = &(<SequenceLane?>handle).sequencer().slots
     return slots.live - slots.backlog.count, slots.backlog.count, slots.waiting
 

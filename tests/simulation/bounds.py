@@ -47,7 +47,7 @@ EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' versi
 
 
 class Bounds:
-    """Of one simulation."""
+    """The bounds from above of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -127,7 +127,7 @@ class Bounds:
     # -- when nothing can go on
 
     def rest(self, until_ns: int) -> None:
-        """Nothing can go on before this time."""
+        """Check the bounds when nothing can go on before `until_ns`."""
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
         self._hurry(until_ns)

@@ -59,7 +59,7 @@ def fault(name: str, file: str, old: str, new: str, why: str = "") -> Fault:
 
 
 def shared(name: str, file: str, old: str, new: str, why: str = "", users: tuple[str, ...] = ()) -> Fault:
-    """One of what several I/O threads, the event loop and the thread pool share."""
+    """A fault in what several I/O threads, the event loop and the thread pool share."""
     path = f"_native/{file}" if "." in file else f"_native/{file}.pyx"
     return Fault(name, path, old, new, why, "several I/O threads", tuple(f"_native/{user}.pyx" for user in users))
 
@@ -1310,7 +1310,7 @@ ALONE = '{"clients": 0, "hostile": false}'
 
 
 class Simulations:
-    """That look for faults in a copy of the tree.
+    """Simulations that look for faults in a copy of the tree.
 
     Args:
         copy: where.
@@ -1326,7 +1326,7 @@ class Simulations:
             self.attempts = ((*usual, "--crowd", str(crowd), "--scale", ALONE),)
 
     def run(self) -> str:
-        """What they find; empty: nothing.
+        """Run them; return what they find, empty for nothing.
 
         Raises:
             RuntimeError: the simulation itself does not run, so that it tells nothing.
@@ -1335,7 +1335,7 @@ class Simulations:
 
 
 def trial(simulations: Simulations, fault: Fault) -> str:
-    """What is found of it; empty: nothing.
+    """Plant the fault; return what is found of it, empty for nothing.
 
     Raises:
         RuntimeError: the fault cannot be planted, or the simulation does not run with it.
@@ -1397,7 +1397,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a fault; `void`: why its trial says nothing."""
+    """The outcome of a fault; `void`: why its trial says nothing."""
 
     fault: Fault
     found: str

@@ -80,7 +80,7 @@ class Tensor:
         return self._name
 
     def shape(self) -> list[int]:
-        """Its dimensions."""
+        """The dimensions of the tensor."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:

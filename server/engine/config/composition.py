@@ -153,7 +153,7 @@ class _Node:
 
     @property
     def full(self) -> tuple[int, ...]:
-        """Its dims with the batch dimension."""
+        """The tensor's dims with the batch dimension."""
         return (-1, *self.tensor.dims) if self.batches else self.tensor.dims
 
 

@@ -85,7 +85,7 @@ class Loading:
             await asyncio.shield(self._parts[name])
 
     def needed_by(self, names: Iterable[str]) -> list[str]:
-        """These candidates, and those that must be loaded with them: their steps and their users."""
+        """The candidates with these names, and those that must be loaded with them: their steps and their users."""
         parts = {self._parts.get(name) for name in names}
         return [name for name, part in self._parts.items() if part in parts]
 

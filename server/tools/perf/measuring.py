@@ -73,7 +73,7 @@ class TimedRequest(NamedTuple):
     outputs: tuple[Mapping[str, Any], ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """Its figures of GOODPUT, in microseconds."""
+        """The figures of GOODPUT, in microseconds."""
         found = {"request_latency": (self.ended - self.due) / 1e3}
         if self.answers:
             found["time_to_first_token"] = (self.answers[0] - self.due) / 1e3

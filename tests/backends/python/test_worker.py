@@ -345,7 +345,7 @@ class TritonPythonModel:
 
 
 def test_an_exception_in_a_batch_is_for_the_log(tmp_path: Path) -> None:
-    """Its text may say what is in one of the requests, which is nothing for the clients of the others."""
+    """The text of the exception may repeat one request's content, which other clients must not see."""
     source = """
         class TritonPythonModel:
             def execute(self, requests):
