@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """That of the control group of this process with the lowest limit; without a limit that of the machine.
+    """The memory of this process's control group with the lowest limit; without a limit, that of the machine.
 
     A container is a control group, and so is a unit of systemd.
 

@@ -158,7 +158,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
 
 
 cdef void memo_free(Memo *memo) noexcept nogil:
-    # its work is not freed
+    # free the memo, but not its work
     unlist(memo)
     forget_stale(memo)
     if memo.lookup != NULL:

@@ -90,7 +90,7 @@ cdef void limit(Lane *lane, Request *request) noexcept nogil:
 
 
 cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
-    # its steps get the same terms, also those that begin later
+    # the steps of the request get its new terms, also the steps that begin later
     cdef Run *run = <Run *>request.run
     if run == NULL:
         return False

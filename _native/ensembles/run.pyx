@@ -200,7 +200,7 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
 
 
 cdef void give_up(StepCall *call, int status, const char *details) noexcept nogil:
-    # its request was not submitted: the run fails
+    # the request of the call was not submitted, so the run fails
     cdef Run *run = call.frame.run
     run.active -= 1
     close_call(call)

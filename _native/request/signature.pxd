@@ -16,7 +16,7 @@ cdef enum SupplyKind:
     SUPPLY_CORRELATION
     SUPPLY_END_REASON
     SUPPLY_STATE
-    # the same about a ragged input (BatchInput.Kind of Triton's model configuration)
+    # inputs that say something about a ragged input (BatchInput.Kind of Triton's model configuration)
     SUPPLY_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO

@@ -54,7 +54,7 @@ cdef struct Consumer:
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
-    Given given              # the reason of the call
+    Given given              # why it was woken
     # for the dispatcher
     ConsumerState state
     Line *line               # the line in which it waits
@@ -131,7 +131,7 @@ cdef inline void line_touch(Line *line) noexcept nogil:
 
 # The consumer waits in the line from now on, and gives back what it holds.
 cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil
-# Its thread has looked at `watch_ns`.
+# The consumer's thread has woken at `watch_ns`, and the line is to be looked at.
 cdef void consumer_watched(Consumer *consumer) noexcept nogil
 # The consumer stops waiting, and is woken for `given`.
 cdef void consumer_wake(Consumer *consumer, Given given) noexcept nogil

@@ -105,7 +105,7 @@ cdef inline bint can_ever(const Claim *claim) noexcept nogil:
 
 
 cdef void find_overdue(Dispatcher *self) noexcept nogil:
-    # of the claims whose lines have been passed over for too long, the one that is furthest behind
+    # find, of the claims whose lines have been passed over for too long, the one that is furthest behind
     cdef const Line *line = self.lacking.first
     cdef const Consumer *consumer
     cdef const Claim *claim
@@ -135,7 +135,7 @@ cdef Consumer *best_of(const Line *line) noexcept nogil:
 
 
 cdef Consumer *best_lacking(Dispatcher *self) noexcept nogil:
-    # the same over all lines that lack resources
+    # the idle consumer that goes first, over all lines that lack resources; NULL: none can execute now
     cdef const Line *line = self.lacking.first
     cdef Consumer *best = NULL
     cdef Consumer *consumer
@@ -185,7 +185,7 @@ cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil:
 
 
 cdef inline void leave_line(Consumer *consumer) noexcept nogil:
-    # it is idle no longer
+    # the consumer is idle no longer
     cdef Line *line = consumer.line
     list_remove(&line.idle, consumer)
     line.idle_count -= 1
@@ -327,7 +327,7 @@ cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_front, Co
 
 
 cdef Consumer *look_limited(Line *line, int64_t now, Consumer *asking, Consumer *woken) noexcept nogil:
-    # the same for a line with resources: if it has a batch, its consumers wait for their turn
+    # look at a line with resources: if it has a batch, its consumers wait for their turn
     cdef BatchPlan plan
     if line.idle_count == 0:
         return woken

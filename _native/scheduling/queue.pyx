@@ -417,7 +417,7 @@ cdef void queue_free(Lane *lane) noexcept nogil:
 cdef BatchScheduler QUEUE = BatchScheduler(
     Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
-# the same until the first request has come, so that later requests pay for no check
+# the table of functions until the first request has come, so that later requests pay for no check
 cdef BatchScheduler FIRST = BatchScheduler(
     Scheduler(push, wake_first, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 

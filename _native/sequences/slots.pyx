@@ -307,7 +307,7 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
-    # Its last request already marks an end: that of a sequence which a START replaced, before the START was
+    # Whether the sequence's last request already marks an end. It does if a START replaced the sequence and was then
     # cancelled.
     if sequence.queue.last != NULL:
         return sequence.queue.last.sequence_end

@@ -366,7 +366,7 @@ cdef void take(Exchange *self) noexcept nogil:
 
 
 cdef void close(Exchange *self, Opened *opened) noexcept nogil:
-    # its last response has been passed on
+    # the last response of the request has been passed on
     list_remove(&self.decoupled if opened.decoupled else &self.in_order, opened)
     let_go(self, opened.size)
     self.open -= 1

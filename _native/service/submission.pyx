@@ -243,7 +243,7 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
 
 cdef void refuse_full(const Submission *self, Request *request, Block *block, const uint8_t *data,
                       size_t size) noexcept nogil:
-    # as cheaply as possible; but the client of a stream needs the id to know which request failed
+    # Refuse as cheaply as possible. But the client of a stream needs the id to know which request failed.
     if request.single:
         request.block = block
     elif not request_decode(request, block, data, size):

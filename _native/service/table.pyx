@@ -247,7 +247,7 @@ cdef void entry_free(ModelEntry *entry) noexcept nogil:
 
 
 cdef VersionEntry *versions_new(list versions) except NULL:
-    # of pairs of a number and a LaneHandle or None
+    # `versions` has pairs of a number and a LaneHandle or None
     cdef VersionEntry *entries = <VersionEntry *>calloc(max(1, len(versions)), sizeof(VersionEntry))
     cdef LaneHandle handle
     cdef uint32_t i = 0
@@ -261,7 +261,7 @@ cdef VersionEntry *versions_new(list versions) except NULL:
 
 
 cdef int set_labels(ModelEntry *entry, list labels) except -1:
-    # of pairs of the label's bytes, which stay the caller's, and a number
+    # `labels` has pairs of the label's bytes, which stay the caller's, and a number
     cdef bytes label
     entry.labels = <LabelEntry *>calloc(max(1, len(labels)), sizeof(LabelEntry))
     if entry.labels == NULL:

@@ -89,7 +89,7 @@ cdef class Ticket:
 
     @property
     def lane(self) -> int:
-        """The same number for all requests that wait for the same instances; 0 when it is over."""
+        """A number that all requests for the same instances share; 0 when the request is over."""
         cdef Request *request = self.request
         return <uintptr_t>request.lane if request != NULL else 0
 

@@ -76,7 +76,7 @@ cdef void request_identify(Request *request) noexcept nogil:
 # --- inputs
 
 cdef inline int input_at(const Signature *signature, uint32_t place, Str name) noexcept nogil:
-    # The same as input_find, but faster for clients that send the inputs in the order of the model.
+    # Does what input_find does, faster for clients that send the inputs in the order of the model.
     cdef const Str *expected = &signature.inputs[place].name
     if (place < signature.input_count and expected.size == name.size
             and memcmp(expected.data, name.data, name.size) == 0):

@@ -97,7 +97,7 @@ cdef inline void note(Stream *stream, uint32_t news) noexcept nogil:
 
 
 cdef void call_begins(Stream *stream) noexcept nogil:
-    # Its charge lasts as long as the call: a stream needs memory without any message.
+    # The charge lasts as long as the call, because a stream needs memory without any message.
     cdef size_t memory = PYTHON_CALL_MEMORY + HEADER_MEMORY * stream.header_bytes
     cdef CallLink *link = <CallLink *>calloc(1, sizeof(CallLink))
     charge_make(&stream.with_handler, &stream.conn.account, STAGE_WITH_HANDLER, memory)

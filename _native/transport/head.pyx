@@ -139,7 +139,7 @@ cdef Method *native_of(Host *host, nghttp2_vec path) noexcept nogil:
 
 
 cdef int take_path(Stream *stream, nghttp2_vec path) noexcept nogil:
-    # of a method that is not native
+    # take the path of a method that is not native
     stream.method = &stream.conn.host.other
     stream.single = stream.method.service.single
     stream.path = format_text("%.*s", <int>path.len, path.base)

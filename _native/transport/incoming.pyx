@@ -122,7 +122,7 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
 
 
 cdef void begin_message(Stream *stream) noexcept nogil:
-    # its prefix is complete
+    # the prefix of the message is complete
     cdef Receiver *receiver = &stream.receiver
     cdef size_t limit = stream.conn.host.max_message
     cdef char *text

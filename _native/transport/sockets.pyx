@@ -119,7 +119,7 @@ cdef void socket_end(Socket *socket) noexcept nogil:
 
 
 cdef bint read_encrypted(Socket *socket) noexcept nogil:
-    # as conn_read; a portion is decrypted to its end, because the buffer serves all connections
+    # Does what conn_read does. A portion is decrypted to its end, because the buffer serves all connections.
     cdef Conn *conn = socket.conn
     cdef Io *io = socket.io
     cdef size_t total = 0

@@ -495,7 +495,7 @@ cdef inline void end_round(Host *host) noexcept nogil:
 
 
 cdef inline void end_read(const Conn *conn) noexcept nogil:
-    # the same, or leave it until other connections have been read
+    # do the wake-ups of this read, or leave them until other connections have been read
     cdef Host *host = conn.host
     cdef bint another = host.reader != conn
     host.reader = conn

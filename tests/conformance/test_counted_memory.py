@@ -238,7 +238,7 @@ def varint(number: int) -> bytes:
 
 
 def test_the_id_of_a_sequence_has_an_end(watched):
-    """It stays as long as the sequence."""
+    """The server keeps the id as long as the sequence lives."""
     with grpc.insecure_channel(watched.address) as channel:
         stub = Stub(channel)
 

@@ -289,7 +289,7 @@ async def test_a_model_may_ask_another_where_one_is_loaded_at_a_time(tmp_path, m
 
 
 async def test_a_model_may_ask_about_another_where_one_is_loaded_at_a_time(tmp_path) -> None:
-    """It is told that it could be served, and has it loaded to tell how it answers: its own load has the only place."""
+    """The asked model is loaded to tell how it answers, but the asking one's load has the only place."""
     async with lazy(tmp_path, threads=1) as (engine, shelf):
         services = EngineServices(engine, engine.measures, engine.infer.entrance)
         told = []
@@ -349,7 +349,7 @@ async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_pa
 
 
 async def test_a_model_that_executes_may_ask_one_for_which_it_must_leave(tmp_path, monkeypatch) -> None:
-    """It is not waited for without end: it may wait itself for the load."""
+    """The load does not wait for the executing model without end, because that model may wait for the load."""
     monkeypatch.setattr(memory, "LEAVING_SECONDS", 0.1)
     async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
         loop = asyncio.get_running_loop()

@@ -317,7 +317,7 @@ def test_files_that_cannot_be_read(files, missing, option):
 
 
 def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_pair, tmp_path):
-    """Its default is 10 s: a connection that is closed within 8 s was closed for the half second that is asked for."""
+    """The default is 10 s, so a connection that is closed within 8 s was closed by the half second that is set."""
     models = tmp_path / "models"
     models.mkdir()
     options = ["--grpc-use-ssl", "--grpc-server-cert", server_pair.certificate, "--grpc-server-key", server_pair.key]

@@ -133,7 +133,7 @@ def test_only_functions_are_changed():
 
 
 def test_a_change_is_made_once():
-    """Where two operators make the same source, there is one mutant, and equal statements have names of their own."""
+    """If two operators make the same source, there is one mutant; equal statements have names of their own."""
     mutants = mutants_of("x.pyx", body("a(1)", "a(1)", "b(a and a)"))
     texts = [each.apply(body("a(1)", "a(1)", "b(a and a)")) for each in mutants]
     assert len(set(texts)) == len(texts)
@@ -207,7 +207,7 @@ def test_a_run_goes_on_from_its_record(tmp_path: Path):
 
 
 def test_survivors_are_tried_again(tmp_path: Path):
-    """Their last trial counts, and the first is remembered; those that are gone from the sources are left alone."""
+    """The last trial counts, and the first is remembered; survivors that the sources no longer have are left alone."""
     queue = drawn(tmp_path, laid(tmp_path, one=body("a(1)", "b(2)")), 7)
     record = Record(tmp_path / "r.jsonl")
     for mutant, outcome in zip(queue, (SURVIVED, TESTS, SURVIVED, SIMULATION), strict=False):
@@ -465,7 +465,7 @@ def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list
 
 
 def test_an_included_source_belongs_to_its_module():
-    """Its mutants are built with the source that includes it, and have the tests of that."""
+    """Mutants of an included source are built with the source that includes it, and have that one's tests."""
     file = "backends/triton_api/outputs.pxi"
     assert main_of(file, ROOT) == "backends/triton_api/_host.pyx"
     assert module_of(file, ROOT) == "inferd.backends.triton_api._host"

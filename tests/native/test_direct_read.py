@@ -364,7 +364,7 @@ def test_damaged_frames_have_the_same_outcome():
 
 
 def test_a_large_message_is_not_copied(direct):
-    """But its beginning, which comes with the headers, and its end, if little of it is in a frame of its own."""
+    """Only its beginning, which comes with the headers, is copied, and a short end in a frame of its own."""
     direct.reader.feed(frames_of(framed(RANDOM), size=256 * KIB))
     assert direct.calls == {"/1": [digest(RANDOM)]}
     assert direct.endpoint.direct >= len(RANDOM) - 17 * KIB
@@ -470,7 +470,7 @@ def test_cheap_bytes_do_not_let_costly_ones_keep_others_waiting(costly):
 
 
 def test_a_large_message_read_to_its_place_says_nothing_of_small_ones(costly):
-    """It costs nearly nothing. Small frames are read after it as they were before it."""
+    """A large message costs nearly nothing; small frames are read after it as they were before it."""
     costly.send(30_000, in_frames_of=50)
     assert [costly.turn(MORE_THAN_A_TURN) for _ in range(2)] == [16_384, 10_922]
     while costly.turn(MORE_THAN_A_TURN):

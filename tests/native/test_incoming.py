@@ -74,7 +74,7 @@ def test_messages_of_every_size_arrive_whole(step):
 
 
 def test_a_message_over_the_limit_is_refused_when_it_is_announced():
-    """The same on a stream that goes on."""
+    """The stream that announces it has sent a message within the limit before."""
     echo = Echo(max_message=KIB)
     peer = Peer(echo.endpoint)
     stream = peer.open("/test/Stream")

@@ -105,7 +105,7 @@ def test_it_serves_with_tls_and_its_health_check_follows(root, configuration, tm
 
 @pytest.mark.parametrize("store", [s3, azure])
 def test_models_come_from_a_store_and_traces_go_to_a_collector(root, configuration, tmp_path, store) -> None:
-    """Nothing has to be added for either."""
+    """The image has everything that is needed for both."""
     if store is azure and azurite() is None:
         pytest.skip("not installed: azurite")
     written = write_repository(tmp_path / "models")

@@ -290,7 +290,7 @@ class SimulatedInstance(Instance):
             self.take_time()
 
     def fail(self, batch: Batch, numbers: list[int]) -> None:
-        """One of these requests is wrong: those of the batch fail, or are executed once more, each alone."""
+        """Let the batch fail, because a request of it is wrong; or have each request executed once more alone."""
         executions = self.backend.executions
         if not self.kind.isolates:
             executions.failed.update(numbers)

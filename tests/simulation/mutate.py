@@ -596,8 +596,8 @@ FAULTS = (
     fault(
         "of several messages that are compressed, one is heard of",
         "transport/workers",
-        "    # the same\n    cdef bint alone = not is_signalled(thread_pool)\n",
-        "    # the same\n    cdef bint alone = is_signalled(thread_pool)\n",
+        "    cdef bint alone = not is_signalled(thread_pool)\n    job.following",
+        "    cdef bint alone = is_signalled(thread_pool)\n    job.following",
     ),
     fault(
         "a call of which Python has not heard is closed, and told of",

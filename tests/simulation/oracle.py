@@ -487,7 +487,7 @@ class Oracle:
     # -- the server --
 
     def rest(self) -> None:
-        """Nothing can go on before time passes: no instance is idle beside work that it may do."""
+        """Check, when nothing can go on before time passes, that no instance is idle beside work that it may do."""
         simulation = self.simulation
         now = simulation.world.now()
         if simulation.is_faulty:

@@ -169,7 +169,7 @@ class Tensor:
     def __dlpack__(
         self, stream: Any = None, *, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        """As `to_dlpack`. No work on the tensor is under way, so there is no stream to wait for."""
+        """Does what `to_dlpack` does. No work on the tensor is under way, so there is no stream to wait for."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"tensor '{self._name}' is on the device {self.__dlpack_device__()}")
         if copy:

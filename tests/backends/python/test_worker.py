@@ -168,7 +168,7 @@ def test_a_record_that_there_is_no_memory_for_loses_its_largest_responses(tmp_pa
 
 @pytest.mark.parametrize("count", [1500, 5000])
 def test_a_record_of_errors_alone_is_as_short_as_it_must_be(tmp_path: Path, count: int) -> None:
-    """Where long texts do not fit the errors have a short one; where that does not fit either, the batch has failed."""
+    """Long texts that do not fit are replaced by a short one; where that does not fit either, the batch has failed."""
     with worker(tmp_path, IDENTITY) as peer:
         peer.most = 0
         peer.start(*(Sent({"IN": row(*range(12))}) for _ in range(count)))
