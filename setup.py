@@ -44,7 +44,7 @@ FOLDERS = {"server": ["inferd/_native", "inferd/backends", "inferd_client"], "ch
 ZLIB_USERS = {"inferd._native.transport.compression"}
 OPENSSL_USERS = {"inferd._native.transport.libraries", "inferd._native.transport.tls"}
 NGHTTP2_USERS = {
-    "inferd._native.service.answer_store",
+    "inferd._native.service.response_store",
     "inferd._native.request.bridge",
     "inferd._native.service.authorizer",
     "inferd._native.service.forwarding",

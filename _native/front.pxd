@@ -11,7 +11,7 @@ cdef void front_end() noexcept nogil
 # Take the lock, with the GIL, which is released while the lock is not free: no thread waits for the lock with the GIL.
 # A thread that has the lock may take it once more, and gives it back as often.
 cdef void front_enter() noexcept
-# The same without the GIL.
+# Take the lock without the GIL.
 cdef void front_enter_nogil() noexcept nogil
 cdef void front_leave() noexcept nogil
 # Around a system call of an I/O thread, or similar work on what only it uses: if there are several, others may have the

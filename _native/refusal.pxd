@@ -23,7 +23,7 @@ cdef enum Refusal:
     REFUSAL_INTERNAL
     REFUSALS
 
-# Its gRPC status; its reason, in ErrorInfo and in the metric; and whether a retry may help.
+# Of a refusal: the gRPC status; the reason, in ErrorInfo and in the metric; and whether a retry may help.
 cdef int refusal_status(Refusal refusal) noexcept nogil
 cdef const char *refusal_name(Refusal refusal) noexcept nogil
 cdef bint refusal_retries(Refusal refusal) noexcept nogil

@@ -115,7 +115,7 @@ class RequestError(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where one version of a model lies."""
+    """The place of one version of a model."""
 
     spec: ModelSpec
     version: int

@@ -233,7 +233,7 @@ class ModelSpec:
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
     decoupled: bool = False  # a request may have any number of responses
-    single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
+    single_responses: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
     gpu: GpuSpec = GpuSpec()
     gpu_accelerators: tuple[AcceleratorSpec, ...] = ()  # for instances on GPUs, the preferred one first
     cpu_accelerators: tuple[AcceleratorSpec, ...] = ()

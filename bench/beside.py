@@ -1,4 +1,4 @@
-"""This tree beside another one of this project, in one run: rows of the benchmark table, round by round in turn.
+"""Compare this tree with another one of this project in one run: rows of the benchmark table, in turn, round by round.
 
     python -m bench.beside FOLDER                     the other tree, built, with an environment in .venv
     python -m bench.beside FOLDER --only small python_chain [--rounds 7] [--seconds 2]

@@ -130,7 +130,7 @@ def streams() -> Curve:
 
 
 def http2() -> Curve:
-    """The same, compared with nghttpd answering with a file. h2load drives both; both figures include connecting."""
+    """The curve of nghttpd, which answers with a file. h2load drives both servers; both figures include connecting."""
     exchange = messages.identity(64)
     costs: dict[str, list[float]] = {"inferd": [], "nghttpd": []}
     with (

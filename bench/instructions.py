@@ -84,7 +84,7 @@ GROUPS = {  # the first prefix of the module's name counts
         "service.forwarding",
     ),
     "decode": ("protobuf.codec", "protobuf.contents", "protobuf.wire", "protobuf.messages"),
-    "encode": ("protobuf", "service.answer", "inference.answer"),
+    "encode": ("protobuf", "service.encoding", "inference.answer"),
     "queue": ("scheduling", "request.lane", "request.order"),
     "execute": ("execution", "identity"),
     "submit": ("service", "tensors", "transport.infer", "inference.submission", "inference.binding", "inference.table"),

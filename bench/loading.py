@@ -296,7 +296,7 @@ def ask_politely(server: Served, seconds: float, rate: float, times: Times) -> N
 
 
 def keep_busy(server: Served, row: Row, seconds: float, rate: float, times: Times) -> None:
-    """The same while the server is busy."""
+    """Ask politely while the server is busy; add the times."""
     end = threading.Event()
     worker = threading.Thread(target=row.work, args=(server, end))
     worker.start()

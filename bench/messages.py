@@ -57,7 +57,7 @@ def large_in(payload_bytes: int, model: str = "large_in") -> Exchange:
     )
 
 
-def check_answer(answer: bytes, expected: bytes) -> None:
+def check_response(answer: bytes, expected: bytes) -> None:
     """Compare the outputs and their bytes of two serialized responses.
 
     Raises:

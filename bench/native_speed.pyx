@@ -9,9 +9,9 @@ from inferd._native.execution.gather cimport batch_describe, batch_gather_input
 from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request, request_free, request_new
-from inferd._native.scheduling.calling cimport consumer_take
 from inferd._native.scheduling.dispatcher cimport Consumer
 from inferd._native.scheduling.queue cimport QueueLane
+from inferd._native.scheduling.waking cimport consumer_take
 from inferd._native.tensors.binding cimport request_bind, request_decode
 from inferd._native.tensors.placement cimport RegionAccess
 

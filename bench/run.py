@@ -106,7 +106,7 @@ class Bench:
                 )
 
     def run_second_drivers(self) -> None:
-        """The same load from other projects' drivers, to check ours."""
+        """Measure the same load with other projects' drivers, to check ours."""
         self.say("independent drivers, 1 connection x 32")
         exchange = messages.identity(64)
         found: dict[str, dict[str, float]] = {}

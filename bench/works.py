@@ -139,7 +139,7 @@ def workload(peer: Peer, exchange: Exchange) -> Fixed:
     if not peer.speaks_grpc:
         return Fixed([exchange.request])
     answer = ask(peer.address, exchange.request)
-    messages.check_answer(answer, exchange.response)
+    messages.check_response(answer, exchange.response)
     if len(answer) > COMPARED_BYTES or isinstance(peer, Triton):
         return Fixed([exchange.request])  # Triton's answers do not serialise the same way twice
     return Fixed([exchange.request], [answer])

@@ -173,9 +173,9 @@ async def _answers(engine: Engine, spec: ModelSpec, failures: _Failures) -> Asyn
         alone.append(answer)
     yield Finding("requests are answered")
     again = [await _ask(engine, message) for message in messages[:4]]
-    yield Finding("an answer is the same the next time", _difference(alone[:4], again))
+    yield Finding("a response is the same the next time", _difference(alone[:4], again))
     together = await asyncio.gather(*(_ask(engine, message) for message in messages))
-    yield Finding("an answer is the same in a batch of others, and on any instance", _difference(alone, together))
+    yield Finding("a response is the same in a batch of others, and on any instance", _difference(alone, together))
 
 
 def _request(spec: ModelSpec, chance: random.Random) -> pb.ModelInferRequest:
@@ -210,7 +210,7 @@ def _content(tensor: TensorSpec, shape: Sequence[int], chance: random.Random) ->
 
 
 async def _ask(engine: Engine, message: pb.ModelInferRequest) -> pb.ModelInferResponse | str:
-    """The answer, or the text of an error."""
+    """The response, or the text of an error."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[pb.ModelInferResponse | str] = loop.create_future()
 

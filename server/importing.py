@@ -184,7 +184,7 @@ def _of_torchserve(file: Path) -> Imported:
 
 
 def _literal(value: Any) -> str:
-    """As Python text, a field a line."""
+    """The value as Python text, with one field a line."""
     from pprint import pformat
 
     return pformat(value, width=100, sort_dicts=False)
@@ -207,9 +207,9 @@ class Runtime:
     Attributes:
         files: the names that it looks for in the model's folder.
         load: a Python expression for the model, of `path`.
-        predict: one for the answer, of `self.model` and `rows`.
+        predict: one for the response, of `self.model` and `rows`.
         package: that is imported.
-        datatype: of the answer, where nothing says another.
+        datatype: of the response, where nothing says another.
     """
 
     files: tuple[str, ...]

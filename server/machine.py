@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """That of the control group of this process with the lowest limit; without a limit that of the machine.
+    """The memory of this process's control group with the lowest limit; without a limit, that of the machine.
 
     A container is a control group, and so is a unit of systemd.
 
@@ -50,7 +50,7 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 def machine_memory(root: Path = Path("/")) -> Memory:
-    """That of the machine; see `memory`."""
+    """The memory of the machine; see `memory`."""
     lines = (line.partition(":") for line in (root / "proc/meminfo").read_text().splitlines())
     told = {name: int(rest.split()[0]) * 1024 for name, _, rest in lines}
     return Memory(told["MemTotal"], told["MemTotal"] - told["MemAvailable"])
@@ -62,7 +62,7 @@ def usable_memory() -> int:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Those that the process may use at a time: its affinity, or a lower quota of its control groups; at least 1.
+    """How many cores the process may use at a time: its affinity, or a lower quota of its control groups; at least 1.
 
     A quota of 2.5 cores counts as 3.
 
@@ -100,7 +100,7 @@ def _of_groups(root: Path) -> Iterator[Memory]:
 
 
 def _groups(root: Path, kind: str) -> Iterator[_Group]:
-    """This process's groups that limit the resource, and those above them."""
+    """The groups of this process that limit the resource, and those above them."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -52,7 +52,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("health",): Command(
         f"{ASKING}:health", "Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise."
     ),
-    ("infer",): Command(f"{ASKING}:infer", "Ask a model of a server and print its answer."),
+    ("infer",): Command(f"{ASKING}:infer", "Ask a model of a server and print its response."),
     ("models", "ls"): Command(f"{MODELS}:ls", "List the repository's models and their states."),
     ("models", "load"): Command(
         f"{MODELS}:load", "Load or reload models, on a server with --model-control-mode=explicit."

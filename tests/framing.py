@@ -27,7 +27,7 @@ def unframed(data: bytes) -> list[bytes]:
 
 @dataclass
 class Answer:
-    """What came back on one stream."""
+    """Everything that came back on one stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     trailers: dict[str, str] = field(default_factory=dict)

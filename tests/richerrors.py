@@ -40,7 +40,7 @@ _CLASSES = _messages()
 
 @dataclass(frozen=True)
 class Rich:
-    """What an error says beside its status and text."""
+    """The details of an error beside its status and text."""
 
     code: int
     message: str
@@ -63,7 +63,7 @@ def read(encoded: bytes) -> Rich:
 
 
 def of(error: grpc.RpcError) -> Rich:
-    """Those of a failed call, which must say what its status and text say."""
+    """The details of a failed call, which must agree with its status and text."""
     (encoded,) = (value for key, value in error.trailing_metadata() if key == KEY)
     rich = read(encoded)
     assert rich.code == error.code().value[0]

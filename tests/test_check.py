@@ -118,7 +118,7 @@ def check(capsys, repository: Path, *options: str) -> tuple[int, list[str]]:
 
 
 def check_without_a_gpu(repository: Path) -> tuple[int, list[str]]:
-    """The same in a process of its own: this one may have the driver of another test, which is loaded once."""
+    """`inferd check` in a process of its own: this one may have the driver of another test, which is loaded once."""
     found = subprocess.run(
         [sys.executable, "-m", "inferd", "check", repository],
         cwd=ROOT,

@@ -492,7 +492,7 @@ def test_an_error_that_is_not_of_the_build_is_not_hidden(monkeypatch, tmp_path, 
 
 
 def test_a_protobuf_that_does_not_fit_is_one_sentence(capsys, broken_import) -> None:
-    """As after the installation of another package, which wanted an older one."""
+    """Another package has installed an older protobuf."""
     broken_import(runtime_version.VersionError("Detected incompatible Protobuf Gencode/Runtime versions"))
     assert cli.main(BASE) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -43,8 +43,8 @@ class Running(Instance):
 BROKEN = {
     "a missing model file is a BackendError": ("raise BackendError(", "raise KeyError("),
     "requests are answered": ('batch.set_output("y", batch.input("x").numpy() * 2)', "pass"),
-    "an answer is the same the next time": ("* 2)", "* np.float32(2 + Running.calls))"),
-    "an answer is the same in a batch of others, and on any instance": (
+    "a response is the same the next time": ("* 2)", "* np.float32(2 + Running.calls))"),
+    "a response is the same in a batch of others, and on any instance": (
         "numpy() * 2)",
         "numpy() * np.float32(batch.rows > 4))",
     ),

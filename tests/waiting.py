@@ -36,7 +36,7 @@ def _holds(condition: Callable[[], object], also: tuple[type[Exception], ...]) -
 
 
 async def until(condition: Callable[[], object], missing: str = "it did not happen") -> None:
-    """The same, while the event loop turns."""
+    """Wait for the condition while the event loop turns."""
     end = time.monotonic() + PATIENCE
     turns = 0
     while not condition():

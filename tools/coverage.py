@@ -102,7 +102,7 @@ def build(tree: Path) -> None:
 
 
 def simulate(tree: Path, seeds: int, jobs: int) -> int:
-    """Its exit status."""
+    """Run the simulations; return their exit status."""
     command = [
         "setarch",
         "--addr-no-randomize",
@@ -195,7 +195,7 @@ def add(statements: Statements, lines: list[dict[str, Any]], origins: dict[int, 
 
 
 class Sums:
-    """Of a file or a package."""
+    """The sums of a file or a package."""
 
     def __init__(self) -> None:
         self.lines = self.reached = self.branches = self.taken = 0

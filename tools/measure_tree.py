@@ -26,7 +26,7 @@ def sources(package: Path) -> Iterator[Path]:
 
 
 def code_of(path: Path) -> list[str]:
-    """Its lines of code, white space folded."""
+    """The file's lines of code, white space folded."""
     lines = (re.sub(r"\s+", " ", line.strip()) for line in path.read_text(errors="replace").splitlines())
     return [line for line in lines if len(line) > 2 and not line.startswith(("#", "import ", "from ", "cimport "))]
 

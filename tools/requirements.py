@@ -17,7 +17,7 @@ OWN = re.compile(r"inferd\[([a-z0-9,-]+)\]")
 
 
 def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
-    """Of the package without extras, then of one of them."""
+    """The requirements of the package without extras, then those of one extra."""
     extras = project["optional-dependencies"]
     for each in extras[extra]:  # type: ignore[index]
         if own := OWN.fullmatch(each):

@@ -18,7 +18,7 @@ cdef Digest key_digest(const Request *request) noexcept nogil
 # Compare the same for bound requests with at most KEY_PARAMETERS parameters and equal digests. Equal digests are
 # enough for the bytes of larger inputs, unless `whole`.
 cdef bint key_same(const Request *a, const Request *b, bint whole) noexcept nogil
-# The same for a digest that other processes understand: ([(input, datatype, shape, bytes)], [(output,
-# classes)], [(parameter, kind, value)]). Bytes are views of the request's. The order does not depend on the order that
-# the client chose.
+# What the key of a bound request covers, for a digest that other processes understand: ([(input, datatype, shape,
+# bytes)], [(output, classes)], [(parameter, kind, value)]). Bytes are views of the request's. The order does not depend
+# on the order that the client chose.
 cdef tuple key_parts(const Request *request)

@@ -36,7 +36,7 @@ cdef uint64_t seed = secrets.randbits(64)
 
 
 cdef struct Head:
-    # of one tensor in the digest; without padding
+    # the head of one tensor in the digest; without padding
     uint64_t index
     uint64_t size
     uint64_t detail          # rank of an input, classes of an output

@@ -158,7 +158,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
 
 
 cdef void memo_free(Memo *memo) noexcept nogil:
-    # its work is not freed
+    # free the memo, but not its work
     unlist(memo)
     forget_stale(memo)
     if memo.lookup != NULL:
@@ -244,7 +244,7 @@ cdef void withdraw(Memo *memo, Request *request) noexcept nogil:
         list_append(&memo.home.stale, memo)
 
 
-cdef void leave(Request *request) noexcept nogil:
+cdef void leave_memo(Request *request) noexcept nogil:
     withdraw(<Memo *>request.awaited, request)
     account_failed(request, now_ns(), FAILURE_CANCELED)
 
@@ -270,7 +270,7 @@ cdef bint expire(Request *request) noexcept nogil:
     return False
 
 
-cdef Wait FOR_RESPONSE = Wait(leave, expire, NULL)
+cdef Wait FOR_RESPONSE = Wait(leave_memo, expire, NULL)
 
 
 cdef void settle(Memo *memo) noexcept nogil:

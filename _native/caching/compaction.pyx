@@ -103,7 +103,8 @@ cdef void move_response_parameters(Response *response, Block *own, size_t *at) n
 
 
 cdef bint shrink_arrays(Request *work) noexcept nogil:
-    # They have grown with earlier requests in this memory. False: no memory; the arrays are still good.
+    # Make the arrays of `work` as small as its signature needs: earlier requests in this memory have made them grow.
+    # False: no memory; the arrays are still good.
     cdef uint32_t wanted = max(work.signature.input_count, work.signature.output_count)
     cdef InferMessage message
     cdef void *smaller

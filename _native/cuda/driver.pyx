@@ -1,7 +1,7 @@
 """The table of driver functions: found when the server first asks for a GPU, never at import.
 
-The library is `libcuda.so.1`, which NVIDIA's driver installs, unless `load` gets another path. A suffix fixes the
-signature of a function (`cuMemAlloc_v2`), and later drivers keep each name.
+The library is `libcuda.so.1`, which NVIDIA's driver installs, unless `load` gets another path. A name with
+its suffix (`cuMemAlloc_v2`) has one signature for ever, so the table also fits later drivers.
 """
 
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
@@ -25,7 +25,7 @@ class CudaError(RuntimeError):
     Attributes:
         call: the driver's function.
         code: its CUresult.
-        name: of the code, as "CUDA_ERROR_OUT_OF_MEMORY".
+        name: what the driver calls the code, such as "CUDA_ERROR_OUT_OF_MEMORY".
     """
 
     def __init__(self, call: str, code: int, name: str, text: str) -> None:
@@ -126,14 +126,14 @@ cdef list slots():
 
 
 def load(path: str = DEFAULT_LIBRARY) -> None:
-    """Find the driver and initialise it. After a success, later calls for the same library have no effect.
+    """Find the driver and initialise it. The outcome, also a failure, is kept for later calls with the same path.
 
     Args:
         path: of the library, or its name for the system's search.
 
     Raises:
-        CudaUnavailable: the library or a function of it is not there, the driver reports no usable device, or it was
-            loaded from another library. The outcome is kept: asking again for the same library costs nothing.
+        CudaUnavailable: the library or a function of it is not there, the driver reports no usable device, or the
+            driver was loaded from another library.
     """
     global ready, _loaded_from, _failure
     with _guard:
@@ -171,7 +171,7 @@ cdef str fill_table(str path):
 
 
 def library_name() -> str:
-    """The library that the last `load` was given, for other processes: a path, or a name for the system's search."""
+    """The path or name that the last `load` was given; worker processes are told to load the same."""
     return _loaded_from or DEFAULT_LIBRARY
 
 

@@ -40,5 +40,5 @@ cdef class DevicePool(DriverMemory):
     # A block of the pool; if it has none, separate memory from the driver, which waits for the whole device and is
     # counted; NULL: no memory.
     cdef Block *take_or_allocate(self, size_t size) noexcept nogil
-    # The same, for the lifetime of an object.
+    # A block from take_or_allocate that lives as long as the object that is returned.
     cdef Lent keep(self, size_t size)

@@ -28,9 +28,9 @@ from inferd._native.request.lane cimport (
 )
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport REQUEST_NEW, REQUEST_TAKEN, Request, Terms, request_fail, request_refuse
-from inferd._native.scheduling.calling cimport BatchScheduler
 from inferd._native.scheduling.dispatcher cimport Consumer, Line
 from inferd._native.scheduling.levels cimport level_init, time_allowed
+from inferd._native.scheduling.waking cimport BatchScheduler
 from inferd._native.service.submission cimport Submission
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED
 from inferd._native.text cimport format_text
@@ -90,7 +90,7 @@ cdef void limit(Lane *lane, Request *request) noexcept nogil:
 
 
 cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept nogil:
-    # its steps get the same terms, also those that begin later
+    # the steps of the request get its new terms, also the steps that begin later
     cdef Run *run = <Run *>request.run
     if run == NULL:
         return False

@@ -10,7 +10,7 @@ from inferd._native.scheduling.levels cimport Level
 from inferd._native.service.submission cimport Submission
 
 cdef struct StepLimit:
-    # of a step whose number of requests is limited
+    # the limit of a step: so many of its requests may run at a time
     uint32_t running
     StepCall *first          # calls that wait for it, the oldest first
     StepCall *last

@@ -16,7 +16,6 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from inferd._native.clock cimport now_ns
-from inferd._native.ensembles.answer cimport ensemble_answer
 from inferd._native.ensembles.frame cimport (
     CALL_AWAITING,
     CALL_OVER,
@@ -41,6 +40,7 @@ from inferd._native.ensembles.frame cimport (
     value_release,
 )
 from inferd._native.ensembles.plan cimport EnsemblePlan, PlanStep, plan_encloses, plan_needs
+from inferd._native.ensembles.response cimport ensemble_response
 from inferd._native.ensembles.step cimport (
     step_accept,
     step_lane,
@@ -200,7 +200,7 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
 
 
 cdef void give_up(StepCall *call, int status, const char *details) noexcept nogil:
-    # its request was not submitted: the run fails
+    # the request of the call was not submitted, so the run fails
     cdef Run *run = call.frame.run
     run.active -= 1
     close_call(call)
@@ -417,7 +417,7 @@ cdef bint send(Run *run, Frame *frame) noexcept nogil:
         fail(run, STATUS_RESOURCE_EXHAUSTED, REFUSAL_NONE, NULL)
         return False
     frame.sent = True
-    if not ensemble_answer(response, run, frame):
+    if not ensemble_response(response, run, frame):
         fail(run, response.status, REFUSAL_NONE, response.details)
         response_free(response)
         return False
@@ -467,7 +467,7 @@ cdef void finish_with(Run *run, Frame *frame) noexcept nogil:
     cdef Response *response = &run.request.response
     if frame == NULL:
         response.empty = True
-    elif not ensemble_answer(response, run, frame):
+    elif not ensemble_response(response, run, frame):
         fail(run, response.status, response.refusal, response.details)
         finish_failed(run)
         return

@@ -314,7 +314,7 @@ cdef void account_iteration(NativeBatch *batch, Execution *execution) noexcept n
 
 
 cdef void tell_phases(const NativeBatch *batch) noexcept nogil:
-    # of inner requests, for the requests that they serve
+    # add the times of the phases to the requests that inner requests of the batch serve
     cdef uint32_t i
     for i in range(batch.count):
         if batch.requests[i].inner:

@@ -10,7 +10,7 @@ from inferd._native.request.signature cimport SUPPLY_STATE, Signature
 # of one request, or of requests with adjacent data, are used in place, unless the executor may write to data that
 # others see. False: the batch has failed.
 cdef bint batch_gather(NativeBatch *batch) noexcept nogil
-# The same in two steps, for the executor's own memory. Step 1: the shape and size of every input, without its data.
+# Gather in two steps, into the executor's own memory. Step 1: the shape and size of every input, without its data.
 # False: the batch has failed.
 cdef bint batch_describe(NativeBatch *batch) noexcept nogil
 # Step 2: copy the data of one present input to `at`, which has its size. Not for inputs with data on a device.

@@ -25,7 +25,6 @@ from inferd._native.execution.batchlog cimport batch_log
 from inferd._native.execution.brief cimport BRIEF_BYTES, Brief, brief_init
 from inferd._native.execution.isolation cimport execute_each, may_execute_each
 from inferd._native.execution.loop cimport ExecutionLoop
-from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
 from inferd._native.execution.python_execution cimport (
     PythonExecution,
     python_begin,
@@ -33,10 +32,11 @@ from inferd._native.execution.python_execution cimport (
     python_execute,
     python_follow,
 )
+from inferd._native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
 from inferd._native.request.lane cimport LaneHandle
 from inferd._native.request.request cimport Request
-from inferd._native.scheduling.calling cimport consumer_take_full
 from inferd._native.scheduling.limiter cimport ClaimHandle
+from inferd._native.scheduling.waking cimport consumer_take_full
 
 
 @cython.no_gc

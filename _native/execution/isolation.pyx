@@ -1,4 +1,4 @@
-"""Requests of a failed batch, each executed once more alone."""
+"""Executes the requests of a failed batch again, one at a time."""
 
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
@@ -14,7 +14,7 @@ cdef bint may_execute_each(const NativeBatch *batch) noexcept nogil:
             and (not batch.writes_inputs or batch_is_copied(batch)))
 
 
-cdef void execute_each(NativeBatch *batch, execute_fn one, void *context) noexcept nogil:
+cdef void execute_each(NativeBatch *batch, execute_fn execute, void *context) noexcept nogil:
     cdef Request **requests = batch.requests
     cdef uint32_t count = batch.count
     cdef uint32_t rows = batch.rows
@@ -25,7 +25,7 @@ cdef void execute_each(NativeBatch *batch, execute_fn one, void *context) noexce
         batch.rows = requests[i].rows
         forgive(batch)
         batch_give_inputs(batch)
-        one(batch, context)
+        execute(batch, context)
         if batch.failed:
             request_fail(requests[i], STATUS_INVALID_ARGUMENT if batch.blamed else STATUS_INTERNAL, batch.details)
             batch.details = NULL

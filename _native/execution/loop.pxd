@@ -21,14 +21,16 @@ cdef class ExecutionLoop:
     cdef await_fn gate
     cdef void *gate_context
 
-    # Called before it asks for a batch, and again to get what it needs to execute one; may wait.
+    # Called before the loop asks for a batch: acquire what an execution needs. May wait.
     cdef void get_ready(self) noexcept nogil
     # Whether get_ready would return at once.
     cdef bint is_ready(self) noexcept nogil
     # Execute and answer this batch, at once or later.
     cdef void serve(self, Request *chain) noexcept nogil
-    # The same for a warm-up, which is answered on return.
+    # Execute this batch of a warm-up; its requests have their responses when this returns.
     cdef void serve_alone(self, Request *chain) noexcept nogil
-    # There was no batch: give back what get_ready got, and continue what the front has begun.
+    # Called when consumer_take returned no batch: continue a batch that the front has begun, and release what get_ready
+    # has acquired.
     cdef void go_on(self) noexcept nogil
+    # The loop: take batches and serve them until no more will come.
     cdef void work(self) noexcept nogil

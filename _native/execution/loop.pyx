@@ -14,7 +14,9 @@ from inferd._native.execution.warmup cimport Outcome, warmup_end, warmup_request
 from inferd._native.request.bridge cimport BridgeHandle
 from inferd._native.request.lane cimport LaneHandle
 from inferd._native.request.request cimport Request
-from inferd._native.scheduling.calling cimport (
+from inferd._native.scheduling.dispatcher cimport GIVEN_END
+from inferd._native.scheduling.limiter cimport ClaimHandle
+from inferd._native.scheduling.waking cimport (
     consumer_clear,
     consumer_hold,
     consumer_init,
@@ -22,8 +24,6 @@ from inferd._native.scheduling.calling cimport (
     consumer_retire,
     consumer_take,
 )
-from inferd._native.scheduling.dispatcher cimport GIVEN_END
-from inferd._native.scheduling.limiter cimport ClaimHandle
 from inferd._native.threads cimport prepare_thread
 
 

@@ -14,11 +14,12 @@ cdef struct PythonExecution:
     bint begun               # the instance has begun the batch, and is to end it
     Watched watched
 
-# Execute the batch, with or without success. The caller has begun it (batch_begin), and finishes it.
+# Execute the batch, with or without success. The caller calls batch_begin before and batch_finish after.
 cdef void python_execute(PythonExecution *execution) noexcept nogil
-# The same in two steps, of an inferd.backends.api.AsyncInstance. If the batch could not begin, nothing is to be ended.
+# Execute the batch in two steps, with an inferd.backends.api.AsyncInstance. If python_begin fails, the batch has its
+# errors, and python_end does nothing.
 cdef void python_begin(PythonExecution *execution) noexcept nogil
 cdef void python_end(PythonExecution *execution) noexcept nogil
-# The execution was begun while the one `before`, which has ended now, was executed: until then its batch has waited,
-# which counts as time in the queue.
+# `before` has just ended, and `execution` was begun while it ran: count the time in between as queue time of the batch
+# of `execution`.
 cdef void python_follow(PythonExecution *execution, const PythonExecution *before) noexcept nogil

@@ -1,7 +1,7 @@
 """Instances whose work needs no thread of the server: it runs in another process, or is brief.
 
 While the thread of such an instance waits for a batch, its consumer may be lent to the front
-(`inferd._native.scheduling.calling`). The front then sends the next batch itself, reads the results, and sends the
+(`inferd._native.scheduling.waking`). The front then sends the next batch itself, reads the results, and sends the
 batch that has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be
 copied, inputs on a GPU, a worker that is gone or not started yet. Brief executions
 (`inferd._native.execution.brief`) take the same way.
@@ -13,14 +13,14 @@ from libc.stdint cimport uint32_t
 from inferd._native.execution.batch cimport batch_begin, batch_finish
 from inferd._native.execution.batchlog cimport batch_log
 from inferd._native.request.request cimport Request
-from inferd._native.scheduling.calling cimport consumer_next, consumer_recall
 from inferd._native.scheduling.dispatcher cimport Consumer
+from inferd._native.scheduling.waking cimport consumer_next, consumer_recall
 
 
 cdef void remote_connect(RemoteInstance *self) noexcept nogil:
     self.consumer.instance = self
     self.consumer.ready = is_ready
-    self.consumer.begin = begin
+    self.consumer.begin = begin_lent
     self.remote.owner = self
     self.remote.readable = readable
 
@@ -34,7 +34,7 @@ cdef bint is_ready(Consumer *consumer) noexcept nogil:
     return self.remote.ready(self.remote.context)
 
 
-cdef void begin(Consumer *consumer, Request *batch) noexcept nogil:
+cdef void begin_lent(Consumer *consumer, Request *batch) noexcept nogil:
     serve((<RemoteInstance *>consumer.instance), batch)
 
 

@@ -28,6 +28,6 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
 # False: the batch has failed.
 cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
                           size_t size, const int64_t *shape, uint32_t rank) noexcept nogil
-# The same for a request that may have left its batch. False: `wrong` is the reason, from malloc; NULL: no memory.
+# Set a state of a request that may have left its batch. False: `wrong` is the reason, from malloc; NULL: no memory.
 cdef bint request_set_state(Request *request, uint32_t state, Block *block, const uint8_t *data, size_t size,
                             const int64_t *shape, uint32_t rank, char **wrong) noexcept nogil

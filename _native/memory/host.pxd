@@ -7,7 +7,7 @@ from inferd._native.memory.resource cimport Block
 
 # A block of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *host_take(size_t size) noexcept nogil
-# The same, never from the free blocks that are kept for reuse, and never kept: it returns to the system.
+# A block of its own allocation: never one of the free blocks that are kept for reuse, and given back to the system.
 cdef Block *host_take_apart(size_t size) noexcept nogil
 # To be called when the last reference of a block is gone.
 cdef void host_give(Block *block) noexcept nogil
@@ -18,7 +18,7 @@ cdef void host_count(int64_t n) noexcept nogil
 cdef int64_t host_blocks() noexcept nogil
 # The free bytes that are kept for reuse.
 cdef int64_t host_pooled() noexcept nogil
-# The same, with the bytes that `common_cool` will return to the system.
+# All free bytes: those kept for reuse, and those that `common_cool` will return to the system.
 cdef int64_t host_free() noexcept nogil
 # Return free blocks to the system, except those in the lists of other threads; the number of bytes.
 cdef int64_t host_trim() noexcept nogil

@@ -50,7 +50,7 @@ cdef extern from *:
     int own_lists_init "inferd_own_init"(void (*ended)(void *) noexcept nogil) nogil
 
 cdef struct OwnLists:
-    # of one thread, which alone writes to them
+    # the lists of one thread, which alone writes to them
     Block *free[OWN_CLASSES]
     int32_t count[OWN_CLASSES]
     int64_t blocks            # blocks that the thread took minus those that it gave back

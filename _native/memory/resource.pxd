@@ -63,7 +63,7 @@ cdef Block *block_share(Block *block) noexcept nogil
 cdef void block_give(Block *block) noexcept nogil
 # If the memory is shared, replace the reference by one to a copy of the `size` bytes at `data`. False: no memory.
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil
-# The same for memory of any kind.
+# As block_own, for memory of any kind.
 cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexcept nogil
 # A foreign block that keeps a Python object alive; NULL if there is no memory. Needs the GIL; giving the block back
 # does not.

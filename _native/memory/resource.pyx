@@ -215,8 +215,8 @@ cdef class Memory:
         return self.resource.name.decode()
 
     def usage(self) -> dict[str, int]:
-        """In bytes: `used` by blocks, `held` of the system, the `peak` of use (of host memory: held), the `limit` (0:
-        none); and the number of takes that were `refused`."""
+        """Use in bytes: `used` by blocks, `held` of the system, the `peak` of use (of host memory: held), the `limit`
+        (0: none); and the number of takes that were `refused`."""
         return usage_of(self.resource)
 
     def take(self, size: int) -> Lent:
@@ -251,12 +251,12 @@ cdef class Lent:
 
     @property
     def address(self) -> int:
-        """Where it begins; on a device if it is memory of a device."""
+        """The address of the first byte; on a device for memory of a device."""
         return <uintptr_t>self.block.data
 
     @property
     def size(self) -> int:
-        """Its bytes: at least those asked for."""
+        """The size in bytes: at least that asked for."""
         return self.block.size
 
 

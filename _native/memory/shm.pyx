@@ -434,7 +434,7 @@ cdef class Use:
             free(text)
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """None when the object has been shortened."""
+        """These bytes of the region; None when its object has been shortened."""
         out = bytearray(size)
         cdef char *data = out
         cdef size_t start = offset, count = size

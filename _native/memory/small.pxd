@@ -32,7 +32,7 @@ cdef union Piece:
     char room[SMALL_STEP]    # aligns the bytes like malloc's
 
 cdef struct Smalls:
-    # of the front; all zeros is an empty one
+    # the free small pieces of the front; all zeros: there is none
     Piece *free[SMALL_CLASSES]
     uint32_t count[SMALL_CLASSES]
 

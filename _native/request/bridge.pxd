@@ -49,7 +49,7 @@ cdef struct Bridge:
 
 # From any thread: hand over a chain of responses. The front delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
-# The same in two steps: of all that is put before a signal, the front hears once.
+# bridge_return in two steps: the front is woken once for all responses that are put before a signal.
 cdef void bridge_put(Bridge *bridge, Response *first, Response *last) noexcept nogil
 cdef void bridge_signal(Bridge *bridge) noexcept nogil
 # In the front, only within another delivery: deliver one response at once. A sink that takes a single response gets

@@ -17,7 +17,7 @@ cdef enum Pushed:
 
 cdef struct Scheduler:
     # The functions of a kind of lane that requests need; instances use BatchScheduler of
-    # `inferd._native.scheduling.calling`. They get the struct that begins with the lane.
+    # `inferd._native.scheduling.waking`. They get the struct that begins with the lane.
 
     # In the front: take a request, which then belongs to the lane. Does not block for long, and wakes no instance.
     # Anything but PUSHED: the request still belongs to the caller.

@@ -4,7 +4,7 @@ from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request, Response
 
 cdef struct OrderEntry:
-    # of one request, from when it is queued until its final response has left
+    # the place of one request in the order, from when it is queued until its final response has left
     ResponseOrder *order
     OrderEntry *previous
     OrderEntry *next

@@ -370,7 +370,7 @@ cdef void keep_inputs(Record *record, const Request *request) noexcept:
 
 
 cdef void keep_outputs(Record *record, const Response *response) noexcept:
-    # of the final response
+    # keep the outputs of the final response in the record
     cdef const OutputData *out
     cdef uint32_t i
     cdef list outputs = (<tuple>record.data)[1]

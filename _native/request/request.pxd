@@ -215,9 +215,9 @@ cdef Request *request_twin(const Request *request) noexcept nogil
 # Set the error with which the request ends. `details` is from malloc (format_text) and is taken over; NULL means
 # "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
-# The same with the status and the reason of a refusal.
+# Set the status and the reason of a refusal as the error.
 cdef void request_refuse(Request *request, Refusal refusal, char *details) noexcept nogil
-# The same for a request that has waited in its queue for the allowed time.
+# Refuse a request that has waited in its queue for the allowed time.
 cdef void request_expired(Request *request) noexcept nogil
 
 # From the thread that executes the request: call `told` when the request is abandoned, or now if it is already.

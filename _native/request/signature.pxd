@@ -16,7 +16,7 @@ cdef enum SupplyKind:
     SUPPLY_CORRELATION
     SUPPLY_END_REASON
     SUPPLY_STATE
-    # the same about a ragged input (BatchInput.Kind of Triton's model configuration)
+    # inputs that say something about a ragged input (BatchInput.Kind of Triton's model configuration)
     SUPPLY_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
@@ -76,7 +76,7 @@ cdef struct Signature:
     int64_t *buckets             # lengths to which padded inputs are padded, ascending
     uint32_t bucket_count
     bint decoupled               # a request may have any number of responses
-    bint single_answers          # of a decoupled model: ModelInfer may ask for its only response
+    bint single_responses        # of a decoupled model: ModelInfer may ask for its only response
     bint splits                  # a request may have more rows than max_batch_size
     bint uniform                 # all requests have the same inputs, shapes (except for the batch dimension) and values
 

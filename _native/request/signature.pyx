@@ -287,7 +287,7 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         outputs_build(signature, spec.outputs)
         buckets_build(signature, spec.pad_buckets)
         signature.decoupled = spec.decoupled
-        signature.single_answers = spec.single_answers
+        signature.single_responses = spec.single_responses
         signature.splits = spec.splits
         signature.uniform = True
         for i in range(signature.input_count):

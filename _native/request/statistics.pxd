@@ -49,7 +49,7 @@ cdef enum Failure:
     FAILURES                 # the number of reasons
 
 cdef struct ResponseStatistics:
-    # of a decoupled model: the responses with one index
+    # statistics of a decoupled model's responses with one index
     Duration compute_infer   # from the previous response, or from the beginning of the execution
     Duration compute_output  # the model's own report alone tells this from compute_infer
     Duration success

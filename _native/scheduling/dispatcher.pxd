@@ -30,7 +30,7 @@ cdef struct Claim:
 cdef enum ConsumerState:
     CONSUMER_AWAY            # its instance executes, or has not asked yet
     CONSUMER_IDLE            # its thread waits, and may get a batch
-    CONSUMER_CALLED          # it was given a batch, or an end, that its thread has not seen yet
+    CONSUMER_WOKEN           # it was given a batch, or an end, that its thread has not seen yet
     CONSUMER_LENT            # its thread waits while the front executes a batch with the instance
 
 cdef enum Given:
@@ -54,7 +54,7 @@ cdef struct Consumer:
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
-    Given given              # the reason of the call
+    Given given              # why it was woken
     # for the dispatcher
     ConsumerState state
     Line *line               # the line in which it waits
@@ -63,8 +63,8 @@ cdef struct Consumer:
     bint retired
     Consumer *previous       # among the idle ones of its line
     Consumer *next
-    bint chained             # it is in the chain of called consumers
-    Consumer *next_called    # in that chain
+    bint chained             # it is in the chain of woken consumers
+    Consumer *next_woken     # in that chain
     Bell *bell               # rung for its thread
 
 cdef struct Consumers:
@@ -100,7 +100,7 @@ cdef struct Line:
     uint64_t passed_since    # virtual time of the dispatcher when that began
     Line *previous           # among lacking lines
     Line *next
-    # for the front, which uses instances (`inferd._native.scheduling.calling`)
+    # for the front, which uses instances (`inferd._native.scheduling.waking`)
     void *bridge             # Bridge of the requests; NULL: no request has come yet
     Timer alarm              # set to watched_ns
     PostedCallback silence   # clears the alarm when the lane is closed
@@ -131,15 +131,15 @@ cdef inline void line_touch(Line *line) noexcept nogil:
 
 # The consumer waits in the line from now on, and gives back what it holds.
 cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil
-# Its thread has looked at `watch_ns`.
+# The consumer's thread has woken at `watch_ns`, and the line is to be looked at.
 cdef void consumer_watched(Consumer *consumer) noexcept nogil
-# The consumer stops waiting, and is called for `given`.
-cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil
+# The consumer stops waiting, and is woken for `given`.
+cdef void consumer_wake(Consumer *consumer, Given given) noexcept nogil
 # Give back the resources that the claim holds, if any.
 cdef void claim_give(Claim *claim) noexcept nogil
 
 # Decide about all lines that have changed, and, if resources were given back, about lines that lack some. `asking` is
-# the consumer that decides, or for which the front does; it goes first and is not called. Returns called consumers, and
-# idle ones whose `watch_ns` has changed, as a chain by `next_called`. With `by_front`, consumers that the front can use
+# the consumer that decides, or for which the front does; it goes first and is not woken. Returns woken consumers, and
+# idle ones whose `watch_ns` has changed, as a chain by `next_woken`. With `by_front`, consumers that the front can use
 # do not look again themselves: the front takes care of `watched_ns` of lines without a watcher.
 cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_front) noexcept nogil

@@ -105,7 +105,7 @@ cdef inline bint can_ever(const Claim *claim) noexcept nogil:
 
 
 cdef void find_overdue(Dispatcher *self) noexcept nogil:
-    # of the claims whose lines have been passed over for too long, the one that is furthest behind
+    # find, of the claims whose lines have been passed over for too long, the one that is furthest behind
     cdef const Line *line = self.lacking.first
     cdef const Consumer *consumer
     cdef const Claim *claim
@@ -135,7 +135,7 @@ cdef Consumer *best_of(const Line *line) noexcept nogil:
 
 
 cdef Consumer *best_lacking(Dispatcher *self) noexcept nogil:
-    # the same over all lines that lack resources
+    # the idle consumer that goes first, over all lines that lack resources; NULL: none can execute now
     cdef const Line *line = self.lacking.first
     cdef Consumer *best = NULL
     cdef Consumer *consumer
@@ -185,7 +185,7 @@ cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil:
 
 
 cdef inline void leave_line(Consumer *consumer) noexcept nogil:
-    # it is idle no longer
+    # the consumer is idle no longer
     cdef Line *line = consumer.line
     list_remove(&line.idle, consumer)
     line.idle_count -= 1
@@ -206,56 +206,56 @@ cdef void consumer_watched(Consumer *consumer) noexcept nogil:
     line_touch(consumer.line)
 
 
-cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil:
+cdef void consumer_wake(Consumer *consumer, Given given) noexcept nogil:
     if consumer.state == CONSUMER_IDLE:
         leave_line(consumer)
         line_touch(consumer.line)  # another consumer may have to watch
-    consumer.state = CONSUMER_CALLED
+    consumer.state = CONSUMER_WOKEN
     consumer.given = given
 
 
-cdef inline Consumer *tell(Consumer *called, Consumer *consumer) noexcept nogil:
+cdef inline Consumer *tell(Consumer *woken, Consumer *consumer) noexcept nogil:
     # add the consumer to the chain
     if consumer.chained:
-        return called
+        return woken
     consumer.chained = True
-    consumer.next_called = called
+    consumer.next_woken = woken
     return consumer
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Decisions
 
-cdef Consumer *give(Consumer *consumer, Request *batch, const char *why, Consumer *called) noexcept nogil:
+cdef Consumer *give(Consumer *consumer, Request *batch, const char *why, Consumer *woken) noexcept nogil:
     leave_line(consumer)
     if consumer.claim != NULL:
         grant(consumer.line.dispatcher, consumer.claim)
-    consumer.state = CONSUMER_CALLED
+    consumer.state = CONSUMER_WOKEN
     consumer.given = GIVEN_BATCH
     consumer.batch = batch
     consumer.why = why
-    return tell(called, consumer)
+    return tell(woken, consumer)
 
 
-cdef Consumer *call_all(Line *line, Consumer *called) noexcept nogil:
+cdef Consumer *wake_all(Line *line, Consumer *woken) noexcept nogil:
     # no batch will come any more
     cdef Consumer *consumer
     while line.idle.first != NULL:
         consumer = line.idle.first
         leave_line(consumer)
-        consumer.state = CONSUMER_CALLED
+        consumer.state = CONSUMER_WOKEN
         consumer.given = GIVEN_END
-        called = tell(called, consumer)
-    return called
+        woken = tell(woken, consumer)
+    return woken
 
 
 cdef inline bint is_asking(const Consumer *asking, const Line *line) noexcept nogil:
     return asking != NULL and asking.state == CONSUMER_IDLE and asking.line == line
 
 
-cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) noexcept nogil:
+cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **woken) noexcept nogil:
     # An idle consumer of a line without resources, preferably one that is awake. Consumers that are not ready are
-    # called, so that their threads get ready.
+    # woken, so that their threads get ready.
     cdef Consumer *consumer
     if is_asking(asking, line):
         return asking
@@ -264,18 +264,18 @@ cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) n
         if consumer.ready == NULL or consumer.ready(consumer):
             return consumer
         leave_line(consumer)
-        consumer.state = CONSUMER_CALLED
+        consumer.state = CONSUMER_WOKEN
         consumer.given = GIVEN_BACK
-        called[0] = tell(called[0], consumer)
+        woken[0] = tell(woken[0], consumer)
     return NULL
 
 
-cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_front, Consumer *called) noexcept nogil:
+cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_front, Consumer *woken) noexcept nogil:
     # Set the alarm: a consumer, or the front, looks at the line at `wake_ns` or before. An earlier alarm stays, also
     # when the request that it was set for has left: it costs one look, after which this function sets the later time.
     cdef Consumer *consumer
     if wake_ns == NEVER or line.idle_count == 0 or line.watched_ns <= wake_ns:
-        return called
+        return woken
     line.watched_ns = wake_ns
     if is_asking(asking, line) and not (by_front and asking.ready != NULL):
         consumer = asking
@@ -284,21 +284,21 @@ cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_fron
     else:
         consumer = line.idle.first
         if by_front and consumer.ready != NULL:
-            return called
+            return woken
     if line.watcher != NULL:
         line.watcher.watch_ns = NEVER
     line.watcher = consumer
     consumer.watch_ns = wake_ns
-    return called if consumer == asking else tell(called, consumer)
+    return woken if consumer == asking else tell(woken, consumer)
 
 
 cdef Consumer *watch_or_end(Line *line, int64_t wake_ns, Consumer *asking, bint by_front,
-                            Consumer *called) noexcept nogil:
+                            Consumer *woken) noexcept nogil:
     # there is no batch in the line
     delist(line)
     if line.over:
-        return call_all(line, called)
-    return watch(line, wake_ns, asking, by_front, called)
+        return wake_all(line, woken)
+    return watch(line, wake_ns, asking, by_front, woken)
 
 
 cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
@@ -307,7 +307,7 @@ cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept no
     line.plan(line, now, plan)
 
 
-cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_front, Consumer *called) noexcept nogil:
+cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_front, Consumer *woken) noexcept nogil:
     # look at a line without resources: give out its batches
     cdef BatchPlan plan
     cdef Request *batch
@@ -315,30 +315,30 @@ cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_front, Co
     while line.idle_count:
         make_plan(line, now, &plan)
         if plan.count == 0:
-            return watch_or_end(line, plan.wake_ns, asking, by_front, called)
-        consumer = ready_consumer(line, asking, &called)
+            return watch_or_end(line, plan.wake_ns, asking, by_front, woken)
+        consumer = ready_consumer(line, asking, &woken)
         if consumer == NULL:
             break
         batch = line.cut(line, now, &plan)
         if batch == NULL:
-            return watch_or_end(line, plan.wake_ns, asking, by_front, called)
-        called = give(consumer, batch, plan.why, called)
-    return called
+            return watch_or_end(line, plan.wake_ns, asking, by_front, woken)
+        woken = give(consumer, batch, plan.why, woken)
+    return woken
 
 
-cdef Consumer *look_limited(Line *line, int64_t now, Consumer *asking, Consumer *called) noexcept nogil:
-    # the same for a line with resources: if it has a batch, its consumers wait for their turn
+cdef Consumer *look_limited(Line *line, int64_t now, Consumer *asking, Consumer *woken) noexcept nogil:
+    # look at a line with resources: if it has a batch, its consumers wait for their turn
     cdef BatchPlan plan
     if line.idle_count == 0:
-        return called
+        return woken
     make_plan(line, now, &plan)
     if plan.count == 0:
-        return watch_or_end(line, plan.wake_ns, asking, False, called)
+        return watch_or_end(line, plan.wake_ns, asking, False, woken)
     enlist(line)
-    return called
+    return woken
 
 
-cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noexcept nogil:
+cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *woken) noexcept nogil:
     # the consumer whose turn it is gets a batch, if there still is one
     cdef Line *line = consumer.line
     cdef BatchPlan plan
@@ -346,15 +346,15 @@ cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noe
     make_plan(line, now, &plan)
     batch = line.cut(line, now, &plan) if plan.count else NULL
     if batch == NULL:
-        return watch_or_end(line, plan.wake_ns, NULL, False, called)
-    called = give(consumer, batch, plan.why, called)
+        return watch_or_end(line, plan.wake_ns, NULL, False, woken)
+    woken = give(consumer, batch, plan.why, woken)
     line.passed_since = line.dispatcher.virtual_time
     line_touch(line)  # the remaining requests may be another batch
-    return called
+    return woken
 
 
 cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_front) noexcept nogil:
-    cdef Consumer *called = NULL
+    cdef Consumer *woken = NULL
     cdef Consumer *consumer
     cdef Line *line
     while True:
@@ -363,10 +363,10 @@ cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking
             self.touched = line.next_touched
             line.touched = False
             if self.limited:
-                called = look_limited(line, now, asking, called)
+                woken = look_limited(line, now, asking, woken)
             else:
-                called = look(line, now, asking, by_front, called)
+                woken = look(line, now, asking, by_front, woken)
         consumer = best_lacking(self)
         if consumer == NULL:
-            return called
-        called = grant_next(consumer, now, called)
+            return woken
+        woken = grant_next(consumer, now, woken)

@@ -11,7 +11,6 @@ which decides who goes first.
 from libc.stdlib cimport calloc, free
 
 from inferd._native.clock cimport now_ns
-from inferd._native.scheduling.calling cimport lines_look
 from inferd._native.scheduling.dispatcher cimport (
     Line,
     Need,
@@ -20,6 +19,7 @@ from inferd._native.scheduling.dispatcher cimport (
     dispatcher_clear,
     dispatcher_init,
 )
+from inferd._native.scheduling.waking cimport lines_look
 from inferd._native.threads cimport lock, unlock
 
 

@@ -66,7 +66,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     return chain
 
 
-cdef void answer_ousted(Request *chain) noexcept nogil:
+cdef void refuse_ousted(Request *chain) noexcept nogil:
     cdef int64_t now = now_ns()
     cdef Request *following
     while chain != NULL:

@@ -45,7 +45,7 @@ cdef int64_t LONGEST_DELAY   # adding it to a time does not overflow
 # Fill the policy from an inferd.backends.api.ModelSpec. Raises ValueError if the spec asks for more than the server can
 # do.
 cdef int policy_set(Policy *policy, object spec) except -1
-# The same for sequences with the strategy "oldest".
+# Fill the policy of sequences with the strategy "oldest"; errors as above.
 cdef int policy_set_oldest(Policy *policy, object spec) except -1
 # Decide at the time `now` about the waiting requests, `first` and those behind it in the order of service. Uses the
 # predictor if the policy is adaptive.

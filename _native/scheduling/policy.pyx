@@ -109,7 +109,7 @@ cdef bint policy_full(const Policy *policy, const Request *first) noexcept nogil
 
 
 cdef inline void plan_all(const Policy *policy, const Request *first, BatchPlan *plan) noexcept nogil:
-    # the same, if only the largest batch size limits the batch
+    # plan a batch that only the largest batch size limits
     cdef const Request *request = first.next
     cdef uint64_t rows = first.rows
     set_plan(plan, 1, EVERYTHING)
@@ -179,7 +179,7 @@ cdef inline void adapt(const Candidates *found, const ArrivalPredictor *predicto
 
 cdef inline void hurry(const Candidates *found, const ArrivalPredictor *predictor, int64_t now,
                        BatchPlan *plan) noexcept nogil:
-    # the same, because one of them has less time
+    # shorten the wait, or end it, because one of the requests has less time
     cdef int64_t latest = found.end_ns if predictor == NULL else predictor_latest(predictor, found.rows, found.end_ns)
     plan.wake_ns = min(plan.wake_ns, latest)
     if now >= plan.wake_ns:

@@ -45,7 +45,7 @@ cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
     levels_remove(&queue.levels, request)
     queue.enough_rows = 0  # fewer requests may be another batch: the policy plans again
-# The same for any request. False: it does not wait here.
+# Remove a request if it waits here. False: it does not.
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil
 # Put a request whose time is over behind the others.
 cdef void queue_yield(Queue *queue, Request *request) noexcept nogil

@@ -44,7 +44,6 @@ from inferd._native.scheduling.adaptive cimport (
     predictor_latest,
     predictor_take,
 )
-from inferd._native.scheduling.calling cimport BatchScheduler, line_look, line_silence
 from inferd._native.scheduling.dispatcher cimport (
     Consumer,
     Dispatcher,
@@ -67,7 +66,7 @@ from inferd._native.scheduling.levels cimport (
     set_limit,
 )
 from inferd._native.scheduling.limiter cimport RateLimiter
-from inferd._native.scheduling.overflow cimport answer_ousted, is_full, oust, set_attention
+from inferd._native.scheduling.overflow cimport is_full, oust, refuse_ousted, set_attention
 from inferd._native.scheduling.policy cimport (
     MISFIT,
     NEVER,
@@ -78,6 +77,7 @@ from inferd._native.scheduling.policy cimport (
     policy_plan,
     policy_set,
 )
+from inferd._native.scheduling.waking cimport BatchScheduler, line_look, line_silence
 from inferd._native.shares cimport shares_add, shares_end, shares_subtract
 from inferd._native.text cimport format_text
 from inferd._native.threads cimport lock, unlock
@@ -265,7 +265,7 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     pushed = queue_put(queue, request, &level, &ousted)
     unlock(&queue.dispatcher.guard)
     if ousted != NULL:
-        answer_ousted(ousted)
+        refuse_ousted(ousted)
     if pushed == LANE_REFUSED:
         queue_refuse(queue, request, level)
     return pushed
@@ -417,7 +417,7 @@ cdef void queue_free(Lane *lane) noexcept nogil:
 cdef BatchScheduler QUEUE = BatchScheduler(
     Scheduler(push, wake, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 
-# the same until the first request has come, so that later requests pay for no check
+# the table of functions until the first request has come, so that later requests pay for no check
 cdef BatchScheduler FIRST = BatchScheduler(
     Scheduler(push, wake_first, remove, expire, limit, reconsider, close, pending, queue_free), line_of)
 

@@ -169,7 +169,7 @@ cdef void split_refused(Request *whole, Request *first) noexcept nogil:
     split_free(split)
 
 
-cdef void leave(Request *whole) noexcept nogil:
+cdef void leave_parts(Request *whole) noexcept nogil:
     cdef Split *split = <Split *>whole.awaited
     request_stop_waiting(whole, REQUEST_TAKEN)
     abandon_parts(split)
@@ -188,7 +188,7 @@ cdef bint reconsider(Request *whole, const Terms *terms) noexcept nogil:
     return matters
 
 
-cdef Wait FOR_PARTS = Wait(leave, NULL, reconsider)
+cdef Wait FOR_PARTS = Wait(leave_parts, NULL, reconsider)
 
 
 cdef void part_answered(void *sink, Response *response, int status, const char *details) noexcept nogil:

@@ -58,7 +58,7 @@ from inferd._native.text cimport clip, format_text
 cdef int64_t NEVER = 0x7fffffffffffffff
 
 
-cdef Pushed refuse(Request *request, int status, char *details) noexcept nogil:
+cdef Pushed refuse_sequence(Request *request, int status, char *details) noexcept nogil:
     request_fail(request, status, details)
     return LANE_REFUSED
 
@@ -89,7 +89,7 @@ cdef Pushed refuse_unknown(Slots *slots, Request *request) noexcept nogil:
     cdef const Eviction *eviction = slots_eviction(slots, hash)
     cdef char *id = id_text(&request.correlation)
     cdef int32_t reason = eviction.reason if eviction.hash == hash else <int32_t>END_NONE
-    refuse(request, STATUS_INVALID_ARGUMENT, NULL if id == NULL else format_text(
+    refuse_sequence(request, STATUS_INVALID_ARGUMENT, NULL if id == NULL else format_text(
         "inference request for sequence %s to model '%s' must specify the START flag on the first request of the "
         "sequence%s", id, slots.lane.signature.name.data, end_text(reason)))
     if reason != END_NONE:
@@ -107,7 +107,7 @@ cdef bint id_fits(const Slots *slots, Request *request) noexcept nogil:
     for i in range(signature.supplied_count):
         tensor = &signature.inputs[signature.input_count + i]
         if signature.supplied[i].kind == SUPPLY_CORRELATION and (tensor.datatype == DT_BYTES) != text:
-            refuse(request, STATUS_INVALID_ARGUMENT, format_text(
+            refuse_sequence(request, STATUS_INVALID_ARGUMENT, format_text(
                 "sequence batching control '%s' data-type is '%s', but model '%s' expects '%s'", tensor.name.data,
                 b"BYTES" if text else b"UINT64", signature.name.data, datatype_name(tensor.datatype)))
             return False
@@ -118,12 +118,12 @@ cdef bint is_well_formed(const Slots *slots, Request *request) noexcept nogil:
     # Check what every request must have. False: it is refused.
     cdef const char *name = slots.lane.signature.name.data
     if slots.direct and request.rows > 1:
-        refuse(request, STATUS_INVALID_ARGUMENT, format_text(
+        refuse_sequence(request, STATUS_INVALID_ARGUMENT, format_text(
             "inference request to model '%s' must specify batch-size 1 due to requirements of sequence batcher, got "
             "%u: with strategy 'direct' a sequence is one row of the batch", name, request.rows))
         return False
     if not request.correlation.given and not slots.iterative:
-        refuse(request, STATUS_INVALID_ARGUMENT, format_text(
+        refuse_sequence(request, STATUS_INVALID_ARGUMENT, format_text(
             "inference request to model '%s' must specify a non-zero or non-empty correlation ID", name))
         return False
     return not request.correlation.given or id_fits(slots, request)
@@ -133,7 +133,7 @@ cdef bint rows_fit(const Slots *slots, const Sequence *sequence, Request *reques
     # a request must have as many rows as the state of its sequence
     if slots.lane.signature.state_count == 0 or request.sequence_start or request.rows == sequence.rows:
         return True
-    refuse(request, STATUS_INVALID_ARGUMENT, format_text(
+    refuse_sequence(request, STATUS_INVALID_ARGUMENT, format_text(
         "inference request to model '%s' must have the batch size %u with which its sequence started, got %u: the "
         "sequence has a state for each row", slots.lane.signature.name.data, sequence.rows, request.rows))
     return False
@@ -149,11 +149,11 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
         return NULL
     sequence = sequence_new(&request.correlation, slots.lane.signature.state_count)
     if sequence == NULL:
-        refuse(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        refuse_sequence(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         return NULL
     if not slots.iterative and not table_add_sequence(&slots.table, sequence):
         sequence_free(sequence)
-        refuse(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        refuse_sequence(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         return NULL
     if slots_eviction(slots, sequence.hash).hash == sequence.hash:
         slots_eviction(slots, sequence.hash).reason = END_NONE
@@ -187,7 +187,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     if slots.iterative:
         begin_iteration(slots, request)
     elif slots.draining and request.sequence_start:
-        return refuse(request, STATUS_UNAVAILABLE, format_text(
+        return refuse_sequence(request, STATUS_UNAVAILABLE, format_text(
             "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins "
             "on model '%s' any more, those that have begun go on", slots.lane.signature.name.data))
     else:

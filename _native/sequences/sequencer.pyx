@@ -31,7 +31,6 @@ from inferd._native.request.lane cimport (
 from inferd._native.request.request cimport Correlation, InputData, Request, Terms, request_fail
 from inferd._native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from inferd._native.request.statistics cimport FAILURE_OTHER
-from inferd._native.scheduling.calling cimport BatchScheduler, lines_look
 from inferd._native.scheduling.dispatcher cimport (
     Consumer,
     Dispatcher,
@@ -43,6 +42,7 @@ from inferd._native.scheduling.dispatcher cimport (
 )
 from inferd._native.scheduling.limiter cimport RateLimiter
 from inferd._native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
+from inferd._native.scheduling.waking cimport BatchScheduler, lines_look
 from inferd._native.sequences.batch cimport slots_cut, slots_plan
 from inferd._native.sequences.entry cimport slot_deadline, slots_push
 from inferd._native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
@@ -122,7 +122,7 @@ cdef void drained(PostedCallback *callback) noexcept nogil:
     fetch_add32(&(<Notice *>callback).lane.lane.in_flight, -1)
 
 
-cdef void leave(Sequencer *self) noexcept nogil:
+cdef void decide_and_unlock(Sequencer *self) noexcept nogil:
     # The end of every change of the slots: decide, release the lock, return failed requests.
     cdef Request *fallen = take_fallen(self)
     stir(self)
@@ -150,7 +150,7 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
 cdef void wake(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.dispatcher.guard)
-    leave(self)
+    decide_and_unlock(self)
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
@@ -158,7 +158,7 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     cdef bint removed
     lock(&self.dispatcher.guard)
     removed = slots_remove(&self.slots, request, now_ns())
-    leave(self)
+    decide_and_unlock(self)
     return removed
 
 
@@ -167,7 +167,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.dispatcher.guard)
     slots_expire(&self.slots, request, now_ns())
-    leave(self)
+    decide_and_unlock(self)
     return False
 
 
@@ -180,7 +180,7 @@ cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept 
     cdef bint waits
     lock(&self.dispatcher.guard)
     waits = slots_reconsider(&self.slots, request, terms)
-    leave(self)
+    decide_and_unlock(self)
     return waits
 
 
@@ -228,7 +228,7 @@ cdef void request_done(Lane *lane, Request *request) noexcept nogil:
     commit_state(self, request)
     lock(&self.dispatcher.guard)
     slots_request_done(&self.slots, request, now_ns())
-    leave(self)
+    decide_and_unlock(self)
 
 
 cdef void again(Lane *lane, Request *request) noexcept nogil:
@@ -241,7 +241,7 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
         request_fail(request, STATUS_CANCELLED, format_text("no client waits for the response any more"))
         request.next = self.slots.fallen
         self.slots.fallen = request
-    leave(self)
+    decide_and_unlock(self)
 
 
 cdef uint32_t pending(Lane *lane) noexcept nogil:
@@ -272,7 +272,7 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
     cdef int64_t next
     lock(&self.dispatcher.guard)
     next = slots_evict(&self.slots, now)
-    leave(self)
+    decide_and_unlock(self)
     self.armed = next != NEVER and timers_set(
         (<Bridge *>self.slots.bridge).timers, timer, max(next, now + SHORTEST_SWEEP_NS))
     if not self.armed:
@@ -297,7 +297,7 @@ cdef void close(Lane *lane) noexcept nogil:
     slots_close(&self.slots, now_ns())
     if self.slots.bridge != NULL and not before:
         post(self, &self.leaving, disarm)
-    leave(self)
+    decide_and_unlock(self)
 
 
 cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
@@ -315,7 +315,7 @@ cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
     lock(&self.dispatcher.guard)
     if self.slots.draining:
         slots_supersede(&self.slots, correlation, now_ns())
-    leave(self)
+    decide_and_unlock(self)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -499,4 +499,4 @@ cdef class SequenceLane(LaneHandle):
         cdef Sequencer *self_ = self.sequencer()
         lock(&self_.dispatcher.guard)
         slots_leave(&self_.slots, stream, now_ns())
-        leave(self_)
+        decide_and_unlock(self_)

@@ -72,7 +72,7 @@ cdef struct Slots:
     Request *fallen          # a chain of requests that have failed, for the caller to answer
 
 cdef inline InstanceSlots *slots_set_of(const Slots *slots, const Sequence *sequence) noexcept nogil:
-    # of a sequence with a slot
+    # the set with the slot of a sequence, which has one
     return slots.slot_sets[sequence.instance]
 
 cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept nogil:

@@ -233,7 +233,7 @@ cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogi
     sequence_free(sequence)
 
 
-cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+cdef void sequence_go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # Continue a sequence of which no request is executed, and which is in no list except perhaps the backlog.
     if sequence.queue.first != NULL:
         if sequence.slot >= 0:
@@ -303,11 +303,11 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
         sequences_remove(sequence)
     slots_notify(slots, sequence, reason, now)
     if sequence.running == NULL and (sequence.list == NULL or sequence.queue.first == NULL):
-        go_on(slots, sequence, now)
+        sequence_go_on(slots, sequence, now)
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
-    # Its last request already marks an end: that of a sequence which a START replaced, before the START was
+    # Whether the sequence's last request already marks an end. It does if a START replaced the sequence and was then
     # cancelled.
     if sequence.queue.last != NULL:
         return sequence.queue.last.sequence_end
@@ -383,7 +383,7 @@ cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexce
     slot_set.running -= 1
     if slots.direct and slot_set.running == 0:
         slot_set.stirred = True
-    go_on(slots, sequence, now)
+    sequence_go_on(slots, sequence, now)
 
 
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil:
@@ -395,7 +395,7 @@ cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogi
     slot_set.running -= 1
     sequence_prepend(sequence, request)
     slots_count(slots, sequence, 1)
-    go_on(slots, sequence, now)
+    sequence_go_on(slots, sequence, now)
 
 
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil:

@@ -35,8 +35,8 @@ from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.life cimport request_is_queued
 from inferd._native.request.request cimport Request, Response, request_free, request_new
-from inferd._native.service.answer cimport answer_error_outgoing, answer_outgoing
 from inferd._native.service.call_request cimport submit_for_call
+from inferd._native.service.encoding cimport error_outgoing, response_outgoing
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
@@ -45,7 +45,7 @@ from inferd._native.transport.client cimport Client, client_begin_stream, client
 from inferd._native.transport.errorinfo cimport final_trailers, stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value
-from inferd._native.transport.ledger cimport CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
+from inferd._native.transport.ledger cimport CALL_MEMORY, STAGE_WITH_HANDLER, charge_make, charge_resize
 from inferd._native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
 from inferd._native.transport.stream cimport (
@@ -151,7 +151,7 @@ cdef bint ends_on_error(const Stream *stream) noexcept nogil:
     return found
 
 
-cdef void begin(Stream *stream) noexcept nogil:
+cdef void begin_call(Stream *stream) noexcept nogil:
     cdef ExchangeDoor *door = <ExchangeDoor *>stream.method.context
     cdef Client *client = stream.conn.client
     cdef Exchange *self
@@ -178,24 +178,24 @@ cdef void begin(Stream *stream) noexcept nogil:
     self.over.run = tell_over
     list_append(&door.exchanges, self)
     stream.call = self
-    charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, CALL_MEMORY + STREAM_MEMORY)
+    charge_make(&stream.with_handler, &stream.conn.account, STAGE_WITH_HANDLER, CALL_MEMORY + STREAM_MEMORY)
     stream_watch(stream)
 
 
 cdef inline void hold(Exchange *self, size_t size) noexcept nogil:
     # charge `size` bytes more; the transport releases the charge when the call has its status
     cdef Stream *stream = self.stream
-    if stream.executed.account != NULL:
-        charge_resize(&stream.executed, stream.executed.bytes + size)
+    if stream.with_handler.account != NULL:
+        charge_resize(&stream.with_handler, stream.with_handler.bytes + size)
 
 
 cdef inline void let_go(Exchange *self, size_t size) noexcept nogil:
     cdef Stream *stream = self.stream
-    if stream.executed.account != NULL:
-        charge_resize(&stream.executed, stream.executed.bytes - size)
+    if stream.with_handler.account != NULL:
+        charge_resize(&stream.with_handler, stream.with_handler.bytes - size)
 
 
-cdef void leave(Exchange *self) noexcept nogil:
+cdef void exchange_leave(Exchange *self) noexcept nogil:
     # The stream has its status, or is closed: remove all of it from the engine.
     cdef Stream *stream = self.stream
     self.stream = NULL
@@ -240,12 +240,12 @@ cdef void fail(Exchange *self, int status, const char *details, Refusal refusal)
     cdef Stream *stream = self.stream
     cdef size_t count
     cdef nghttp2_nv *trailers = final_trailers(status, details, refusal, self.door.report, &count)
-    leave(self)
+    exchange_leave(self)
     stream_end(stream, status, details, trailers, count)
     stream_drop_request(stream)
 
 
-cdef void refuse(Exchange *self, Refusal refusal, const char *details) noexcept nogil:
+cdef void refuse_stream(Exchange *self, Refusal refusal, const char *details) noexcept nogil:
     if not stream_ended(self.stream):
         refusal_count(refusal)
     fail(self, refusal_status(refusal), details, refusal)
@@ -264,7 +264,7 @@ cdef void settle(Exchange *self) noexcept nogil:
     if stream.receiver.state == RECEIVED_ALL and is_taken(stream):
         fail(self, STATUS_OK, "", REFUSAL_NONE)
     elif self.closing:
-        refuse(self, REFUSAL_STOPPING, self.door.stopping)
+        refuse_stream(self, REFUSAL_STOPPING, self.door.stopping)
 
 
 cdef void half_closed(Stream *stream) noexcept nogil:
@@ -273,7 +273,7 @@ cdef void half_closed(Stream *stream) noexcept nogil:
 
 
 cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
-    leave(<Exchange *>stream.call)
+    exchange_leave(<Exchange *>stream.call)
 
 
 cdef void late(Stream *stream) noexcept nogil:
@@ -345,7 +345,7 @@ cdef void take(Exchange *self) noexcept nogil:
         if request != NULL:
             request_free(request)
         if self.stream != NULL:  # else the transport has ended the call meanwhile
-            refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the request")
+            refuse_stream(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the request")
         return
     self.door.received += size
     opened.exchange = self
@@ -366,7 +366,7 @@ cdef void take(Exchange *self) noexcept nogil:
 
 
 cdef void close(Exchange *self, Opened *opened) noexcept nogil:
-    # its last response has been passed on
+    # the last response of the request has been passed on
     list_remove(&self.decoupled if opened.decoupled else &self.in_order, opened)
     let_go(self, opened.size)
     self.open -= 1
@@ -409,14 +409,14 @@ cdef void exchange_deliver(void *sink, Response *response, int status, const cha
     if stream_ended(self.stream):  # by the transport
         if response == NULL or response.final:
             opened.request = NULL
-        leave(self)
+        exchange_leave(self)
         return
     if not silent:
         sending = sending_new(self, opened, response, status, details)
     if response == NULL or response.final:
         opened.request = NULL
     if not silent and sending == NULL:
-        refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the response")
+        refuse_stream(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the response")
         return
     if leaves:
         leave_order(self, opened)
@@ -443,12 +443,12 @@ cdef Sending *sending_new(Exchange *self, Opened *opened, Response *response, in
     sending.status = status
     sending.refusal = response.refusal if response != NULL else REFUSAL_NONE
     if status == STATUS_OK:
-        sending.message = answer_outgoing(response, True)
+        sending.message = response_outgoing(response, True)
     elif self.errors_end:
         sending.details = format_text("%s", details)
         return sending
     else:
-        sending.message = answer_error_outgoing(opened.request, response == NULL or response.final, details)
+        sending.message = error_outgoing(opened.request, response == NULL or response.final, details)
     if sending.message == NULL:
         free(sending)
         return NULL
@@ -527,10 +527,10 @@ cdef void writable(Stream *stream) noexcept nogil:
 # Clients that block instances by not reading
 
 cdef void look_later(Exchange *self) noexcept nogil:
-    self.timer.fire = look
+    self.timer.fire = timer_fired
     self.timer.owner = self
     if not timers_set(self.stream.conn.host.timers, &self.timer, self.stream.conn.host.now_ns + LOOK_NS):
-        refuse(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the call")
+        refuse_stream(self, REFUSAL_LIMIT_EXCEEDED, "no memory for the call")
 
 
 cdef bint keeps_others_waiting(const Exchange *self) noexcept nogil:
@@ -563,7 +563,7 @@ cdef bint is_unfinished(const Exchange *self) noexcept nogil:
     return False
 
 
-cdef void look(Timer *timer, int64_t now) noexcept nogil:
+cdef void timer_fired(Timer *timer, int64_t now) noexcept nogil:
     cdef Exchange *self = <Exchange *>timer.owner
     cdef char *text
     self.stream.conn.host.now_ns = now
@@ -580,14 +580,14 @@ cdef void look(Timer *timer, int64_t now) noexcept nogil:
     text = format_text(
         "the client has not read its responses for %.0f s while other requests wait for the instance that makes them; "
         "read faster, or ask for less at a time", self.debt)
-    refuse(self, REFUSAL_LIMIT_EXCEEDED, text_or_no_memory(text))
+    refuse_stream(self, REFUSAL_LIMIT_EXCEEDED, text_or_no_memory(text))
     free(text)
 
 
 EXCHANGE.single = False
 EXCHANGE.reset_cost = COST_FRAME
 EXCHANGE.wants = wants
-EXCHANGE.begin = begin
+EXCHANGE.begin = begin_call
 EXCHANGE.message = message_came
 EXCHANGE.half_closed = half_closed
 EXCHANGE.writable = writable

@@ -105,7 +105,7 @@ cdef struct Family:
     bint point               # OpenMetrics: bounds are written as floating-point numbers
 
 
-cdef void begin(Text *text, const Family *family, const char *suffix, const Version *version) noexcept nogil:
+cdef void begin_sample(Text *text, const Family *family, const char *suffix, const Version *version) noexcept nogil:
     # write a sample up to its labels, without the closing brace
     put(text, family.name, family.name_size)
     put_text(text, suffix)
@@ -114,7 +114,7 @@ cdef void begin(Text *text, const Family *family, const char *suffix, const Vers
 
 
 cdef void sample(Text *text, const Family *family, const Version *version, uint64_t value) noexcept nogil:
-    begin(text, family, "", version)
+    begin_sample(text, family, "", version)
     put(text, "} ", 2)
     put_number(text, value)
     put(text, "\n", 1)
@@ -122,7 +122,7 @@ cdef void sample(Text *text, const Family *family, const Version *version, uint6
 
 cdef void labelled(Text *text, const Family *family, const Version *version, const char *label,
                    uint64_t value) noexcept nogil:
-    begin(text, family, "", version)
+    begin_sample(text, family, "", version)
     put_text(text, ",reason=\"")
     put_text(text, label)
     put(text, "\"} ", 3)
@@ -133,7 +133,7 @@ cdef void labelled(Text *text, const Family *family, const Version *version, con
 cdef void bucket(Text *text, const Family *family, const Version *version, uint64_t bound, uint64_t unit,
                  uint64_t count, const Exemplar *exemplar=NULL) noexcept nogil:
     # bound 0: the last bucket, without a bound
-    begin(text, family, "_bucket", version)
+    begin_sample(text, family, "_bucket", version)
     put_text(text, ",le=\"")
     if bound:
         put_scaled(text, bound, unit, family.point)
@@ -148,11 +148,11 @@ cdef void bucket(Text *text, const Family *family, const Version *version, uint6
 
 cdef void sums(Text *text, const Family *family, const Version *version, uint64_t sum, uint64_t unit,
                uint64_t count) noexcept nogil:
-    begin(text, family, "_count", version)
+    begin_sample(text, family, "_count", version)
     put(text, "} ", 2)
     put_number(text, count)
     put(text, "\n", 1)
-    begin(text, family, "_sum", version)
+    begin_sample(text, family, "_sum", version)
     put(text, "} ", 2)
     put_scaled(text, sum, unit, False)
     put(text, "\n", 1)

@@ -26,13 +26,13 @@ from inferd._native.request.record cimport Record
 from inferd._native.request.recorder cimport RecorderHandle
 from inferd._native.request.request cimport Request, Response, request_free, request_new
 from inferd._native.service.access cimport ALLOWED, INFERENCE, AccessPolicy, Verdict, access_message
-from inferd._native.service.answer cimport answer_outgoing
-from inferd._native.service.answer_store cimport StoreBase, store_install
 from inferd._native.service.authorizer cimport Authorizer, access_deny, access_note
 from inferd._native.service.call_request cimport submit_for_call
+from inferd._native.service.encoding cimport response_outgoing
 from inferd._native.service.exchange cimport EXCHANGE, ExchangeDoor, exchange_deliver, exchange_stream, exchanges_drain
 from inferd._native.service.forwarding cimport Forwarder, forwarder_claims
 from inferd._native.service.model_waits cimport ModelAsk, model_ask_answer, model_ask_new, refuse_fn
+from inferd._native.service.response_store cimport StoreBase, store_install
 from inferd._native.service.submission cimport (
     Submission,
     submission_after_read,
@@ -50,8 +50,8 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
 from inferd._native.traceparent cimport TraceContext, traceparent_read
 from inferd._native.transport.endpoint cimport Endpoint
-from inferd._native.transport.io_thread cimport IoThreads, io_wake
 from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
+from inferd._native.transport.io_thread cimport IoThreads, io_wake
 from inferd._native.transport.nghttp2 cimport nghttp2_nv
 from inferd._native.transport.outgoing cimport Outgoing
 from inferd._native.transport.stream cimport Stream, stream_end, stream_reply
@@ -121,7 +121,7 @@ cdef void deliver_stream(void *sink, Response *response, int status, const char 
     if status != STATUS_OK:
         fail(stream, status, details, response.refusal if response != NULL else REFUSAL_NONE, report)
         return
-    message = answer_outgoing(response, False)
+    message = response_outgoing(response, False)
     if message == NULL:
         fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", REFUSAL_NONE, report)
         return
@@ -320,7 +320,7 @@ cdef class InferService:
         """Let an I/O thread that does not run deliver responses; None: the event loop delivers again."""
         self.bridge.deliver_on(io)
 
-    def keep_answers(self, size: int, *, ttl: float = 0.0, entry: int = 0, compare: bool = False) -> None:
+    def keep_responses(self, size: int, *, ttl: float = 0.0, entry: int = 0, compare: bool = False) -> None:
         """Keep responses in a cache of at most `size` bytes, each for `ttl` seconds (0: for any time).
 
         A response that takes more than `entry` bytes (0: a quarter of the cache) is not kept. With `compare` the cache
@@ -336,7 +336,7 @@ cdef class InferService:
         self.submission.coalescer.ttl_ns = ttl_ns
         front_leave()
 
-    def keep_answers_in(self, StoreBase store not None) -> None:
+    def keep_responses_in(self, StoreBase store not None) -> None:
         """Keep responses in this store instead."""
         self.store = store
         store_install(store, &self.submission)
@@ -400,15 +400,15 @@ cdef class InferService:
         self.authorizer = authorizer
         self.submission.access = &authorizer.access
 
-    def set_callers_apart(self, *, sequences: bool, answers: bool) -> None:
+    def set_callers_apart(self, *, sequences: bool, responses: bool) -> None:
         """Set what known callers (by a token, a certificate, or as a user) do not share.
 
         Args:
             sequences: each caller has its own sequence ids, which is the default.
-            answers: no caller gets the response to a request of another one, from the cache or by coalescing.
+            responses: no caller gets the response to a request of another one, from the cache or by coalescing.
         """
         self.submission.sequences_shared = not sequences
-        self.submission.answers_apart = answers
+        self.submission.responses_apart = responses
 
     def forward(self, Forwarder forwarder not None) -> None:
         """Accept parameters whose names this forwarder claims from headers only, not from messages."""

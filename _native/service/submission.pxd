@@ -43,7 +43,7 @@ cdef struct Submission:
     # called for a request whose caller may not use its model; the request has its error
     void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
     bint sequences_shared    # callers may continue each other's sequences
-    bint answers_apart       # no caller gets the response to another caller's request
+    bint responses_apart     # no caller gets the response to another caller's request
     # Whether parameters of this name come from headers of the call only; NULL: none does
     bint (*is_header)(void *context, const uint8_t *name, size_t size) noexcept nogil
     void *is_header_context
@@ -69,8 +69,8 @@ cdef extern from *:
 # client's trace context, NULL for none.
 cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
                          int64_t timeout_ns, uint64_t caller, const TraceContext *context=*) noexcept nogil
-# The same for a call whose headers become parameters: `forwarded` bytes behind the message are further entries of its
-# map `parameters`. They are decoded separately, so the message can neither hide nor change them.
+# submit_message for a call whose headers become parameters: `forwarded` bytes behind the message are further entries of
+# its map `parameters`. They are decoded separately, so the message can neither hide nor change them.
 cdef void submit_call(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
                       size_t forwarded, int64_t timeout_ns, uint64_t caller,
                       const TraceContext *context) noexcept nogil
@@ -87,6 +87,6 @@ cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil
 # In the front: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil
-# The same after a read from a connection at `at_ns`; `another`: the read before was from another connection. True: the
-# instances are woken at the end of the round of reads.
+# Wake the instances after a read from a connection at `at_ns`; `another`: the read before was from another connection.
+# True: the instances are woken at the end of the round of reads.
 cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil

@@ -170,7 +170,7 @@ cdef inline Prepared bind(Submission *self, Request *request, bint may_wait) noe
         if lane == NULL:
             return missing(request, status, details, may_wait)
     request.lane = lane
-    if request.single and lane.signature.decoupled and not lane.signature.single_answers:
+    if request.single and lane.signature.decoupled and not lane.signature.single_responses:
         request_fail(request, STATUS_UNIMPLEMENTED, format_text(
             "ModelInfer RPC doesn't support models with decoupled transaction policy: ask model '%s' by "
             "ModelStreamInfer", lane.signature.name.data))
@@ -219,7 +219,7 @@ cdef inline void set_apart(const Submission *self, Request *request, uint64_t ca
     who = asker(request, caller)
     request.origin.caller = caller
     request.correlation.owner = 0 if self.sequences_shared else who
-    request.origin.audience = who if self.answers_apart else 0
+    request.origin.audience = who if self.responses_apart else 0
 
 
 cdef inline void give_back(Request *request) noexcept nogil:
@@ -243,7 +243,7 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
 
 cdef void refuse_full(const Submission *self, Request *request, Block *block, const uint8_t *data,
                       size_t size) noexcept nogil:
-    # as cheaply as possible; but the client of a stream needs the id to know which request failed
+    # Refuse as cheaply as possible. But the client of a stream needs the id to know which request failed.
     if request.single:
         request.block = block
     elif not request_decode(request, block, data, size):
@@ -472,7 +472,7 @@ cdef inline bint enter(Submission *self, Request *request) noexcept nogil:
     request.queued_ns = request.terms.executable_ns
     pushed = lane.scheduler.push(lane, request)
     if pushed != PUSHED:
-        refuse(request, pushed)
+        refuse_pushed(request, pushed)
         return False
     if request.terms.deadline_ns or request.expires_ns:
         bridge_watch(self.bridge, request)
@@ -480,7 +480,7 @@ cdef inline bint enter(Submission *self, Request *request) noexcept nogil:
     return True
 
 
-cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
+cdef void refuse_pushed(Request *request, Pushed pushed) noexcept nogil:
     # the lane did not take it
     cdef Lane *lane = <Lane *>request.lane
     if request.order_entry != NULL:

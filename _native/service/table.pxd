@@ -40,7 +40,7 @@ cdef struct Table:
 # request in flight.
 # NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, call table_route.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
-# The same for a request of this sequence, or of none; `begins`: it starts the sequence. In the front.
+# Find the lane for a request of this sequence, or of none; `begins`: it starts the sequence. In the front.
 cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *correlation, bint begins, int *status,
                        char **details) noexcept nogil
 

@@ -74,7 +74,8 @@ cdef inline Lane *lane_of(const ModelEntry *entry, uint32_t count, int64_t versi
     return NULL
 
 
-cdef void refuse(const ModelEntry *entry, Str name, int64_t version, int *status, char **details) noexcept nogil:
+cdef void refuse_version(const ModelEntry *entry, Str name, int64_t version, int *status,
+                         char **details) noexcept nogil:
     # set the error: no version is there, or none is ready
     cdef bint known = False
     cdef uint32_t i
@@ -163,7 +164,7 @@ cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **d
     elif entry != NULL and entry.departing_count:
         status[0] = STATUS_OK
     else:
-        refuse(entry, name, number, status, details)
+        refuse_version(entry, name, number, status, details)
     unlock(&table.guard)
     return lane
 
@@ -191,7 +192,7 @@ cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, i
     for i in range(entry.departing_count):
         departs = departs or entry.departing[i].version == version
     if not departs:
-        refuse(entry, name, version, status, details)
+        refuse_version(entry, name, version, status, details)
         return
     status[0] = STATUS_UNAVAILABLE
     details[0] = format_text(
@@ -227,7 +228,7 @@ cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *c
     lock(&table.guard)
     entry = entry_of(table, name)
     if entry == NULL:
-        refuse(NULL, name, number, status, details)
+        refuse_version(NULL, name, number, status, details)
     elif version.size == 0 or choose_version(entry, version, &number, status, details):
         labelled = version.size > 0 and not version_number(version, &given)
         lane = route_locked(entry, name, number, labelled, correlation, begins, status, details)
@@ -246,7 +247,7 @@ cdef void entry_free(ModelEntry *entry) noexcept nogil:
 
 
 cdef VersionEntry *versions_new(list versions) except NULL:
-    # of pairs of a number and a LaneHandle or None
+    # `versions` has pairs of a number and a LaneHandle or None
     cdef VersionEntry *entries = <VersionEntry *>calloc(max(1, len(versions)), sizeof(VersionEntry))
     cdef LaneHandle handle
     cdef uint32_t i = 0
@@ -260,7 +261,7 @@ cdef VersionEntry *versions_new(list versions) except NULL:
 
 
 cdef int set_labels(ModelEntry *entry, list labels) except -1:
-    # of pairs of the label's bytes, which stay the caller's, and a number
+    # `labels` has pairs of the label's bytes, which stay the caller's, and a number
     cdef bytes label
     entry.labels = <LabelEntry *>calloc(max(1, len(labels)), sizeof(LabelEntry))
     if entry.labels == NULL:

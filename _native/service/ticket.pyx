@@ -14,7 +14,7 @@ from inferd._native.request.bridge cimport bridge_abandon
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.life cimport request_is_queued
 from inferd._native.request.request cimport Request, Response
-from inferd._native.service.answer cimport answer_bytes, answer_stream_error, answer_streamed
+from inferd._native.service.encoding cimport error_streamed, response_bytes, response_streamed
 from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 
 from collections import deque
@@ -55,9 +55,9 @@ cdef class Ticket:
             if status == STATUS_OK and response.empty and not (self.stream and response.request.empty_final):
                 pass  # the response only ends the request
             elif status == STATUS_OK:
-                message = answer_streamed(response) if self.stream else answer_bytes(response)
+                message = response_streamed(response) if self.stream else response_bytes(response)
             elif self.stream:
-                message = answer_stream_error(self.request, final, details)
+                message = error_streamed(self.request, final, details)
         except MemoryError:
             status = STATUS_RESOURCE_EXHAUSTED
             text = "no memory for the response"
@@ -89,7 +89,7 @@ cdef class Ticket:
 
     @property
     def lane(self) -> int:
-        """The same number for all requests that wait for the same instances; 0 when it is over."""
+        """A number that all requests for the same instances share; 0 when the request is over."""
         cdef Request *request = self.request
         return <uintptr_t>request.lane if request != NULL else 0
 

@@ -30,7 +30,7 @@ from inferd._native.request.signature cimport MAX_RANK, Signature, TensorSignatu
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
 from inferd._native.tensors.parameters cimport take_correlation, take_parameters, wrong_parameter
 from inferd._native.tensors.placement cimport RegionAccess, is_placed, place_input, place_output
-from inferd._native.tensors.refusals cimport contents_name, refuse, refuse_missing, refuse_shape
+from inferd._native.tensors.refusals cimport contents_name, refuse_invalid, refuse_missing, refuse_shape
 from inferd._native.text cimport clip, format_text
 
 
@@ -76,7 +76,7 @@ cdef void request_identify(Request *request) noexcept nogil:
 # --- inputs
 
 cdef inline int input_at(const Signature *signature, uint32_t place, Str name) noexcept nogil:
-    # The same as input_find, but faster for clients that send the inputs in the order of the model.
+    # Does what input_find does, faster for clients that send the inputs in the order of the model.
     cdef const Str *expected = &signature.inputs[place].name
     if (place < signature.input_count and expected.size == name.size
             and memcmp(expected.data, name.data, name.size) == 0):
@@ -91,7 +91,7 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
     cdef uint32_t i
     cdef int index
     if request.message.raw_count > 0 and request.message.raw_count > request.message.input_count:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "unexpected number of raw_input_contents for model '%s', expected %u, one for each input, got %u",
             signature.name.data, request.message.input_count, request.message.raw_count))
         return False
@@ -105,8 +105,8 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
                 clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
             return False
         if request.inputs[index].present:
-            refuse(request, format_text("input '%.*s' already exists in request",
-                                        clip(head.name.size), head.name.data))
+            refuse_invalid(request, format_text("input '%.*s' already exists in request",
+                                                clip(head.name.size), head.name.data))
             return False
         if not bind_input(request, regions, head, &raw, index):
             request.inputs[index].present = False  # some of its fields are not set
@@ -162,7 +162,7 @@ cdef bint drop_batch_value(Request *request, uint32_t index) noexcept nogil:
     else:
         memcpy(&wide, input.data, sizeof(wide))
     if wide != request.rows:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "the first value of shape tensor '%.*s' for model '%.*s' must be the batch size of the request, %u, "
             "got %lld", tensor.name.size, tensor.name.data, request.signature.name.size,
             request.signature.name.data, request.rows, <long long>wide))
@@ -229,7 +229,7 @@ cdef bint check_datatype(Request *request, const InputHead *head, int index) noe
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef const char *expected = datatype_name(tensor.datatype)
     if head.datatype.size != strlen(expected) or memcmp(head.datatype.data, expected, head.datatype.size) != 0:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "inference input '%.*s' data-type is '%.*s', but model '%.*s' expects '%s'",
             tensor.name.size, tensor.name.data, clip(head.datatype.size), head.datatype.data,
             signature.name.size, signature.name.data, expected))
@@ -257,15 +257,15 @@ cdef bint check_tensor(Request *request, int index) noexcept nogil:
     cdef uint32_t i
     for i in range(input.rank):
         if input.shape[i] < 0:
-            refuse(request, format_text(
+            refuse_invalid(request, format_text(
                 "All input dimensions should be specified for input '%.*s' for model '%.*s', got %lld in dimension %u",
                 tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
                 <long long>input.shape[i], i))
             return False
         if mul_overflow(elements, input.shape[i], &elements):
-            refuse(request, format_text("the shape of input '%.*s' for model '%.*s' has too many elements",
-                                        tensor.name.size, tensor.name.data,
-                                        signature.name.size, signature.name.data))
+            refuse_invalid(request, format_text("the shape of input '%.*s' for model '%.*s' has too many elements",
+                                                tensor.name.size, tensor.name.data,
+                                                signature.name.size, signature.name.data))
             return False
     if signature.max_batch_size > 0 and not tensor.values and not check_rows(request, tensor, input):
         return False
@@ -278,22 +278,23 @@ cdef bint check_rows(Request *request, const TensorSignature *tensor, const Inpu
     if signature.splits:
         most = min(most * MAX_PARTS, <int64_t>MAX_ROWS)
     if input.rank == 0:
-        refuse(request, format_text("input '%.*s' has no shape but model requires batch dimension for '%.*s'",
-                                    tensor.name.size, tensor.name.data, signature.name.size, signature.name.data))
+        refuse_invalid(request, format_text("input '%.*s' has no shape but model requires batch dimension for '%.*s'",
+                                            tensor.name.size, tensor.name.data, signature.name.size,
+                                            signature.name.data))
         return False
     if input.shape[0] > most:
-        refuse(request, format_text("inference request batch-size must be <= %lld for '%.*s', got %lld",
-                                    <long long>most, signature.name.size, signature.name.data,
-                                    <long long>input.shape[0]))
+        refuse_invalid(request, format_text("inference request batch-size must be <= %lld for '%.*s', got %lld",
+                                            <long long>most, signature.name.size, signature.name.data,
+                                            <long long>input.shape[0]))
         return False
     if input.shape[0] == 0:
-        refuse(request, format_text("inference request batch-size must be >= 1 for '%.*s', got 0",
-                                    signature.name.size, signature.name.data))
+        refuse_invalid(request, format_text("inference request batch-size must be >= 1 for '%.*s', got 0",
+                                            signature.name.size, signature.name.data))
         return False
     if request.rows == 0:
         request.rows = <uint32_t>input.shape[0]
     elif request.rows != input.shape[0]:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "input '%.*s' batch size does not match other inputs for '%.*s', expected %u, got %lld",
             tensor.name.size, tensor.name.data, signature.name.size, signature.name.data, request.rows,
             <long long>input.shape[0]))
@@ -323,7 +324,7 @@ cdef bint check_bytes(Request *request, const TensorSignature *tensor, const Inp
     if tensor.datatype == DT_BYTES:
         return check_strings(request, tensor, input, elements)
     if mul_overflow(elements, datatype_size(tensor.datatype), &expected) or <uint64_t>expected != input.size:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %lld, got %zu",
             tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
             <long long>expected, input.size))
@@ -341,13 +342,13 @@ cdef bint check_strings(Request *request, const TensorSignature *tensor, const I
     cdef uint32_t size
     while left:
         if found == elements:
-            refuse(request, format_text(
+            refuse_invalid(request, format_text(
                 "unexpected number of string elements %lld for inference input '%.*s' for model '%.*s', expecting %lld",
                 <long long>(found + 1), tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
                 <long long>elements))
             return False
         if left < 4:
-            refuse(request, format_text(
+            refuse_invalid(request, format_text(
                 "incomplete string length indicator for inference input '%.*s' for model '%.*s', expecting 4 bytes "
                 "but only %zu bytes available", tensor.name.size, tensor.name.data,
                 signature.name.size, signature.name.data, left))
@@ -356,7 +357,7 @@ cdef bint check_strings(Request *request, const TensorSignature *tensor, const I
         at += 4
         left -= 4
         if size > left:
-            refuse(request, format_text(
+            refuse_invalid(request, format_text(
                 "incomplete string data for inference input '%.*s' for model '%.*s', expecting string of length %u "
                 "but only %zu bytes available", tensor.name.size, tensor.name.data,
                 signature.name.size, signature.name.data, size, left))
@@ -365,7 +366,7 @@ cdef bint check_strings(Request *request, const TensorSignature *tensor, const I
         left -= size
         found += 1
     if found != elements:
-        refuse(request, format_text(
+        refuse_invalid(request, format_text(
             "expected %lld string elements for inference input '%.*s' for model '%.*s', got %lld",
             <long long>elements, tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
             <long long>found))
@@ -393,8 +394,8 @@ cdef bint bind_outputs(Request *request, const RegionAccess *regions) noexcept n
                 clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
             return False
         if request.response.outputs[index].wanted:
-            refuse(request, format_text("output '%.*s' already exists in request",
-                                        clip(head.name.size), head.name.data))
+            refuse_invalid(request, format_text("output '%.*s' already exists in request",
+                                                clip(head.name.size), head.name.data))
             return False
         request.response.outputs[index].wanted = True
         if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):

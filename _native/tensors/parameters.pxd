@@ -3,10 +3,10 @@
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.request.request cimport Request
 
-# Read them from the decoded message. If several have the same key, the last one counts; earlier ones may be malformed.
-# False: status and details are set.
+# Read the parameters from the decoded message. If several have the same key, the last one counts; earlier ones may be
+# malformed. False: status and details are set.
 cdef bint take_parameters(Request *request) noexcept nogil
-# The same for the parameters of the sequence; the next take_parameters reports errors in them.
+# Read only the parameters of the sequence; the next take_parameters reports errors in them.
 cdef void take_correlation(Request *request) noexcept nogil
 # Fail the request because the value of this parameter has the wrong type. Returns False.
 cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil

@@ -146,7 +146,7 @@ cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexc
     return False
 
 
-cdef bint refuse(Request *request, const Parameter *p) noexcept nogil:
+cdef bint refuse_parameter(Request *request, const Parameter *p) noexcept nogil:
     cdef Fault fault = take_parameter(request, p)
     if fault == TOO_LONG:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
@@ -181,7 +181,7 @@ cdef bint take_parameters(Request *request) noexcept nogil:
     if wrong < 0:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         return False
-    return wrong == request.message.parameter_count or refuse(request, &request.message.parameters[wrong])
+    return wrong == request.message.parameter_count or refuse_parameter(request, &request.message.parameters[wrong])
 
 
 cdef void take_correlation(Request *request) noexcept nogil:

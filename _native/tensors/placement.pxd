@@ -26,7 +26,7 @@ cdef bint place_output(Request *request, const RegionAccess *access, const Outpu
 # The address at which a model may write this output of a request directly, `size` bytes, and the block that contains
 # it. NULL: none; the output is copied when the response is complete.
 cdef uint8_t *place_of_output(const Request *request, uint32_t output, size_t size, Block **block) noexcept nogil
-# The same on a device, for any size; NULL: the output does not go to a region there.
+# The placement of an output that goes to a region on this device, of any size; NULL: it does not.
 cdef const Placement *placement_of_output(const Request *request, uint32_t output, int device) noexcept nogil
 # Whether an input of the request is at this address of a device.
 cdef bint is_input_on_device(const Request *request, uint64_t address, size_t size) noexcept nogil

@@ -7,10 +7,10 @@ from inferd._native.request.signature cimport TensorSignature
 
 # Fail a request with INVALID_ARGUMENT. Takes over `text`, which is from malloc (NULL: no memory), and writes the
 # request's id in front of it, as Triton's core does.
-cdef void refuse(Request *request, char *text) noexcept nogil
-# The same, because inputs are missing: only `present` of them came.
+cdef void refuse_invalid(Request *request, char *text) noexcept nogil
+# Refuse a request in which inputs are missing: only `present` of them came.
 cdef void refuse_missing(Request *request, uint32_t present) noexcept nogil
-# The same, because an input has this shape.
+# Refuse a request because an input has this shape.
 cdef void refuse_shape(Request *request, const TensorSignature *tensor, const int64_t *shape,
                        uint32_t rank) noexcept nogil
 # The field of InferTensorContents with this number, which is the one for the datatype of an input; 0: there is none.

@@ -11,7 +11,7 @@ from inferd._native.status cimport STATUS_INVALID_ARGUMENT
 from inferd._native.text cimport clip, format_text, shape_text
 
 
-cdef void refuse(Request *request, char *text) noexcept nogil:
+cdef void refuse_invalid(Request *request, char *text) noexcept nogil:
     cdef Str id = request.id
     cdef char *whole
     if text == NULL:
@@ -71,7 +71,7 @@ cdef void refuse_missing(Request *request, uint32_t present) noexcept nogil:
                 given, missing)
     free(given)
     free(missing)
-    refuse(request, text)
+    refuse_invalid(request, text)
 
 
 cdef void refuse_shape(Request *request, const TensorSignature *tensor, const int64_t *shape,
@@ -80,7 +80,7 @@ cdef void refuse_shape(Request *request, const TensorSignature *tensor, const in
     cdef bint batches = signature.max_batch_size > 0 and not tensor.values
     cdef char want[512]
     cdef char got[512]
-    refuse(request, format_text(
+    refuse_invalid(request, format_text(
         "unexpected shape for input '%.*s' for model '%.*s'. Expected %s, got %s.%s",
         tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
         shape_text(want, sizeof(want), batches, <const long *>tensor.dims, tensor.rank),

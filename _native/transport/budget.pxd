@@ -13,7 +13,7 @@ cdef enum:
     COST_PYTHON_RESET = 10   # the end of a call that had become a Python task
     # What each response adds to the bucket, so that a client that reads much may acknowledge each frame: WINDOW_UPDATE
     # for the stream and for the connection, and a PING to measure the bandwidth.
-    EARNED_BY_ANSWER = 3
+    EARNED_BY_RESPONSE = 3
 
 
 cdef inline bint budget_spend(Budget *budget, int64_t cost, int64_t per_second, int64_t now_ns) noexcept nogil:

@@ -19,7 +19,7 @@ from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from inferd._native.transport.incoming cimport stream_drop_message
-from inferd._native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_EXECUTED, charge_make, charge_resize
+from inferd._native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_WITH_HANDLER, charge_make, charge_resize
 from inferd._native.transport.nghttp2 cimport (
     NGHTTP2_INTERNAL_ERROR,
     NGHTTP2_NV_FLAG_NONE,
@@ -97,10 +97,10 @@ cdef inline void note(Stream *stream, uint32_t news) noexcept nogil:
 
 
 cdef void call_begins(Stream *stream) noexcept nogil:
-    # Its charge lasts as long as the call: a stream needs memory without any message.
+    # The charge lasts as long as the call, because a stream needs memory without any message.
     cdef size_t memory = PYTHON_CALL_MEMORY + HEADER_MEMORY * stream.header_bytes
     cdef CallLink *link = <CallLink *>calloc(1, sizeof(CallLink))
-    charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, memory)
+    charge_make(&stream.with_handler, &stream.conn.account, STAGE_WITH_HANDLER, memory)
     if link == NULL:
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
         return
@@ -163,7 +163,7 @@ cdef int tell_call(PythonEvent *event) except -1:
         news, messages = link.news, link.messages
         link.news = link.messages = 0
         if link.call == NULL:
-            if not begin(link):
+            if not begin_handler(link):
                 return 0
             news |= NEWS_CALL
         call = <Call>link.call
@@ -200,7 +200,7 @@ cdef inline bint hears(Call call):
     return call.on_event is not None
 
 
-cdef bint begin(CallLink *link) except -1:
+cdef bint begin_handler(CallLink *link) except -1:
     # Make the Call. False: the call has failed, and reaches no handler.
     cdef Stream *stream = link.stream
     cdef Call call
@@ -371,14 +371,14 @@ cdef class Call:
         stream = self.enter()
         if stream != NULL and not stream_ended(stream):
             self.held = <size_t>(<Py_ssize_t>self.held + more)
-            charge_resize(&stream.executed, <size_t>(<Py_ssize_t>stream.executed.bytes + more))
+            charge_resize(&stream.with_handler, <size_t>(<Py_ssize_t>stream.with_handler.bytes + more))
         front_leave()
 
     def let_go(self) -> None:
         """Release the charge of the request messages: the handler has taken what it needs of them."""
         cdef Stream *stream = self.enter()
         if stream != NULL and not stream_ended(stream):
-            charge_resize(&stream.executed, self.memory + self.held)
+            charge_resize(&stream.with_handler, self.memory + self.held)
         front_leave()
 
     def set_compression(self, encoding: str, level: int = 6) -> None:

@@ -64,8 +64,8 @@ cdef struct Deflater:
 # Inflate one message to at most `limit` bytes (0: 4 GiB). `out` is set for RESULT_OK only.
 cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
                             Inflated *out) noexcept nogil
-# The same, a slice at a time: begin, slices while they return RESULT_MORE, end. The caller zeroes the Inflater and
-# keeps `data`. `worked`: the bytes that the slice has made.
+# Inflate a message a slice at a time: begin, slices while they return RESULT_MORE, end. The caller zeroes the Inflater
+# and keeps `data`. `worked`: the bytes that the slice has made.
 cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
                            size_t limit) noexcept nogil
 cdef Result inflater_slice(Inflater *self, size_t *worked, Inflated *out) noexcept nogil
@@ -74,8 +74,8 @@ cdef void inflater_end(Inflater *self) noexcept nogil
 # A compressed copy of an unsent message with its prefix. NULL if it would save less than 1/16, or if there is no
 # memory. `level` is zlib's, 1 to 9.
 cdef Outgoing *deflate_message(Encoding encoding, int level, const Outgoing *message) noexcept nogil
-# The same a slice at a time; False: it does not pay. `out` is set when the last slice returns RESULT_OK. `worked`: the
-# bytes that the slice has read.
+# Compress a message a slice at a time; False: it does not pay. `out` is set when the last slice returns RESULT_OK.
+# `worked`: the bytes that the slice has read.
 cdef bint deflater_begin(Deflater *self, Encoding encoding, int level, const Outgoing *message) noexcept nogil
 cdef Result deflater_slice(Deflater *self, size_t *worked, Outgoing **out) noexcept nogil
 cdef void deflater_end(Deflater *self) noexcept nogil

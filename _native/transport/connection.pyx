@@ -294,11 +294,11 @@ cdef class Connection(CallOwner):
         return now
 
     @property
-    def answer_frames(self) -> int:
+    def response_frames(self) -> int:
         """Frames with headers or data that have been sent."""
         cdef uint64_t now
         front_enter()
-        now = self.conn.answer_frames
+        now = self.conn.response_frames
         front_leave()
         return now
 

@@ -20,8 +20,8 @@ from inferd._native.transport.stream cimport (
     RECEIVING_MESSAGE,
     Conn,
     Stream,
-    conn_begin_call,
-    conn_end_call,
+    conn_begin_syscall,
+    conn_end_syscall,
     stream_ended,
 )
 from inferd._native.transport.tls cimport Tls, tls_feed, tls_read
@@ -106,10 +106,10 @@ cdef bint conn_read(Conn *conn, int fd, uint8_t *buffer, Turn turn) noexcept nog
         parts[1].iov_len = target.behind
         wanted = target.size + target.behind
         hold(&target)
-        paused = conn_begin_call(conn)
+        paused = conn_begin_syscall(conn)
         size = readv(fd, parts, 2)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
-        conn_end_call(conn, paused)
+        conn_end_syscall(conn, paused)
         turn_read(&turn, conn.host, size)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
@@ -129,9 +129,9 @@ cdef bint conn_decrypt(Conn *conn, Tls *tls, uint8_t *buffer, size_t capacity) n
     while conn.state < CONN_PARTING:
         target = next_target(conn, buffer, capacity)
         hold(&target)
-        paused = conn_begin_call(conn)
+        paused = conn_begin_syscall(conn)
         size = tls_read(tls, target.data, target.size)
-        conn_end_call(conn, paused)
+        conn_end_syscall(conn, paused)
         if size > 0:
             conn_received(conn, &target, buffer, <size_t>size)
         block_give(target.block)

@@ -13,13 +13,13 @@ from inferd._native.transport.call cimport PYTHON, CallOwner
 from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected
 from inferd._native.transport.ledger cimport (
-    STAGE_ANSWERED,
     STAGE_ARRIVING,
-    STAGE_EXECUTED,
+    STAGE_COMPRESSING,
     STAGE_FRAMED,
     STAGE_INFLATING,
-    STAGE_QUEUED,
     STAGE_UNSENT,
+    STAGE_WAITING,
+    STAGE_WITH_HANDLER,
     STAGES,
     account_agrees,
     account_exceeded,
@@ -183,9 +183,9 @@ cdef class Endpoint:
         return {
             "arriving": held[<int>STAGE_ARRIVING],
             "inflating": held[<int>STAGE_INFLATING],
-            "queued": held[<int>STAGE_QUEUED],
-            "executed": held[<int>STAGE_EXECUTED],
-            "answered": held[<int>STAGE_ANSWERED],
+            "queued": held[<int>STAGE_WAITING],
+            "executed": held[<int>STAGE_WITH_HANDLER],
+            "answered": held[<int>STAGE_COMPRESSING],
             "unsent": held[<int>STAGE_UNSENT],
             "framed": held[<int>STAGE_FRAMED],
         }

@@ -155,7 +155,7 @@ cdef Conn *greediest(const Host *host) noexcept nogil:
 
 cdef inline size_t held(const Stream *stream) noexcept nogil:
     return stream.receiver.charge.bytes * (stream.receiver.charge.account != NULL) + stream.queued + (
-        stream.executed.bytes * (stream.executed.account != NULL)) + stream_unsent(stream)
+        stream.with_handler.bytes * (stream.with_handler.account != NULL)) + stream_unsent(stream)
 
 
 cdef Stream *largest(const Conn *conn) noexcept nogil:
@@ -181,7 +181,7 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
         return
     # The text does not say what the server holds now: earlier evictions may have brought that below the limit.
     stream_refuse(stream, REFUSAL_SERVER_BYTES, format_text(
-        "the requests and answers that the server held had more bytes than its limit of %zu", host.account.limit))
+        "the requests and responses that the server held had more bytes than its limit of %zu", host.account.limit))
     stream_drop_request(stream)
 
 

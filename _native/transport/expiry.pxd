@@ -21,11 +21,11 @@ cdef void stream_watch(Stream *stream) noexcept nogil
 cdef void conn_output_waits(Conn *conn, size_t handed, size_t beside) noexcept nogil
 # At the end of a round: stream_watch for the calls that began in it and are not complete, or do not run.
 cdef void conn_watch(Conn *conn) noexcept nogil
-cdef void conn_watch_answers(Conn *conn) noexcept nogil
+cdef void conn_watch_responses(Conn *conn) noexcept nogil
 
 # After an attempt to collect output: stream_watch for the calls whose responses now wait for the peer.
 cdef inline void conn_collected(Conn *conn) noexcept nogil:
-    if conn.answered:
-        conn.answered = False
+    if conn.responded:
+        conn.responded = False
         if conn.unsent:
-            conn_watch_answers(conn)
+            conn_watch_responses(conn)

@@ -111,7 +111,7 @@ cdef void stream_watch(Stream *stream) noexcept nogil:
     cdef int64_t due = min(min(arrives_by(stream), taken_by(stream)), ends_by(stream))
     if due == NEVER or (stream.timer.slot and stream.timer.due_ns <= due):
         return
-    stream.timer.fire = look
+    stream.timer.fire = timer_fired
     stream.timer.owner = stream
     if not timers_set(stream.conn.host.timers, &stream.timer, due):  # without a timer it could stay for ever
         stream_abandon(stream, NGHTTP2_INTERNAL_ERROR)
@@ -136,13 +136,13 @@ cdef inline void charge_beginning(Stream *stream) noexcept nogil:
     if stream_ended(stream):
         return
     if stream.receiver.state < RECEIVED_ALL and stream.receiver.messages == 0 and (
-            stream.receiver.charge.account == NULL and stream.executed.account == NULL):
+            stream.receiver.charge.account == NULL and stream.with_handler.account == NULL):
         charge_make(&stream.receiver.charge, &stream.conn.account, STAGE_ARRIVING, CALL_MEMORY)
     if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account):
         stream_refuse_client(stream)
 
 
-cdef void conn_watch_answers(Conn *conn) noexcept nogil:
+cdef void conn_watch_responses(Conn *conn) noexcept nogil:
     cdef Stream *stream = conn.open.first
     host_look(conn.host)
     while stream != NULL:
@@ -174,7 +174,7 @@ cdef void conn_output_waits(Conn *conn, size_t handed, size_t beside) noexcept n
         return
     conn.output_limit = SIZE_MAX  # what is beyond the last one waits for the peer now
     if conn.unsent:
-        conn_watch_answers(conn)
+        conn_watch_responses(conn)
     memory = output_keep(&conn.output) + handed + beside
     if conn.framed.account == NULL:
         charge_make(&conn.framed, &conn.account, STAGE_FRAMED, memory)
@@ -211,7 +211,7 @@ cdef void look_at_output(Timer *timer, int64_t now) noexcept nogil:
     conn_evict(conn)
 
 
-cdef void look(Timer *timer, int64_t now) noexcept nogil:
+cdef void timer_fired(Timer *timer, int64_t now) noexcept nogil:
     cdef Stream *stream = <Stream *>timer.owner
     cdef Conn *conn = stream.conn
     conn.host.now_ns = now

@@ -34,7 +34,7 @@ from inferd._native.transport.stream cimport (
     Stream,
     stream_drop_fields,
     stream_fail,
-    stream_reject,
+    stream_finish,
 )
 
 
@@ -139,7 +139,7 @@ cdef Method *native_of(Host *host, nghttp2_vec path) noexcept nogil:
 
 
 cdef int take_path(Stream *stream, nghttp2_vec path) noexcept nogil:
-    # of a method that is not native
+    # take the path of a method that is not native
     stream.method = &stream.conn.host.other
     stream.single = stream.method.service.single
     stream.path = format_text("%.*s", <int>path.len, path.base)
@@ -182,9 +182,9 @@ cdef void head_complete(Stream *stream) noexcept nogil:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not stream.seen & HEADER_POST:
-        stream_reject(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
+        stream_finish(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
     elif not stream.seen & HEADER_GRPC:
-        stream_reject(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
+        stream_finish(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
                       "415")
     elif not stream.seen & HEADER_TE:
         stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")

@@ -9,10 +9,10 @@ cdef enum:
 cdef bytes BODY = (
     b'{"error":"this port serves gRPC, which is HTTP/2; the request is HTTP/1. Use a gRPC client, such as '
     b'tritonclient.grpc, perf_analyzer -i grpc or grpcurl -plaintext."}\n')
-cdef bytes ANSWER = (
+cdef bytes RESPONSE = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(BODY), BODY))
-cdef const char *HTTP1_ANSWER = ANSWER
+cdef const char *HTTP1_RESPONSE = RESPONSE
 
 
 cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:

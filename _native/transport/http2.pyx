@@ -29,7 +29,7 @@ from inferd._native.memory.small cimport Smalls, small_give, small_resize, small
 from inferd._native.refusal cimport REFUSAL_STOPPING
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport timers_clear
-from inferd._native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from inferd._native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_RESPONSE, budget_earn, budget_spend
 from inferd._native.transport.closing cimport (
     CONN_ANNOUNCED,
     CONN_DRAINING,
@@ -47,7 +47,7 @@ from inferd._native.transport.eviction cimport host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_watch
 from inferd._native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
 from inferd._native.transport.headers cimport header_value
-from inferd._native.transport.http1 cimport HTTP1_ANSWER, is_http1
+from inferd._native.transport.http1 cimport HTTP1_RESPONSE, is_http1
 from inferd._native.transport.incoming cimport stream_half_closed, stream_receive
 from inferd._native.transport.ledger cimport account_exceeded, charge_release
 from inferd._native.transport.nghttp2 cimport *
@@ -309,8 +309,8 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
     cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream
     if frame.hd.type == NGHTTP2_DATA or frame.hd.type == NGHTTP2_HEADERS:
-        conn.answer_frames += 1
-        budget_earn(&conn.budget, EARNED_BY_ANSWER, conn.host.spare_frames)
+        conn.response_frames += 1
+        budget_earn(&conn.budget, EARNED_BY_RESPONSE, conn.host.spare_frames)
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
         spend(conn, COST_FRAME)  # the peer made an error, or opened more streams than it may
     elif frame.hd.type == NGHTTP2_GOAWAY:
@@ -472,7 +472,7 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
         return
     conn.output_limit = limit
     if conn.http1 and conn.state == CONN_PARTING:
-        output_copy(&conn.output, <const uint8_t *>HTTP1_ANSWER, strlen(HTTP1_ANSWER))
+        output_copy(&conn.output, <const uint8_t *>HTTP1_RESPONSE, strlen(HTTP1_RESPONSE))
         closing_move(&conn.state, CONN_SHUT)
     while conn.output.size < limit and conn.state < CONN_SHUT:
         size = nghttp2_session_mem_send(conn.session, &data)

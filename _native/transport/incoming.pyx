@@ -34,9 +34,9 @@ from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     MESSAGE_MEMORY,
     STAGE_ARRIVING,
-    STAGE_EXECUTED,
     STAGE_INFLATING,
-    STAGE_QUEUED,
+    STAGE_WAITING,
+    STAGE_WITH_HANDLER,
     account_exceeded,
     charge_hand,
     charge_make,
@@ -122,7 +122,7 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
 
 
 cdef void begin_message(Stream *stream) noexcept nogil:
-    # its prefix is complete
+    # the prefix of the message is complete
     cdef Receiver *receiver = &stream.receiver
     cdef size_t limit = stream.conn.host.max_message
     cdef char *text
@@ -239,7 +239,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
 
 cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
     # takes over `message`
-    charge_move(&message.charge, STAGE_QUEUED)
+    charge_move(&message.charge, STAGE_WAITING)
     chain_push(&stream.incoming, message)
     stream.method.service.message(stream)
 
@@ -249,12 +249,12 @@ cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef size_t size = message.charge.bytes
     stream.queued -= size
     if stream.single and not stream_ended(stream):
-        if stream.executed.account == NULL:
-            charge_hand(&message.charge, &stream.executed)
-            charge_move(&stream.executed, STAGE_EXECUTED)
+        if stream.with_handler.account == NULL:
+            charge_hand(&message.charge, &stream.with_handler)
+            charge_move(&stream.with_handler, STAGE_WITH_HANDLER)
         else:
             charge_release(&message.charge)
-            charge_resize(&stream.executed, stream.executed.bytes + size)
+            charge_resize(&stream.with_handler, stream.with_handler.bytes + size)
     incoming_free(message)
     inflate_next(stream)
     if stream.withheld and stream.queued < QUEUED_LIMIT:

@@ -83,7 +83,7 @@ cdef inline bint io_watch(Io *io, Source *source) noexcept nogil:
     return poll_add(io.poll_fd, source.fd, source, <uint32_t>EPOLLIN) == 0
 
 
-# The same for one event: then `io_await`, with another event, has it wait for one more.
+# Watch for one event. Each `io_await`, also for another kind of event, then waits for one more.
 cdef inline bint io_watch_once(Io *io, Source *source) noexcept nogil:
     return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLONESHOT)) == 0
 

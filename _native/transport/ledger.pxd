@@ -13,11 +13,12 @@
 from libc.stddef cimport size_t
 
 cdef enum Stage:
+    # inferd_held_bytes calls some of them by other names, which Endpoint.ledger has
     STAGE_ARRIVING           # memory of a request message that is arriving
     STAGE_INFLATING          # complete, being inflated or waiting for that
-    STAGE_QUEUED             # complete, and not taken by a handler
-    STAGE_EXECUTED           # taken by the handler, which has not answered
-    STAGE_ANSWERED           # a response that is being compressed, or waits for that
+    STAGE_WAITING            # complete, and not taken by a handler
+    STAGE_WITH_HANDLER       # taken by the handler, which has not answered
+    STAGE_COMPRESSING        # a response that is being compressed, or waits for that
     STAGE_UNSENT             # a response that waits for the peer to read it
     STAGE_FRAMED             # output that the socket has not taken, or that waits in it
     STAGES

@@ -70,7 +70,7 @@ ctypedef void (*done_fn)(Job *job) noexcept nogil
 
 
 cdef inline uint64_t client_of(const Stream *stream) noexcept nogil:
-    # whose turns the job takes; a connection without a client counts as a client
+    # the client whose turns the job takes; a connection without a client counts as a client
     return stream.conn.client.number if stream.conn.client != NULL else <uintptr_t>stream.conn
 
 

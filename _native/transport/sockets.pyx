@@ -1,6 +1,6 @@
 """The sockets of connections: an I/O thread reads, writes and leaves them.
 
-The thread leaves the front to read, write, decrypt and encrypt (`in_call`), if there are several threads. Meanwhile
+The thread leaves the front to read, write, decrypt and encrypt (`in_syscall`), if there are several threads. Meanwhile
 others may end the connection's calls, but not the connection: `dropped` says that it is to end.
 
 The owner of a socket opens and closes it.
@@ -36,7 +36,7 @@ from inferd._native.transport.io cimport (
 )
 from inferd._native.transport.ledger cimport charge_release
 from inferd._native.transport.outgoing cimport Output, output_clear, output_write
-from inferd._native.transport.stream cimport Conn, conn_begin_call, conn_end_call, mark_dirty
+from inferd._native.transport.stream cimport Conn, conn_begin_syscall, conn_end_syscall, mark_dirty
 from inferd._native.transport.tls cimport tls_feed, tls_finish, tls_free, tls_write
 from inferd._native.transport.turn cimport TURN_BYTES, Turn, turn_goes_on, turn_of, turn_read
 
@@ -58,7 +58,7 @@ cdef enum:
     PREPARED = 1 << 20       # bytes of output prepared at a time
     WRITTEN_AT_MOST = 4 << 20  # bytes of one connection before others have their turn
     DISCARDED = 1 << 20      # bytes of a connection that has ended, read in a round
-    ANSWERS = 1 << 20        # bytes of TLS that a peer may leave unread
+    UNREAD_TLS = 1 << 20     # bytes of TLS that a peer may leave unread
 
 
 cdef void socket_ready(Source *source, uint32_t events) noexcept nogil:
@@ -107,7 +107,7 @@ cdef void socket_read(Socket *socket) noexcept nogil:
 
 
 cdef void socket_end(Socket *socket) noexcept nogil:
-    # The peer has closed its end, and may still read. The thread writes complete answers as far as the peer's windows
+    # The peer has closed its end, and may still read. The thread writes complete responses as far as the peer's windows
     # allow. The other calls are over.
     socket.ended = True
     socket_watch(socket)
@@ -119,7 +119,7 @@ cdef void socket_end(Socket *socket) noexcept nogil:
 
 
 cdef bint read_encrypted(Socket *socket) noexcept nogil:
-    # as conn_read; a portion is decrypted to its end, because the buffer serves all connections
+    # Does what conn_read does. A portion is decrypted to its end, because the buffer serves all connections.
     cdef Conn *conn = socket.conn
     cdef Io *io = socket.io
     cdef size_t total = 0
@@ -129,17 +129,17 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
     cdef bint paused, nothing
     while total < TURN_BYTES and conn.state < CONN_PARTING:
         wanted = conn.portion
-        paused = conn_begin_call(conn)
+        paused = conn_begin_syscall(conn)
         size = read(socket.source.fd, io.encrypted, wanted)
         nothing = size < 0 and (errno == EAGAIN or errno == EINTR)
-        conn_end_call(conn, paused)
+        conn_end_syscall(conn, paused)
         turn_read(&turn, conn.host, size)
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
         if not conn_decrypt(conn, socket.tls, io.buffer, RECEIVE_BUFFER):
             return False
-        if socket.tls.encrypted.size > ANSWERS:
+        if socket.tls.encrypted.size > UNREAD_TLS:
             return False  # it demands answers of TLS, and does not read them
         if not turn_goes_on(conn, &turn, <size_t>size, True) or <size_t>size < wanted:
             return True
@@ -197,9 +197,9 @@ cdef bint socket_write(Socket *socket) noexcept nogil:
     socket.writing = conn.output
     memset(&conn.output, 0, sizeof(Output))
     conn.output.taken = socket.writing.taken
-    paused = conn_begin_call(conn)
+    paused = conn_begin_syscall(conn)
     whole = write_out(socket, &good)
-    conn_end_call(conn, paused)
+    conn_end_syscall(conn, paused)
     output_clear(&conn.output)  # nobody else prepares output: a head at most, whose connection has been evicted
     conn.output = socket.writing
     memset(&socket.writing, 0, sizeof(Output))
@@ -258,7 +258,7 @@ cdef void socket_leave(Socket *socket) noexcept nogil:
     cdef Io *io = socket.io
     if conn == NULL:
         return
-    if conn.in_call:
+    if conn.in_syscall:
         socket.dropped = True
         return
     io.sockets -= 1

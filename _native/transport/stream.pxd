@@ -36,15 +36,15 @@ from inferd._native.transport.workers cimport Job, ThreadPool
 #   RECEIVED_ALL               nothing
 #
 #   response                   what the service sends          next
-#   ANSWER_NONE                initial metadata or a message   ANSWER_OPEN
-#                              the status, no message          ANSWER_LAST: headers and trailers are one frame
-#                              the status, messages that are   ANSWER_READY
+#   RESPONSE_NONE              initial metadata or a message   RESPONSE_OPEN
+#                              the status, no message          RESPONSE_LAST: headers and trailers are one frame
+#                              the status, messages that are   RESPONSE_READY
 #                              still being compressed
-#   ANSWER_OPEN                a message                       ANSWER_OPEN
-#                              the status                      ANSWER_LAST
-#   ANSWER_READY               a message is compressed         ANSWER_LAST
-#   ANSWER_LAST                nothing; queued messages leave
-#   any but ANSWER_CUT         the call is reset               ANSWER_CUT: queued messages are discarded
+#   RESPONSE_OPEN              a message                       RESPONSE_OPEN
+#                              the status                      RESPONSE_LAST
+#   RESPONSE_READY             a message is compressed         RESPONSE_LAST
+#   RESPONSE_LAST              nothing; queued messages leave
+#   any but RESPONSE_CUT       the call is reset               RESPONSE_CUT: queued messages are discarded
 
 cdef enum Receiving:
     RECEIVING_HEADERS        # the header block is not complete
@@ -52,13 +52,13 @@ cdef enum Receiving:
     RECEIVING_MESSAGE        # within a message
     RECEIVED_ALL             # the client has half-closed
 
-cdef enum Answer:
-    # from ANSWER_READY on the status is final, and nothing more is queued
-    ANSWER_NONE              # neither headers nor a message yet
-    ANSWER_OPEN              # the headers are submitted
-    ANSWER_READY             # the headers will be submitted with the first message
-    ANSWER_LAST              # the headers are submitted, and the status is final
-    ANSWER_CUT               # RST_STREAM is submitted
+cdef enum ResponseState:
+    # from RESPONSE_READY on the status is final, and nothing more is queued
+    RESPONSE_NONE            # neither headers nor a message yet
+    RESPONSE_OPEN            # the headers are submitted
+    RESPONSE_READY           # the headers will be submitted with the first message
+    RESPONSE_LAST            # the headers are submitted, and the status is final
+    RESPONSE_CUT             # RST_STREAM is submitted
 
 # The functions that serve the calls of a method: one table for each kind of service. The front calls them while it
 # receives or collects bytes, and `closed` also when the transport ends a call.
@@ -144,7 +144,7 @@ cdef struct Receiver:
 
 cdef struct Sender:
     # the response
-    Answer state
+    ResponseState state
     uint8_t accepted         # encodings that the client accepts, as bits 1 << ENCODING_*
     Encoding encoding        # ENCODING_IDENTITY: messages are not compressed
     int level                # zlib's
@@ -194,7 +194,7 @@ cdef struct Stream:
     Job *inflating           # on the thread pool
     size_t queued            # bytes of complete messages that no handler has taken
     size_t withheld          # flow control credit that is withheld because of them
-    Charge executed          # for requests that the handler has taken and not answered
+    Charge with_handler      # for requests that the handler has taken and not answered
 
     Sender sender
     Timer timer              # for everything that may take too long, see expiry.pxd
@@ -247,7 +247,7 @@ cdef struct Conn:
     size_t shut              # of these, bytes held back by the windows of their own streams: they delay no other stream
     bint narrow              # the peer opens streams with a window of 0 bytes
     int32_t stream_window    # of the stream whose frame is being made
-    bint answered            # responses were added since the peer was last offered output
+    bint responded           # responses were added since the peer was last offered output
     Streams open             # the latest first
     uint32_t streams         # their number
     Stream *latest           # the stream of the last callback of nghttp2; NULL: it is closed
@@ -263,7 +263,7 @@ cdef struct Conn:
     double debt              # of a connection without a client; eviction computes it
     Conn *next_dirty
     Dirty *writer            # of the thread that writes its output
-    bint in_call             # its thread is in a system call for it, outside of the front: see io_thread.pyx
+    bint in_syscall          # its thread is in a system call for it, outside of the front: see io_thread.pyx
     bint dirty               # in the list of its writer
     ConnState state          # how far the end of the connection has come
     bint stalled             # the peer took no output for too long: the socket is closed, and the output discarded
@@ -274,7 +274,7 @@ cdef struct Conn:
     int32_t frame_stream     # of the last frame, or the one that is arriving
     size_t frame_size        # its size if it is DATA without padding, else 0
     size_t frame_left        # bytes of it that have not come
-    uint64_t answer_frames   # HEADERS and DATA framed so far
+    uint64_t response_frames  # HEADERS and DATA framed so far
     Budget budget            # for frames that advance no call
     int32_t last_stream      # the latest that the peer has opened
     int32_t watched          # the latest for which conn_watch has set a timer, if it needs one
@@ -381,8 +381,9 @@ cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil
 # End a call with an error; the text is plain UTF-8.
 cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil
-# The same, with this HTTP status instead of 200 if the error is the whole response.
-cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil
+# Set the final status of a call, whichever it is, with this HTTP status instead of 200 if the status is the whole
+# response.
+cdef void stream_finish(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil
 # A response in steps: initial metadata, messages (taken over), final status with trailing metadata (from malloc, taken
 # over; names and values may be in the same allocation).
 cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil
@@ -400,12 +401,12 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
 
 cdef inline bint stream_ended(const Stream *stream) noexcept nogil:
     # the status is final, or the call is reset
-    return stream.sender.state >= ANSWER_READY
+    return stream.sender.state >= RESPONSE_READY
 
 
 cdef inline bint stream_opened(const Stream *stream) noexcept nogil:
     # the headers are submitted
-    return stream.sender.state != ANSWER_NONE and stream.sender.state != ANSWER_READY
+    return stream.sender.state != RESPONSE_NONE and stream.sender.state != RESPONSE_READY
 
 
 cdef inline size_t stream_unsent(const Stream *stream) noexcept nogil:
@@ -459,15 +460,15 @@ cdef inline void mark_dirty(Conn *conn) noexcept nogil:
 
 
 # Around a system call of the connection's thread, or a cipher: others may have the front meanwhile, and end calls of
-# the connection, but not the connection. Pass the result of `conn_begin_call` to `conn_end_call`.
-cdef inline bint conn_begin_call(Conn *conn) noexcept nogil:
-    conn.in_call = True
+# the connection, but not the connection. Pass the result of `conn_begin_syscall` to `conn_end_syscall`.
+cdef inline bint conn_begin_syscall(Conn *conn) noexcept nogil:
+    conn.in_syscall = True
     return front_pause()
 
 
-cdef inline void conn_end_call(Conn *conn, bint paused) noexcept nogil:
+cdef inline void conn_end_syscall(Conn *conn, bint paused) noexcept nogil:
     front_resume(paused)
-    conn.in_call = False
+    conn.in_syscall = False
 
 
 cdef inline bint leave_dirty(Conn *conn, Conn **link) noexcept nogil:
@@ -494,7 +495,7 @@ cdef inline void end_round(Host *host) noexcept nogil:
 
 
 cdef inline void end_read(const Conn *conn) noexcept nogil:
-    # the same, or leave it until other connections have been read
+    # do the wake-ups of this read, or leave them until other connections have been read
     cdef Host *host = conn.host
     cdef bint another = host.reader != conn
     host.reader = conn

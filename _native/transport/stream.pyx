@@ -25,7 +25,7 @@ from inferd._native.transport.compression cimport (
 from inferd._native.transport.headers cimport message_encode
 from inferd._native.transport.ledger cimport (
     MESSAGE_MEMORY,
-    STAGE_ANSWERED,
+    STAGE_COMPRESSING,
     STAGE_UNSENT,
     Stage,
     charge_make,
@@ -43,13 +43,13 @@ cdef extern from *:
     """
     #define INFERD_NV(name, value) {(uint8_t *)name, (uint8_t *)value, sizeof(name) - 1, sizeof(value) - 1, \\
         NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE}
-    static const nghttp2_nv inferd_answer[2] = {
+    static const nghttp2_nv inferd_response_headers[2] = {
         INFERD_NV(":status", "200"), INFERD_NV("content-type", "application/grpc")};
     static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity, deflate, gzip")};
     static const char *const inferd_status_text[17] = {
         "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"};
     """
-    const nghttp2_nv ANSWER "inferd_answer"[2]
+    const nghttp2_nv RESPONSE_HEADERS "inferd_response_headers"[2]
     const nghttp2_nv ACCEPTED "inferd_accepted"[1]
     const char *STATUS_TEXT "inferd_status_text"[17]
 
@@ -85,7 +85,7 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     if conn.client != NULL:
         conn.client.calls -= 1
     stream_drop_request(stream)
-    drop_answer(stream)
+    drop_response(stream)
     stream_drop_fields(stream)
     if stream.timer.slot:
         timers_clear(conn.host.timers, &stream.timer)
@@ -121,10 +121,10 @@ cdef void stream_drop_request(Stream *stream) noexcept nogil:
     block_give(stream.receiver.block)
     stream.receiver.block = NULL
     stream.receiver.room = stream.receiver.received = stream.receiver.size = 0
-    charge_release(&stream.executed)
+    charge_release(&stream.with_handler)
 
 
-cdef inline void drop_answer(Stream *stream) noexcept nogil:
+cdef inline void drop_response(Stream *stream) noexcept nogil:
     # discard the messages that are not framed yet
     if stream.sender.deflating != NULL:
         compression_abandon(&stream.sender.deflating)
@@ -177,16 +177,16 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     cdef nghttp2_data_provider provider
     cdef nghttp2_nv *headers
     provider.source.ptr = stream
-    provider.read_callback = read_answer
-    stream.sender.state = ANSWER_LAST if stream_ended(stream) else ANSWER_OPEN
+    provider.read_callback = read_response
+    stream.sender.state = RESPONSE_LAST if stream_ended(stream) else RESPONSE_OPEN
     if count == 0 and stream.sender.encoding == ENCODING_IDENTITY:
-        check(stream, nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider))
+        check(stream, nghttp2_submit_response(stream.conn.session, stream.id, RESPONSE_HEADERS, 2, &provider))
     else:
         headers = <nghttp2_nv *>malloc((3 + count) * sizeof(nghttp2_nv))
         if headers == NULL:
             stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
             return
-        memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
+        memcpy(headers, RESPONSE_HEADERS, 2 * sizeof(nghttp2_nv))
         if count:  # else `metadata` may be NULL, which memcpy forbids
             memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
         count += 2
@@ -198,7 +198,7 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     mark_dirty(stream.conn)
 
 
-cdef void go_on(Stream *stream) noexcept nogil:
+cdef void send_further(Stream *stream) noexcept nogil:
     # there is something new to frame
     if not stream_opened(stream):
         stream_begin(stream, NULL, 0)
@@ -217,7 +217,7 @@ cdef inline void hold(Stream *stream, Outgoing *message, Stage stage) noexcept n
 cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.sender.outgoing.first == NULL:
         stream.sender.waits_ns = 0
-        stream.conn.answered = True
+        stream.conn.responded = True
     chain_push(&stream.sender.outgoing, message)
     stream.sender.unsent += message.left
     if stream.sender.shut:
@@ -235,9 +235,9 @@ cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
 
 cdef inline void decide(Stream *stream, int status) noexcept nogil:
     # the status is known: the request is answered
-    stream.sender.state = ANSWER_LAST if stream.sender.state == ANSWER_OPEN else ANSWER_READY
+    stream.sender.state = RESPONSE_LAST if stream.sender.state == RESPONSE_OPEN else RESPONSE_READY
     stream.sender.status = status
-    charge_release(&stream.executed)
+    charge_release(&stream.with_handler)
 
 
 cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil:
@@ -250,7 +250,7 @@ cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noex
 
 
 cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil:
-    stream_reject(stream, status, details, "200")
+    stream_finish(stream, status, details, "200")
 
 
 cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers,
@@ -260,25 +260,25 @@ cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv
         return
     stream.sender.trailers = trailers
     stream.sender.trailer_count = count
-    stream_reject(stream, status, details, "200")
+    stream_finish(stream, status, details, "200")
 
 
 cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
-    if stream.sender.state == ANSWER_CUT:
+    if stream.sender.state == RESPONSE_CUT:
         return
     if error_code == NGHTTP2_ENHANCE_YOUR_CALM:
         stream.sender.status = STATUS_RESOURCE_EXHAUSTED
     elif not stream_ended(stream):
         stream.sender.status = STATUS_INTERNAL
-    stream.sender.state = ANSWER_CUT
+    stream.sender.state = RESPONSE_CUT
     stream_drop_request(stream)
-    drop_answer(stream)
+    drop_response(stream)
     if nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code) != 0:
         closing_break(&stream.conn.state)  # the peer would wait for ever
     mark_dirty(stream.conn)
 
 
-cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
+cdef void stream_finish(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
     # final status; if it is the whole response, headers and trailers are one frame ("Trailers-Only")
     if stream_ended(stream):
         return
@@ -286,9 +286,9 @@ cdef void stream_reject(Stream *stream, int status, const char *details, const c
     if details != NULL and details[0] != 0:
         stream.sender.details = message_encode(details)
     if stream_opened(stream) or stream.sender.plain:
-        go_on(stream)
+        send_further(stream)
     else:
-        stream.sender.state = ANSWER_LAST
+        stream.sender.state = RESPONSE_LAST
         submit_trailers(stream, http_status)
         mark_dirty(stream.conn)
 
@@ -313,7 +313,7 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
             return
     if http_status != NULL:
         set_nv(&nv[0], ":status", http_status)
-        nv[1] = ANSWER[1]
+        nv[1] = RESPONSE_HEADERS[1]
         count = 2
         if stream.seen & HEADER_BAD_ENCODING:
             nv[2] = ACCEPTED[0]
@@ -336,20 +336,20 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
 
 # --- nghttp2 asks for bytes of a response
 
-cdef ssize_t read_answer(nghttp2_session *session, int32_t stream_id, uint8_t *buffer, size_t length,
-                         uint32_t *flags, nghttp2_data_source *source, void *user_data) noexcept nogil:
+cdef ssize_t read_response(nghttp2_session *session, int32_t stream_id, uint8_t *buffer, size_t length,
+                           uint32_t *flags, nghttp2_data_source *source, void *user_data) noexcept nogil:
     # how many bytes the next DATA frame takes; stream_frame will put them there
     cdef Stream *stream = <Stream *>source.ptr
     cdef size_t size = min(length, stream.sender.unsent)
-    cdef bint last = stream.sender.state == ANSWER_LAST and not stream.sender.plain
-    if stream.sender.state == ANSWER_CUT or (size == 0 and not last):
+    cdef bint last = stream.sender.state == RESPONSE_LAST and not stream.sender.plain
+    if stream.sender.state == RESPONSE_CUT or (size == 0 and not last):
         stream.sender.deferred = True
         return NGHTTP2_ERR_DEFERRED
     flags[0] |= NGHTTP2_DATA_FLAG_NO_COPY
     if last and size == stream.sender.unsent:
         flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
         submit_trailers(stream, NULL)
-        if stream.sender.state == ANSWER_CUT:
+        if stream.sender.state == RESPONSE_CUT:
             return NGHTTP2_ERR_DEFERRED  # there was no memory for them
     return <ssize_t>size
 
@@ -405,7 +405,7 @@ cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept
 cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
     chain_push(&stream.sender.uncompressed, message)
     stream.sender.plain += message.left
-    hold(stream, message, STAGE_ANSWERED)
+    hold(stream, message, STAGE_COMPRESSING)
     compress_next(stream)
 
 
@@ -437,12 +437,12 @@ cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *deflated) noexce
     else:
         outgoing_free(plain)
         append(stream, deflated)
-        go_on(stream)
+        send_further(stream)
     tell_writable(stream, before)
 
 
 cdef void send_plain(Stream *stream, Outgoing *message) noexcept nogil:
-    if stream.sender.state == ANSWER_READY:
+    if stream.sender.state == RESPONSE_READY:
         stream.sender.encoding = ENCODING_IDENTITY  # the one message is not compressed, so no encoding is announced
     append(stream, message)
-    go_on(stream)
+    send_further(stream)

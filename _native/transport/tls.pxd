@@ -16,7 +16,7 @@ cdef extern from *:
     ctypedef struct SSL_CTX
 
 cdef struct Tls:
-    # of one socket; used by one thread at a time
+    # the session of one socket; used by one thread at a time
     SSL *ssl
     const uint8_t *received  # bytes of the socket that OpenSSL has not read
     size_t left

@@ -35,7 +35,7 @@ cdef inline void turn_read(Turn *turn, Host *host, ssize_t size) noexcept nogil:
         host_look(host)
         turn.read_ns = host.now_ns
 
-# They have been processed. Returns whether the turn goes on. If they were read as a portion, the connection's next one
+# `size` bytes have been processed. Returns whether the turn goes on. If they were a portion, the connection's next one
 # is what could be processed in a turn at their pace.
 cdef inline bint turn_goes_on(Conn *conn, const Turn *turn, size_t size, bint as_portion) noexcept nogil:
     cdef Host *host = conn.host

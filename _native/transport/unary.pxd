@@ -15,7 +15,7 @@ cdef struct Unary:
     void (*run)(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                 int64_t timeout_ns) noexcept nogil
     void (*cancel)(void *call) noexcept nogil
-    # As Service.place; may be NULL.
+    # Does what Service.place does; may be NULL.
     Block *(*place)(void *context, Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
 
 cdef Service UNARY

@@ -52,7 +52,7 @@ cdef bint call_admit(Stream *stream) noexcept nogil:
     return forwarding.attach == NULL or stream.field_count == 0 or forwarding.attach(forwarding.context, stream)
 
 
-cdef void begin(Stream *stream) noexcept nogil:
+cdef void begin_call(Stream *stream) noexcept nogil:
     call_admit(stream)
 
 
@@ -141,7 +141,7 @@ cdef void calls_resume(Conn *conn) noexcept nogil:
 UNARY.single = True
 UNARY.reset_cost = COST_FRAME
 UNARY.wants = call_wants
-UNARY.begin = begin
+UNARY.begin = begin_call
 UNARY.place = place
 UNARY.message = nothing
 UNARY.half_closed = half_closed

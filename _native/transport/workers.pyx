@@ -108,7 +108,7 @@ cdef inline bint is_signalled(const ThreadPool *thread_pool) noexcept nogil:
 
 
 cdef bint tell(ThreadPool *thread_pool, Job *job) noexcept nogil:
-    # returns whether the front must be signalled
+    # tell the front of the output of a job that goes on; returns whether the front must be signalled
     cdef bint alone = not is_signalled(thread_pool)
     job.told = job.output
     if not job.telling:
@@ -119,7 +119,7 @@ cdef bint tell(ThreadPool *thread_pool, Job *job) noexcept nogil:
 
 
 cdef inline bint finish(ThreadPool *thread_pool, Job *job) noexcept nogil:
-    # the same
+    # tell the front that a job is done; returns whether the front must be signalled
     cdef bint alone = not is_signalled(thread_pool)
     job.following = thread_pool.finished
     thread_pool.finished = job

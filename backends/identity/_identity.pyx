@@ -141,7 +141,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
 
 
 cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
-    # as for a real model: inputs side by side, one output for the whole batch, split among the requests
+    # execute as a real model does: inputs side by side, one output for the whole batch, split among the requests
     cdef const GatheredInput *given
     cdef OutputData zeros
     cdef Block *block

@@ -8,7 +8,7 @@ them, so calls may be nested to any depth: the calling model waits in its own wo
 instance.
 
 This module handles the packets of a worker about its calls, and the changes that other threads want; `_bls_calls` has
-the calls in flight, `_bls_answers` their responses.
+the calls in flight, `_bls_responses` their responses.
 """
 
 from libc.stddef cimport size_t
@@ -19,7 +19,6 @@ from libc.string cimport memcpy
 from inferd._native.atomic cimport fetch_add32, load32
 from inferd._native.request.bridge cimport PostedCallback, WatchedDescriptor, bridge_attach, bridge_detach, bridge_post
 from inferd._native.service.submission cimport Submission
-from inferd.backends.python._bls_answers cimport BlsCall
 from inferd.backends.python._bls_calls cimport (
     call_cancel,
     call_credit,
@@ -29,6 +28,7 @@ from inferd.backends.python._bls_calls cimport (
     calls_cancel,
     calls_leave,
 )
+from inferd.backends.python._bls_responses cimport BlsCall
 from inferd.backends.python._channel cimport (
     Channel,
     channel_break,

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from inferd._native.request.bridge cimport PostedCallback
-from inferd.backends.python._bls_answers cimport BlsCall
+from inferd.backends.python._bls_responses cimport BlsCall
 from inferd.backends.python._channel cimport Channel
 from inferd.backends.python._wire cimport Head
 

@@ -32,7 +32,7 @@ from inferd._native.service.submission cimport CALLER_SERVER, Submission, submit
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.threads cimport lock, unlock
-from inferd.backends.python._bls_answers cimport (
+from inferd.backends.python._bls_responses cimport (
     BlsCall,
     call_answer,
     call_drop_held,
@@ -348,7 +348,7 @@ cdef void deliver(void *sink, Response *response, int status, const char *detail
 cdef inline bint asks_for_too_few(const Request *request) noexcept nogil:
     # the call takes one response, the model gives any number: see submit_message
     cdef const Lane *lane = <const Lane *>request.lane
-    return request.single and lane != NULL and lane.signature.decoupled and not lane.signature.single_answers
+    return request.single and lane != NULL and lane.signature.decoupled and not lane.signature.single_responses
 
 
 cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t credit) noexcept nogil:
@@ -367,7 +367,7 @@ cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t cre
 # ---------------------------------------------------------------------------------------------------------------------
 # The end of calls
 
-cdef void leave(BlsCall *call) noexcept nogil:
+cdef void call_leave(BlsCall *call) noexcept nogil:
     cdef Request *request = call.request
     call.request = NULL
     if request != NULL:
@@ -383,7 +383,7 @@ cdef void end_with_error(BlsCall *call, int status, const char *details) noexcep
 
 cdef void call_cancel(BlsCall *call) noexcept nogil:
     if call != NULL:
-        leave(call)
+        call_leave(call)
         end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
 
 
@@ -406,6 +406,6 @@ cdef void calls_leave(Channel *channel, uint64_t life) noexcept nogil:
         while call != NULL:
             following = call.next
             if call.life == life:
-                leave(call)
+                call_leave(call)
                 remove(call)
             call = following

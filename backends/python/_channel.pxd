@@ -150,10 +150,10 @@ cdef void channel_leave(Channel *channel) noexcept nogil
 cdef void channel_nudge(Channel *channel) noexcept nogil
 # Have the worker ended at once, if there is one.
 cdef void channel_end(Channel *channel) noexcept nogil
-# The same because it has broken this rule, a static text such as "sent a packet that is none". Nothing more is read
-# from it.
+# Have the worker ended because it has broken this rule, a static text such as "sent a packet that is none". Nothing
+# more is read from it.
 cdef void channel_break(Channel *channel, const char *rule) noexcept nogil
-# The same because there is no memory for its packets.
+# Have the worker ended because there is no memory for its packets.
 cdef void channel_exhausted(Channel *channel) noexcept nogil
 
 

@@ -110,7 +110,7 @@ cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
     return True
 
 
-cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) noexcept nogil:
+cdef bint begin_batch(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) noexcept nogil:
     # Take the work socket and the slots. False: the batch has failed, or there is no worker.
     cdef bint begun
     cdef uint32_t i
@@ -137,7 +137,7 @@ cdef void give_slots(Channel *channel, NativeBatch *batch, uint32_t count) noexc
             slot_give(&channel.slots, slot_at_rest(channel, channel.numbers[i]))
 
 
-cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
+cdef void end_batch(Channel *channel, NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     for i in range(batch.count):
         if batch.requests[i] != NULL:
@@ -252,14 +252,14 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef bint up
     if channel.executing:
         fail_with_worker(channel, batch)  # so the front, which has begun this batch, cannot continue with it
-    elif not begin(channel, batch, True, &up):
+    elif not begin_batch(channel, batch, True, &up):
         if not up:
             fail_without_worker(channel, batch, False)
         return
     elif not (send_execute(channel, batch) and await_done(channel, &head) and done_take(channel, batch, &head)):
         if not batch.failed:
             fail_with_worker(channel, batch)
-    end(channel, batch)
+    end_batch(channel, batch)
 
 
 cdef bint may_take(void *context) noexcept nogil:
@@ -283,14 +283,14 @@ cdef Progress begin_here(NativeBatch *batch, void *context) noexcept nogil:
     cdef bint up
     if record_copies(channel, batch) > MOST_COPIED:
         return BLOCKED
-    if not begin(channel, batch, False, &up):
+    if not begin_batch(channel, batch, False, &up):
         return ENDED if up else BLOCKED
     if send_execute(channel, batch):
-        limit(channel)
+        limit_time(channel)
         return UNDER_WAY
     if not batch.failed:
         return BLOCKED
-    end(channel, batch)
+    end_batch(channel, batch)
     return ENDED
 
 
@@ -313,11 +313,11 @@ cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
     timers_clear((<Submission *>channel.submission).bridge.timers, &channel.limit)
     if reply != REPLY_DONE or not done_take(channel, batch, &head):
         return BLOCKED
-    end(channel, batch)
+    end_batch(channel, batch)
     return ENDED
 
 
-cdef void limit(Channel *channel) noexcept nogil:
+cdef void limit_time(Channel *channel) noexcept nogil:
     # limit the time of the execution
     if channel.timeout_ns == 0:
         return

@@ -61,8 +61,8 @@ cdef Block *loan_end_last(Ledger *ledger) noexcept nogil
 
 # An EXECUTE is sent; returns its id.
 cdef uint64_t execution_begin(Ledger *ledger) noexcept nogil
-# Its DONE has come. `kept`: the blocks of which the model keeps views, taken over; NULL: none. Returns the blocks to
-# give back; NULL: none. Sets `rule` if the worker has broken one.
+# The DONE of the execution has come. `kept`: the blocks of which the model keeps views, taken over; NULL: none. Returns
+# the blocks to give back; NULL: none. Sets `rule` if the worker has broken one.
 cdef Kept *execution_end(Ledger *ledger, Kept *kept, const char **rule) noexcept nogil
 # RELEASE has come. Returns the blocks to give back, or NULL.
 cdef Kept *execution_release(Ledger *ledger, uint64_t id, const char **rule) noexcept nogil

@@ -93,7 +93,7 @@ cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nog
 
 cdef inline const InputData *data_of(const NativeBatch *batch, const InputData *supplied, uint32_t i,
                                      uint32_t input) noexcept nogil:
-    # of request i: the data that it carries, or that it is supplied with
+    # the data of an input that request i carries, or that it is supplied with
     cdef const Signature *signature = batch.signature
     if input < signature.input_count:
         return &batch.requests[i].inputs[input]
@@ -121,7 +121,7 @@ cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nog
 
 
 cdef inline size_t trace_size(const Request *request) noexcept nogil:
-    # of one that is traced
+    # the size of the trace in the record of a traced request
     cdef const Record *record = <const Record *>request.record
     return TRACE_TEXT if record.baggage == NULL else TRACE_TEXT + BAGGAGE_TEXT + record.baggage_size
 

@@ -113,7 +113,7 @@ cdef void spend_named(Channel *channel, const Head *head, const Block *record) n
 
 
 cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
-    # of a message, known by its place, or an execution, known by its number
+    # the worker releases a message, known by its place, or an execution, known by its number
     cdef const char *rule = NULL
     cdef Kept *kept
     if head.id == 0:

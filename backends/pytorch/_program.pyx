@@ -37,7 +37,8 @@ cdef const char *reason(const Program *program) noexcept nogil:
     return "no reason is given; the standard error output of the server may have one"
 
 
-cdef void refuse(NativeBatch *batch, uint32_t input, uint32_t dim, int64_t lowest, int64_t highest) noexcept nogil:
+cdef void refuse_dimension(NativeBatch *batch, uint32_t input, uint32_t dim, int64_t lowest,
+                           int64_t highest) noexcept nogil:
     # all requests of a batch have the same shapes but for their rows, so all of them are wrong
     cdef const GatheredInput *given = &batch.inputs[input]
     cdef char *allowed
@@ -71,7 +72,7 @@ cdef bint bind_symbols(NativeBatch *batch, Program *program, bint plain) noexcep
                 program.symbols[dim.symbol] = (size - dim.offset) // dim.factor
             elif size != dim.factor * program.symbols[dim.symbol] + dim.offset:
                 size = dim.factor * max(program.symbols[dim.symbol], <int64_t>1) + dim.offset
-                refuse(batch, argument.input, k, size, size)
+                refuse_dimension(batch, argument.input, k, size, size)
                 return False
     return True
 
@@ -88,7 +89,7 @@ cdef bint check_inputs(NativeBatch *batch, Program *program) noexcept nogil:
         for k in range(argument.rank if argument.checked else 0):
             size = batch.inputs[argument.input].shape[k]
             if not argument.dims[k].lowest <= size <= argument.dims[k].highest:
-                refuse(batch, argument.input, k, argument.dims[k].lowest, argument.dims[k].highest)
+                refuse_dimension(batch, argument.input, k, argument.dims[k].lowest, argument.dims[k].highest)
                 return False
     return bind_symbols(batch, program, True) and bind_symbols(batch, program, False)
 

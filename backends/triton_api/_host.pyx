@@ -13,8 +13,8 @@ define. The worker loads the extension under the name of Triton's library before
 - retirement.pxi: what the C sources call when the interpreter ends
 """
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -24,18 +24,20 @@ from libc.string cimport memcpy, memset
 
 from inferd.backends.python._wire cimport PLACE_INLINE, RESPONSE_OK, ResponseRecord, TensorRecord, aligned
 from inferd.backends.triton_api.objects cimport (
-    c_bool,
-    CallInput,
-    inferd_add_answered,
-    inferd_add_parameter,
-    inferd_drop,
-    inferd_free_tensors,
-    inferd_host,
-    inferd_message,
-    inferd_new_answer,
-    inferd_resize,
-    inferd_start_answer,
     MOST_DIMENSIONS,
+    TRITONSERVER_ERROR_INTERNAL,
+    TRITONSERVER_ERROR_INVALID_ARG,
+    TRITONSERVER_ERROR_UNAVAILABLE,
+    TRITONSERVER_LOG_VERBOSE,
+    TRITONSERVER_PARAMETER_BOOL,
+    TRITONSERVER_PARAMETER_DOUBLE,
+    TRITONSERVER_PARAMETER_INT,
+    TRITONSERVER_PARAMETER_STRING,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    TRITONSERVER_TYPE_BYTES,
+    CallInput,
     Name,
     Piece,
     Shared,
@@ -49,14 +51,10 @@ from inferd.backends.triton_api.objects cimport (
     TRITONSERVER_DataType,
     TRITONSERVER_DataTypeByteSize,
     TRITONSERVER_Error,
-    TRITONSERVER_ERROR_INTERNAL,
-    TRITONSERVER_ERROR_INVALID_ARG,
-    TRITONSERVER_ERROR_UNAVAILABLE,
     TRITONSERVER_ErrorDelete,
     TRITONSERVER_ErrorNew,
     TRITONSERVER_InferenceRequest,
     TRITONSERVER_InferenceResponse,
-    TRITONSERVER_LOG_VERBOSE,
     TRITONSERVER_LogLevel,
     TRITONSERVER_Message,
     TRITONSERVER_Metric,
@@ -64,14 +62,16 @@ from inferd.backends.triton_api.objects cimport (
     TRITONSERVER_MetricFamily,
     TRITONSERVER_MetricKind,
     TRITONSERVER_Parameter,
-    TRITONSERVER_PARAMETER_BOOL,
-    TRITONSERVER_PARAMETER_DOUBLE,
-    TRITONSERVER_PARAMETER_INT,
-    TRITONSERVER_PARAMETER_STRING,
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    TRITONSERVER_TYPE_BYTES,
+    c_bool,
+    inferd_add_answered,
+    inferd_add_parameter,
+    inferd_drop,
+    inferd_free_tensors,
+    inferd_host,
+    inferd_message,
+    inferd_new_response,
+    inferd_resize,
+    inferd_start_response,
 )
 
 import atexit

@@ -46,7 +46,7 @@ TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAl
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* Making responses, for the host */
 
-TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request) {
+TRITONSERVER_InferenceResponse *inferd_new_response(const TRITONSERVER_InferenceRequest *request) {
     TRITONSERVER_InferenceResponse *made = calloc(1, sizeof *made);
     if (made == NULL) abort(); /* NULL would mean that there is no response */
     made->allocator = request->allocator;
@@ -59,7 +59,7 @@ TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRe
     return made;
 }
 
-TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response) {
+TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *response) {
     StartFunction start = response->allocator->start;
     return start ? start(response->allocator, response->allocator_data) : NULL;
 }

@@ -144,7 +144,7 @@ cdef int fill(TRITONSERVER_InferenceResponse *made, response) except -1:
         made.error = TRITONSERVER_ErrorNew(error.code(), error.message().encode("utf-8", "replace"))
         return 0
     with nogil:
-        failed = inferd_start_answer(made)
+        failed = inferd_start_response(made)
     check(failed)
     for tensor in response.output_tensors():
         add_output(made, tensor)
@@ -154,7 +154,7 @@ cdef int fill(TRITONSERVER_InferenceResponse *made, response) except -1:
 
 
 cdef TRITONSERVER_InferenceResponse *answer_of(TRITONSERVER_InferenceRequest *request, response) noexcept:
-    cdef TRITONSERVER_InferenceResponse *made = inferd_new_answer(request)
+    cdef TRITONSERVER_InferenceResponse *made = inferd_new_response(request)
     try:
         fill(made, response)
     except Exception as wrong:

@@ -259,8 +259,8 @@ INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
 INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* drops one reference */
 
 /* The response of another model to a request of the backend, and its parts */
-INTERNAL TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request);
-INTERNAL TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response);
+INTERNAL TRITONSERVER_InferenceResponse *inferd_new_response(const TRITONSERVER_InferenceRequest *request);
+INTERNAL TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *response);
 INTERNAL TRITONSERVER_Error *inferd_add_answered(TRITONSERVER_InferenceResponse *response, const char *name,
                                                  TRITONSERVER_DataType datatype, const int64_t *shape, uint32_t rank,
                                                  const void *data, size_t size);

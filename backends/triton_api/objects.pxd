@@ -192,8 +192,8 @@ cdef extern from "backends/triton_api/objects.h" nogil:
     uint32_t TRITONSERVER_DataTypeByteSize(TRITONSERVER_DataType datatype)
     TRITONSERVER_Error *TRITONSERVER_ErrorNew(int code, const char *text)
     void TRITONSERVER_ErrorDelete(TRITONSERVER_Error *error)
-    TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request)
-    TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response)
+    TRITONSERVER_InferenceResponse *inferd_new_response(const TRITONSERVER_InferenceRequest *request)
+    TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *response)
     TRITONSERVER_Error *inferd_add_answered(
         TRITONSERVER_InferenceResponse *response, const char *name, TRITONSERVER_DataType datatype,
         const int64_t *shape, uint32_t rank, const void *data, size_t size)

@@ -1,4 +1,4 @@
-"""This server beside those that people would use instead of it, in one run.
+"""Compare this server, in one run, with those that people would use instead of it.
 
     python -m bench.peers --install       the environments of servers in Python, under ~/.cache/inferd-peers
     python -m bench.peers                 25 minutes; writes bench/results/peers.json and docs/performance.md
@@ -34,7 +34,7 @@ from bench.works import QUICK, Effort
 
 T = TypeVar("T")
 FAILURES = (AbsentError, RuntimeError, ValueError, OSError, grpc.RpcError)
-"""Of one way under one load: it is left out of that row, and named."""
+"""Errors of one way under one load: that way is left out of the row, and named."""
 
 
 def say(text: str) -> None:
@@ -165,7 +165,7 @@ class Comparison:
             if not way.server.speaks_grpc:
                 continue
             try:
-                runs = [comparison.first_answer(way, self._folder) for _ in range(2)]
+                runs = [comparison.first_response(way, self._folder) for _ in range(2)]
             except FAILURES as error:
                 self._leave_out(f"{way.name}: {error}")
                 continue

@@ -19,7 +19,7 @@ CACHE = Path(os.environ.get("INFERD_PEERS") or Path.home() / ".cache" / "inferd-
 
 
 class AbsentError(Exception):
-    """This peer or driver is not on this machine; the text says how to get it."""
+    """The peer or driver is not on this machine; the text says how to get it."""
 
 
 class Peer(abc.ABC):

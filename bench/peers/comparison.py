@@ -1,4 +1,4 @@
-"""The rows of the comparison: each has a load, the servers that are put under it, and the way to measure one round.
+"""The rows of the comparison: each has a load, the servers that get it, and a function that measures one round.
 
 A *way* is a server and one of its models. All ways of a row take turns within each round.
 """
@@ -31,12 +31,12 @@ from inferd_client.grpc import InferenceServerClient
 
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK, UNAVAILABLE = 0, 14
-SATURATED = 0.9  # of the offered rate: what answers less does not keep up
+SATURATED = 0.9  # a server that answers a smaller part of the offered rate does not keep up
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A server and a model of it."""
+    """A server and one of its models."""
 
     name: str
     server: type[Peer]
@@ -84,10 +84,10 @@ class Load:
     connections: int
     in_flight: int
     size: int = 64  # bytes of the tensor
-    rate: float = 0.0  # an open loop, of requests that come independently of each other
+    rate: float = 0.0  # requests a second, at random times (an open loop); 0: a closed loop
     path: str = INFER_PATH
     model: str = ""  # instead of the way's
-    answers: int = 1  # responses that a request has
+    answers: int = 1  # responses to each request
 
 
 def closed_loops() -> list[Load]:
@@ -121,8 +121,8 @@ RATES = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000, 160_000, 240_000)
 class Round:
     """One way under one load. Times in microseconds; None where the driver does not tell."""
 
-    rate: float  # answers a second; of streams, responses
-    cpu_us: float  # of the server's processes, for each of these
+    rate: float  # responses a second
+    cpu_us: float  # CPU time of the server's processes for each response
     p50_us: float | None
     p99_us: float | None
     kept_up: bool = True
@@ -146,10 +146,10 @@ def exchange_of(load: Load, way: Way) -> messages.Exchange:
 
 
 def check(peer: Peer, way: Way, load: Load) -> None:
-    """Ask once with grpc's own client, and compare the answer.
+    """Ask once with grpc's own client, and compare the response.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: the response is not the expected one.
     """
     if peer.speaks_grpc and load.answers == 1:
         exchange = exchange_of(load, way)
@@ -158,16 +158,16 @@ def check(peer: Peer, way: Way, load: Load) -> None:
                 client.load_model(way.model, client_timeout=60)
         answer = ask(peer.address, exchange.request)
         if exchange.response:
-            messages.check_answer(answer, exchange.response)
+            messages.check_response(answer, exchange.response)
         else:
             models.check_digit(answer)
 
 
 def measure(peer: Peer, way: Way, load: Load, seconds: float) -> Round:
-    """One round.
+    """Measure one round.
 
     Raises:
-        RuntimeError: an answer was wrong, or missing.
+        RuntimeError: a response was wrong, or missing.
         AbsentError: the load's driver is not there.
     """
     if isinstance(peer, HttpServer):
@@ -187,7 +187,7 @@ def measure(peer: Peer, way: Way, load: Load, seconds: float) -> Round:
 
 
 def measure_http(peer: HttpServer, load: Load, seconds: float) -> Round:
-    """One round over HTTP/1.1, a connection for each request in flight.
+    """Measure one round over HTTP/1.1, with a connection for each request in flight.
 
     Raises:
         RuntimeError: a request failed.
@@ -211,7 +211,7 @@ def measure_http(peer: HttpServer, load: Load, seconds: float) -> Round:
     if found is None or codes is None or codes.group(2, 3, 4) != ("0", "0", "0"):
         raise RuntimeError(f"{peer.name}: {text[-500:]}")
     rate = float(found[1])
-    return Round(rate, cpu / (rate * (duration + 1)) * 1e6, None, None)  # CPU is that of the warm-up, too
+    return Round(rate, cpu / (rate * (duration + 1)) * 1e6, None, None)  # the CPU time includes the second of warm-up
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def while_loading(peer: Peer, way: Way, seconds: float) -> dict[str, dict[str, f
 
 
 WORKERS = ("worker/__main__.py", "triton_python_backend_stub")
-"""In the command lines of processes that run one `model.py`."""
+"""Parts of command lines: a process with one of them runs a `model.py`."""
 
 
 def memory_of_a_model(peer: Peer) -> float | None:
@@ -293,8 +293,8 @@ def memory_of_a_model(peer: Peer) -> float | None:
     return min(found, default=None)
 
 
-def first_answer(way: Way, folder: Path) -> dict[str, float | None]:
-    """Seconds from the start of the process to the first right answer; memory after it, of the server and a model."""
+def first_response(way: Way, folder: Path) -> dict[str, float | None]:
+    """Seconds from the start of the process to the first right response; memory after it, of the server and a model."""
     load = Load("", "", (), 1, 1)
     peer = way.server(messages.identity(64), Path(tempfile.mkdtemp(dir=folder)))
     models.demo()

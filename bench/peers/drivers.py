@@ -19,7 +19,7 @@ PERF_ANALYZER_WHEEL = "tritonclient==2.41.0"
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What another driver says."""
+    """The figures that another driver reports."""
 
     requests: int
     seconds: float

@@ -80,7 +80,7 @@ class RayServe(OtherServer):
 
 
 class HttpServer(OtherServer):
-    """One that is asked over HTTP/1.1, by a POST of `body` to `path`."""
+    """A server that is asked over HTTP/1.1, by a POST of `body` to `path`."""
 
     speaks_grpc: ClassVar[bool] = False
     path: ClassVar[str] = "/predict"

@@ -26,7 +26,7 @@ INKS = {"light": "#24292f", "dark": "#e6edf3"}
 
 
 def best(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure that of the best round."""
+    """For each figure, that of the best round."""
     found: dict[str, Any] = {"rate": max(each["rate"] for each in rounds)}
     for key in FIGURES:
         found[key] = min((each[key] for each in rounds if each[key] is not None), default=None)

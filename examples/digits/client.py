@@ -1,4 +1,4 @@
-"""Send held-out handwritten digits to both digit models and compare the answers with the truth.
+"""Send held-out handwritten digits to both digit models and compare the responses with the truth.
 
     python client.py [-u HOST:PORT] [--count N] [--classification]
 
@@ -20,7 +20,7 @@ from digits_data import LABELS, load
 from tritonclient.utils import InferenceServerException
 
 MODELS = ("digits_torchscript", "digits_onnx")
-COLUMN = 30  # characters for the answer of one model
+COLUMN = 30  # characters for the response of one model
 
 
 @dataclass
@@ -55,7 +55,7 @@ def recognise(
     """Ask one model about one image.
 
     Returns:
-        The digit, its probability and the time that the answer took, in milliseconds.
+        The digit, its probability and the time that the response took, in milliseconds.
     """
     tensor, output = request(image, classification)
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def recognise(
 
 
 def show(client: triton.InferenceServerClient, count: int, classification: bool) -> dict[str, Tally]:
-    """Print a line for each image, with the answer of each model."""
+    """Print a line for each image, with the response of each model."""
     _, digits = load()
     tallies = {model: Tally() for model in MODELS}
     for model in MODELS:

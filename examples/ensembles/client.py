@@ -1,4 +1,4 @@
-"""Send pictures of held-out digits and held-out sentences to the two ensembles, and compare the answers with the truth.
+"""Send pictures of held-out digits and held-out sentences to the two ensembles; compare responses with the truth.
 
     python client.py [-u HOST:PORT] [--count N]
 
@@ -66,7 +66,7 @@ def ask(
 def show(
     client: triton.InferenceServerClient, model: str, tensor: str, output: str, asked: Iterator[tuple[bytes, str, str]]
 ) -> None:
-    """Print a line for each answer, and how many were right."""
+    """Print a line for each response, and how many were right."""
     print(f"{model:<61}true          answer")
     right = count = 0
     for content, shown, truth in asked:

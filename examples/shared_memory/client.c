@@ -3,7 +3,7 @@
  *     cc -O2 -Wall -o client client.c -lnghttp2
  *     ./client /tmp/inferd.sock [BYTES [COUNT]]
  *
- * It asks the model `echo` with a tensor in a region of shared memory and the answer in the same region, then with the
+ * It asks the model `echo` with a tensor in a region of shared memory and the response in the same region, then with the
  * same tensor on the wire, and prints what a request took.
  *
  * gRPC is HTTP/2 with a prefix of five bytes before each message, and libnghttp2 speaks HTTP/2; the few protobuf

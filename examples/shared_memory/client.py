@@ -2,8 +2,8 @@
 
     python client.py unix:/tmp/inferd.sock [--size BYTES] [--count N]
 
-It calls the model `echo` with a tensor and its answer in one region of shared memory, then with the same tensor on the
-wire, and prints the time of a request.
+It calls the model `echo` with a tensor and its response in one region of shared memory, then with the same tensor on
+the wire, and prints the time of a request.
 """
 
 import argparse

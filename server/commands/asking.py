@@ -1,4 +1,4 @@
-"""The commands that ask a server: whether it serves, what it does, and a model for an answer.
+"""The commands that ask a server: whether it serves, what it does, and a model for a response.
 
 Each command imports what it needs when it runs.
 """
@@ -33,7 +33,7 @@ def health(
         url: HOST:PORT, or unix:PATH; by default where `inferd serve` would listen with the same environment
             (INFERD_GRPC_ADDRESS, INFERD_GRPC_PORT, those of TLS, INFERD_CONFIG).
         service: A model, or MODEL/VERSION; by default the server itself.
-        timeout: Seconds to wait for the answer.
+        timeout: Seconds to wait for the response.
         root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
         tls: Use TLS; without --root-cert with the system's trusted certificates.
         client_cert: PEM file of the client's certificate, if the server asks for one.
@@ -114,7 +114,7 @@ def infer(
     format: Format = "table",  # noqa: A002 - the option's name
     server: Server = HERE,
 ) -> int:
-    """Ask a model of a server and print its answer.
+    """Ask a model of a server and print its response.
 
     Args:
         model: Its name.
@@ -127,7 +127,7 @@ def infer(
         classes: How many of the likeliest classes to show in place of each output.
         parameter: KEY=VALUE for the model.
         stream: Send the request in a stream, as always for decoupled models.
-        save: .npz, .json or .npy file for the answer's tensors.
+        save: .npz, .json or .npy file for the response's tensors.
         format: Format of the output.
     """
     from inferd.server.tools.infer import InferArguments, ask

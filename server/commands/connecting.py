@@ -30,7 +30,7 @@ class Server:
         client_cert: PEM file of the client's certificate, if the server asks for one.
         client_key: PEM file of its key.
         header: KEY=VALUE, such as authorization; may be given several times.
-        timeout: Seconds that an answer may take.
+        timeout: Seconds that a response may take.
     """
 
     url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001"
@@ -42,7 +42,7 @@ class Server:
     timeout: float = 60.0
 
     def reach(self) -> Reach:
-        """These values, checked."""
+        """The checked values."""
         from inferd.server.tools.reach import Reach
 
         headers = metadata(self.header)

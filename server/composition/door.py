@@ -101,7 +101,7 @@ def make_access(settings: Settings, engine: Engine) -> Access:
         )
     except TokenFileError as error:
         raise StartError(f"grpc-token-file: {error}") from error
-    engine.infer.set_callers_apart(sequences=not settings.sequence_sharing, answers=settings.cache_per_caller)
+    engine.infer.set_callers_apart(sequences=not settings.sequence_sharing, responses=settings.cache_per_caller)
     if access.guards:
         engine.infer.guard(access.authorizer)
     return access

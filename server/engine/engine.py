@@ -65,7 +65,7 @@ class Engine:
         max_inflight: requests that may be in the server; 0 for any number.
         max_queued: requests that may wait for one version of a model; 0 for any number.
         shared_memory: the policy for shared memory of clients.
-        cache: keeps the answers of models with response_cache.
+        cache: keeps the responses of models with response_cache.
         hardware: the devices and limits of instances.
         control: decides when models are loaded and unloaded.
         load_retries: how many times the load of a version is repeated after it failed.
@@ -103,10 +103,10 @@ class Engine:
         self.infer = InferService(self._models.table, self._deliveries.bridge, max_inflight=max_inflight)
         self.infer.on_stream_over = self.stream_ended
         if isinstance(cache, LocalCache):
-            self.infer.keep_answers(cache.size, ttl=cache.ttl, entry=cache.entry, compare=cache.compare)
+            self.infer.keep_responses(cache.size, ttl=cache.ttl, entry=cache.entry, compare=cache.compare)
         self._store = RedisStore(cache, self._models.identity) if isinstance(cache, RedisCache) else None
         if self._store is not None:
-            self.infer.keep_answers_in(self._store)
+            self.infer.keep_responses_in(self._store)
         self.shared_memory.serve(self.infer)
         maker = Maker(
             loader,

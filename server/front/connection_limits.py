@@ -79,7 +79,7 @@ class _Ranking:
         self._of_size: list[dict[_Group, None]] = [{}]
 
     def move(self, group: _Group, before: int, after: int) -> None:
-        """This group had `before` connections and now has `after`; 0: it is not in the ranking."""
+        """Note that this group had `before` connections and now has `after`; 0: it is not in the ranking."""
         if before:
             del self._of_size[before][group]
         if after:
@@ -111,7 +111,7 @@ class ConnectionLimits:
     _silent: dict[_Group, dict[Admission, None]] = field(default_factory=dict)
     """The oldest first; some may have spoken since."""
     _rankings: defaultdict[ListenerPolicy | None, _Ranking] = field(default_factory=lambda: defaultdict(_Ranking))
-    """Of `_silent`: of each listener, and of all."""
+    """Rankings of the groups in `_silent`: one for each listener, and one for all."""
 
     def admit(self, listener_policy: ListenerPolicy, peer: Peer, *, scarce: bool = False) -> Admission | None:
         """Count an accepted connection; None if there is no room for it. Set the `driver` of the result.
@@ -200,13 +200,13 @@ class ConnectionLimits:
         return bool(spoken)
 
     def _note(self, admission: Admission) -> None:
-        """It is silent."""
+        """Note that the connection is silent."""
         group = (admission.use, admission.listener_policy)
         self._silent.setdefault(group, {})[admission] = None
         self._rank(group, len(self._silent[group]) - 1)
 
     def _forget(self, admission: Admission) -> None:
-        """It is no longer silent."""
+        """Note that the connection is no longer silent."""
         group = (admission.use, admission.listener_policy)
         if admission in self._silent.get(group, ()):
             del self._silent[group][admission]

@@ -82,7 +82,7 @@ class ConnectionMonitor:
         if connection is None:
             return
         now = self._timers.time()
-        if self._strikes.pinged(now, answer_frames=connection.answer_frames, streams=connection.streams):
+        if self._strikes.pinged(now, response_frames=connection.response_frames, streams=connection.streams):
             connection.calm("too_many_pings")  # written when this read has been processed
 
     def _check(self) -> None:
@@ -98,7 +98,7 @@ class ConnectionMonitor:
                 self._keepalive.due(
                     now,
                     received_at=connection.received_at,
-                    answer_frames=connection.answer_frames,
+                    response_frames=connection.response_frames,
                     streams=connection.streams,
                 )
             )

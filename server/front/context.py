@@ -282,7 +282,7 @@ class NativeContext:
 
 
 class BlockingContext:
-    """The same for a servicer method that is not a coroutine and runs on a thread."""
+    """A context for a servicer method that is not a coroutine and runs on a thread."""
 
     def __init__(self, context: NativeContext, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context

@@ -103,7 +103,7 @@ class SocketDriver:
         return connection
 
     def _shut(self) -> None:
-        """Nothing but the last output is written any more."""
+        """Write only the last output from now on."""
         self._monitor.shut(Outstanding(self._accepted, partial(self._io.unwritten, self._connection)))
 
     def _lost(self) -> None:

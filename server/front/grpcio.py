@@ -20,7 +20,7 @@ from inferd.server.front.tls import Credentials
 UNLIMITED = -1
 
 MOST_STREAMS = 256
-"""Of one connection: with more, C core answers some valid calls of a burst with CANCELLED."""
+"""The most streams of one connection: with more, C core answers some valid calls of a burst with CANCELLED."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Streams of one connection (see `policy_options`) and calls waiting for this process: both are needed, else C core

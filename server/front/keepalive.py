@@ -17,7 +17,11 @@ IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where tho
 AGE_NOTICE = 1.0  # between announcing the end and refusing streams: calls in flight must arrive
 FAREWELL = 1.0  # in which a peer that has received everything must close its end
 LOOK = 0.25  # between looks at what a peer has received of the last bytes
-SMALL, SLOWEST, SLOWEST_OF_MORE = 1 << 20, 16 << 10, 256 << 10  # bytes, and bytes a second, as for answers: expiry.pyx
+SMALL, SLOWEST, SLOWEST_OF_MORE = (
+    1 << 20,
+    16 << 10,
+    256 << 10,
+)  # bytes, and bytes a second, as in expiry.pyx
 AGE_JITTER = 0.1  # of the age, so connections that began together do not end together
 
 
@@ -64,15 +68,15 @@ class Keepalive:
         self._pinged_at: float | None = None  # an unanswered ping
         self._last_ping = -math.inf
         self._pings_without_data = 0
-        self._answer_frames = 0
+        self._response_frames = 0
         self.deadline = now + policy.keepalive_time
 
-    def due(self, now: float, *, received_at: float, answer_frames: int, streams: int) -> Action:
+    def due(self, now: float, *, received_at: float, response_frames: int, streams: int) -> Action:
         """To be called at the deadline.
 
         Args:
             received_at: when the peer last sent a byte.
-            answer_frames: frames of answers sent to it so far.
+            response_frames: frames of responses sent to it so far.
             streams: its open calls.
         """
         policy = self._policy
@@ -80,8 +84,8 @@ class Keepalive:
             if received_at < self._pinged_at:
                 return self._wait_for_answer(now)
             self._pinged_at = None
-        if answer_frames != self._answer_frames:
-            self._answer_frames = answer_frames
+        if response_frames != self._response_frames:
+            self._response_frames = response_frames
             self._pings_without_data = 0
         at = max(received_at, self._last_ping) + policy.keepalive_time
         if policy.max_pings_without_data and self._pings_without_data >= policy.max_pings_without_data:
@@ -114,13 +118,13 @@ class PingStrikes:
         self._policy = policy
         self._last = -math.inf
         self._strikes = 0
-        self._answer_frames = 0
+        self._response_frames = 0
 
-    def pinged(self, now: float, *, answer_frames: int, streams: int) -> bool:
+    def pinged(self, now: float, *, response_frames: int, streams: int) -> bool:
         """Count a ping; return whether the connection must end for it."""
         policy = self._policy
-        if answer_frames != self._answer_frames:
-            self._answer_frames = answer_frames
+        if response_frames != self._response_frames:
+            self._response_frames = response_frames
             self._last = -math.inf
             self._strikes = 0
         idle = not streams and not policy.permit_without_calls

@@ -47,7 +47,7 @@ class ListenPolicy:
     encrypted: bool = True  # with credentials, TCP addresses have TLS unless their rules say otherwise
 
     def at(self, bind: Bind) -> ListenPolicy:
-        """The same, with the address's own rules."""
+        """The policy with the address's own rules."""
         rules = bind.rules
         encrypted = not isinstance(bind.address, UnixAddress) and (self.encrypted if rules.tls is None else rules.tls)
         return replace(

@@ -105,7 +105,7 @@ class NativeDoor:
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_held_bytes: of unanswered requests and unread responses; None for no limit.
         receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
-        send_timeout: seconds in which a client must read an answer, the same.
+        send_timeout: seconds in which a client must read a response, the same.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.

@@ -22,7 +22,7 @@ ALTERNATIVE_NAME = "x509_subject_alternative_name"
 CERTIFICATE = "x509_pem_cert"
 SUBJECT = "x509_subject"
 ALTERNATIVE_NAMES = {"DNS": "x509_dns", "URI": "x509_uri", "email": "x509_email", "IP Address": "x509_ip"}
-"""Where grpc's C core has the alternative names of each type."""
+"""The names under which grpc's C core has the alternative names of each type."""
 _NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME, *ALTERNATIVE_NAMES.values(), *map("x509_".__add__, (
     "DirName", "Registered ID", "othername", "other")))  # fmt: skip
 """The identity of a certificate's owner: names with their types, since `DNS:x` and `URI:x` are two owners."""
@@ -60,7 +60,7 @@ def peer_of(connection: socket.socket, name: Any) -> Peer:
 
 
 def identified(peer: Peer, tls: TlsSession) -> Peer:
-    """The same client, with the results of the handshake of TLS."""
+    """The client with the results of the handshake of TLS."""
     der, subject, names = tls.certificate(), tls.subject(), tls.alternative_names()
     auth = _auth(der, subject, names)
     return replace(peer, auth=auth, identity=identity_of({**auth, **_owner(der, subject, names)}))

@@ -111,7 +111,7 @@ def _health_handlers(health: Health, calls: Calls | None) -> dict[str, Handler]:
 
 
 def _parsing(behaviour: Callable[[Any, Context], Awaitable[Any]], kind: type[Any]) -> Callable[..., Awaitable[Any]]:
-    """The same for the bytes of a request."""
+    """Wrap the behaviour: it gets the bytes of a request, parsed."""
 
     async def parsing(message: bytes, context: Context) -> Any:
         try:
@@ -182,7 +182,7 @@ def _handler(method: Method, policy: Policy) -> Handler:
 def _counted(
     behaviour: Callable[[Any, Context], Awaitable[Any]], path: str, calls: Calls | None
 ) -> Callable[[Any, Context], Awaitable[Any]]:
-    """The same, counted; a call that ends by an exception other than a status was broken off."""
+    """Wrap the behaviour to count its calls. A call that ends by an exception other than a status was broken off."""
     if calls is None:
         return behaviour
 

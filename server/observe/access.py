@@ -37,7 +37,7 @@ class AccessLog:
                 slow_log.warning("slow: %s", _text(record), extra={"fields": fields(record)})
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:

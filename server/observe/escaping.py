@@ -25,7 +25,7 @@ def escaped(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The same without quotes, for a terminal: line breaks stay, a backslash is one."""
+    """The text without quotes, for a terminal: line breaks stay, a backslash is one."""
     return "".join(each if each == "\n" else _shown(each) for each in text)
 
 

@@ -38,9 +38,9 @@ class Delays:
 
     Attributes:
         before: an inference call, before its request is given to the scheduler.
-        after: the same, with each answer, before that is sent.
+        after: the same, with each response, before that is sent.
         cancelled: the same, from its cancellation until the server notices it.
-        others: every other call, with its answer.
+        others: every other call, with its response.
     """
 
     before: float = 0.0
@@ -68,7 +68,7 @@ class Delays:
         return bool(self.before or self.after or self.cancelled)
 
     def applied(self, table: Sequence[Method]) -> tuple[Method, ...]:
-        """The same methods, delayed."""
+        """The methods of the table, delayed."""
         return tuple(self._applied(method) for method in table)
 
     def _applied(self, method: Method) -> Method:

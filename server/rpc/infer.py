@@ -85,7 +85,7 @@ class Inference:
         """Answer encoded ModelInferRequests with encoded ModelStreamInferResponses.
 
         Errors travel inside the responses and the stream continues, unless the client asked for `triton_grpc_error`.
-        The client's half-close ends the stream after the last answer. However the stream ends, no request of it
+        The client's half-close ends the stream after the last response. However the stream ends, no request of it
         stays in the engine.
         """
         exchange = Exchange(self._engine, call, self._window, errors_inside=not flag(call, CLOSE_ON_ERROR))

@@ -99,7 +99,7 @@ Handler = UnaryHandler | StreamHandler
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC. It raises `inferd.server.errors.ServerError` for an answer that is not OK.
+    """One RPC. It raises `inferd.server.errors.ServerError` for a response that is not OK.
 
     A unary handler is `async (request, call) -> response`, a streaming one an async generator
     `(requests, call) -> responses`. A message class of None means that the handler takes or gives encoded bytes.

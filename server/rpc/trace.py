@@ -36,7 +36,7 @@ class TraceControl(Protocol):
     @property
     def config(self) -> TraceConfig: ...
     def sampling(self, model: str = "") -> Sampling:
-        """Those of a model, or of the server."""
+        """The sampling of a model, or of the server."""
 
     async def require_place(self) -> None:
         """Raise an InvalidArgument if traces cannot be written anywhere."""

@@ -143,7 +143,7 @@ def _check_numbers(options: Options) -> None:
     if 0 < options.max_held_bytes < LEAST_HELD:
         raise SettingsError(
             f"max-held-bytes: expected {LEAST_HELD} or more, or 0 for a share of the memory, got "
-            f"{options.max_held_bytes}: larger requests and answers could not be served"
+            f"{options.max_held_bytes}: larger requests and responses could not be served"
         )
     for least, names in enumerate((INT32_FROM_0, INT32_FROM_1)):
         for name in names:

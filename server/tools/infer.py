@@ -33,8 +33,8 @@ class InferArguments:
         outputs: names; none: all.
         classes: how many of the likeliest classes are wanted in place of each output; 0: the output.
         parameters: "KEY=VALUE" of the request.
-        stream: send the request in a stream, which may have any number of answers.
-        save: a .npz, .npy or .json file for the answer's tensors.
+        stream: send the request in a stream, which may have any number of responses.
+        save: a .npz, .npy or .json file for the response's tensors.
         as_json: print JSON.
     """
 
@@ -64,7 +64,7 @@ def inputs_of(metadata: Any, config: Any) -> list[Wanted]:
 
 
 def ask(reach: Reach, arguments: InferArguments) -> None:
-    """Send the request, and print the answers.
+    """Send the request, and print the responses.
 
     Raises:
         CallFailed: there is no answer.

@@ -35,7 +35,7 @@ class Target(Protocol):
 
     @property
     def url(self) -> str:
-        """As it was given."""
+        """The URL as it was given."""
 
     def look(self) -> Look:
         """Look once.

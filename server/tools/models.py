@@ -100,7 +100,7 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
     versions = ", ".join(_labelled(metadata.versions, config.parameters["version_labels"].string_value))
     print(visible(f"{metadata.name}: {metadata.platform or config.backend}, versions {versions}, {batch}"))
     if config.model_transaction_policy.decoupled:
-        print("decoupled: any number of answers for each request, in a stream")
+        print("decoupled: any number of responses for each request, in a stream")
     rows = [("input", *_tensor(tensor)) for tensor in metadata.inputs]
     rows += [("output", *_tensor(tensor)) for tensor in metadata.outputs]
     print(table(("", "name", "datatype", "shape"), rows))

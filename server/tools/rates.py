@@ -179,7 +179,7 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
 
 
 def _quantile(before: Look, after: Look, name: str, labels: Mapping[str, str], which: float) -> float | None:
-    """As histogram_quantile() of Prometheus: interpolated within the bucket."""
+    """A quantile as histogram_quantile() of Prometheus computes it: interpolated within the bucket."""
     counts = sorted(_buckets(before, after, f"{name}_bucket", labels))
     if not counts or counts[-1][1] <= 0:
         return None

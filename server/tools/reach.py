@@ -31,7 +31,7 @@ class Reach:
         secure: use TLS also without root_cert, with the system's trusted certificates.
         client_cert, client_key: PEM files of the client's identity, if the server asks for one.
         headers: sent with each call.
-        timeout: seconds that an answer may take.
+        timeout: seconds that a response may take.
     """
 
     url: str = "127.0.0.1:8001"

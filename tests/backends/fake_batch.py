@@ -27,7 +27,7 @@ NUMPY_TYPES = {
 
 
 class FakeView:
-    """As inferd._native.execution.view.View, over an array; of a BYTES tensor the elements are bytes."""
+    """Stands in for inferd._native.execution.view.View, over an array; the elements of a BYTES tensor are bytes."""
 
     def __init__(self, array: np.ndarray, datatype: str) -> None:
         assert array.dtype == NUMPY_TYPES[datatype]
@@ -56,7 +56,7 @@ class FakeView:
 
 
 class FakeBatch:
-    """As inferd._native.execution.python_batch.Batch.
+    """Stands in for inferd._native.execution.python_batch.Batch.
 
     Args:
         inputs: arrays by name, None for an optional input that is left out.

@@ -68,7 +68,7 @@ class FakeCuda:
 
 
 class FakeGpuBatch:
-    """As inferd._native.gpu.batch.GpuBatch, over tensors of the CPU."""
+    """Stands in for inferd._native.gpu.batch.GpuBatch, over tensors of the CPU."""
 
     def __init__(self, inputs: dict[str, torch.Tensor], outputs: set[str], capturing: bool = False) -> None:
         self.inputs = inputs

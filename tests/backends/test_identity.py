@@ -73,7 +73,7 @@ output { name: "said" data_type: TYPE_STRING dims: [ 2 ] }
 
 @pytest.mark.parametrize("gather", ["false", "true"])
 async def test_an_optional_input_that_is_left_out_is_answered_with_zeros(tmp_path, gather):
-    """As Triton's identity backend answers it: its configured shape, a variable dimension is 1, strings are empty."""
+    """Triton's identity backend answers so: the configured shape with 1 for a variable dimension, empty strings."""
     config = f'{OPTIONAL} parameters {{ key: "gather" value {{ string_value: "{gather}" }} }}'
     async with serving(tmp_path, m=config) as engine:
         answer = await infer(engine, request(x=np.arange(6, dtype=np.int32).reshape(3, 2)))

@@ -109,7 +109,7 @@ def test_names_types_and_shapes_are_completed(model):
 
 
 def repacked(package, target, change):
-    """The same package with other files: `change` gets name and content, and returns both, or None."""
+    """Copy the package: `change` gets each file's name and content, and returns the pairs to write in its place."""
     with zipfile.ZipFile(package) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             for each in change(name, old.read(name)):

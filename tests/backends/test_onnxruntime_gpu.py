@@ -221,7 +221,7 @@ def memory(array):
 
 
 class FakeGpuBatch:
-    """As inferd._native.gpu.batch.GpuBatch, in the host's memory."""
+    """Stands in for inferd._native.gpu.batch.GpuBatch, in the host's memory."""
 
     def __init__(self, inputs, outputs, rows):
         self.inputs = {name: None if array is None else memory(array) for name, array in inputs.items()}
@@ -290,7 +290,7 @@ class FakeGpuSession:
 
 @pytest.fixture
 def gpu(built, monkeypatch):
-    """What was asked of session and stream, in order."""
+    """The calls of session and stream, in order."""
     log = []
     opened = module.open_session
 

@@ -125,7 +125,7 @@ def test_onnx_files_are_read(backend, tmp_path):
 
 
 def test_importing_the_runtime_tells_nobody():
-    """It would send an event to its makers, and write a name for this machine to the home folder."""
+    """OpenVINO's telemetry would send an event to its makers, and write a name for this machine to the home folder."""
     code = (
         "import inferd.backends.openvino, openvino, sys;"
         "print([name for name in sys.modules if name.startswith('openvino_telemetry') and sys.modules[name]])"
@@ -542,7 +542,7 @@ def test_a_model_that_cannot_be_mended_is_compiled_again(failing, monkeypatch):
 
 
 def test_instances_run_side_by_side(backend, tmp_path):
-    """They share the compiled model, and each has tensors of its own."""
+    """Instances share the compiled model, and each has tensors of its own."""
     instances = (InstanceSpec("m_0"), InstanceSpec("m_1"))
     model = backend.load(source(relu(tmp_path), [X], [Y], max_batch_size=64, instances=instances))
     made = [model.create_instance(spec) for spec in instances]

@@ -35,7 +35,7 @@ class Previous(torch.nn.Module):
 
 
 class Listed(torch.nn.Module):
-    """The same, with the inputs in a list."""
+    """The same module with its inputs in a list."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -263,7 +263,7 @@ def test_the_memory_of_a_state_is_free_when_its_decoupled_request_has_ended(clie
     results = queue.Queue()
     client.start_stream(lambda result, error: results.put(error or result))
 
-    def first_answer(given, sequence, begins, ends):
+    def first_response(given, sequence, begins, ends):
         array = np.array([[given]], np.int32)
         terms = {"sequence_id": sequence, "sequence_start": begins, "sequence_end": ends}
         client.async_stream_infer("in_turns", [tensor(array)], request_id=str(sequence), **terms)
@@ -275,8 +275,8 @@ def test_the_memory_of_a_state_is_free_when_its_decoupled_request_has_ended(clie
 
     same = []
     for begins, ends in ((True, False), (False, False), (False, True)):
-        same.append(first_answer(number, 13, begins, ends))
-        first_answer(0, 14, True, True)
+        same.append(first_response(number, 13, begins, ends))
+        first_response(0, 14, True, True)
     client.stop_stream()
     assert same == [1, 1, 1]
 

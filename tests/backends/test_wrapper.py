@@ -7,7 +7,7 @@ from inferd.backends.pytorch.wrapper import UNBOUNDED, Dimension, ExpectedInput,
 
 
 def source(*inputs, dtype="float32"):
-    """As PyTorch writes it; each input is its checks and its layout, as (sizes, strides) or None."""
+    """A wrapper's source as PyTorch writes it; each input has checks and a layout, as (sizes, strides) or None."""
     text = ""
     for index, (checks, layout) in enumerate(inputs):
         text += f'    inputs_info_[{index}].name = "arg{index}_1";\n'

@@ -1,4 +1,4 @@
-"""What verifies answers in the soak test is itself tested: by official protobuf and by answers with one fault."""
+"""The check of responses in the soak test is itself tested: by official protobuf, and by responses with one fault."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def raw_tensors(request: pb.ModelInferRequest) -> list[bytes]:
 
 
 def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """What an identity model answers."""
+    """The response of an identity model."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
     wanted = {output.name for output in request.outputs}
     for tensor, raw in zip(request.inputs, raw_tensors(request), strict=True):

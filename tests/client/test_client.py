@@ -596,7 +596,7 @@ def test_calls_leave_nothing_behind(server):
     """Guards against calls that hold each other: without the cycle collector, tensors of past calls are gone."""
 
     class Tensor(np.ndarray):
-        """One that can be watched."""
+        """An array whose end can be watched."""
 
     gone = []
     gc.disable()
@@ -751,7 +751,7 @@ def test_a_cancel_while_a_call_is_made_again(monkeypatch):
 
 
 def whole_request(connection) -> bytes:
-    """What a client sends until a request has ended; less, where its connection ends before."""
+    """The bytes that a client sends until a request has ended; fewer, where its connection ends before."""
     received = b""
     while not any("END_STREAM" in frame.flags for frame in frames(received[len(PREFACE) :])):
         part = connection.recv(1 << 16)
@@ -762,7 +762,7 @@ def whole_request(connection) -> bytes:
 
 
 def frames(data: bytes):
-    """Those that are whole."""
+    """The frames in `data` that are complete."""
     while len(data) >= 9:
         frame, size = Frame.parse_frame_header(memoryview(data[:9]))
         if len(data) < 9 + size:

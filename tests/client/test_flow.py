@@ -149,7 +149,7 @@ def test_answers_for_a_callback_that_does_not_return_stay_with_the_server(slow):
 
 
 def test_a_callback_that_raises_hears_of_the_next_answers(slow, monkeypatch):
-    """And the stream can be stopped: what it raised is shown as for a thread."""
+    """The stream can be stopped, and the exception is shown as that of a thread."""
     heard, shown = [], []
     monkeypatch.setattr(sys, "excepthook", lambda *raised: shown.append(raised[0]))
 

@@ -145,7 +145,7 @@ def test_the_interpreter_ends_with_calls_open(what):
 
 
 class Interrupted(Exception):
-    """What the handler of a signal raises."""
+    """Raised by the handler of a signal."""
 
 
 def test_a_signal_comes_to_a_thread_that_reads_for_others(server):

@@ -1,4 +1,4 @@
-"""The same programs with tritonclient and with inferd_client: `import ... as grpcclient` is the whole difference."""
+"""The same programs run with tritonclient and with inferd_client; only `import ... as grpcclient` differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(module, tensor, datatype="FP32", name="INPUT0"):
 
 
 class Calls(queue.Queue):
-    """What was called back."""
+    """The calls of a callback."""
 
     def __call__(self, result, error):
         self.put((result, error))

@@ -59,7 +59,7 @@ def node_modules():
 
 
 def or_skip(name, build):
-    """What `build` gives, or the Missing that it raised: said once as a warning, so that nobody takes it for tested."""
+    """The result of `build`; if it raises Missing, skip, and warn once, so that nobody takes the client for tested."""
     try:
         return build()
     except toolchains.Missing as missing:

@@ -119,7 +119,7 @@ def test_curl(message, status, text, address, tmp_path):
 
 
 def test_h2load(address, tmp_path):
-    """It does not read grpc-status, so the server's own count says what succeeded."""
+    """h2load does not read grpc-status, so the server's own count says which calls succeeded."""
     h2load = _tool("h2load")
     before = _succeeded(address)
     (tmp_path / "request").write_bytes(_framed(request("simple", floats(1))))

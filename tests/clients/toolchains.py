@@ -35,7 +35,7 @@ _INSTALL_SECONDS = 280
 
 
 class Missing(Exception):
-    """What a client needs and this machine lacks."""
+    """This machine lacks something that a client needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def built(name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> P
 
 
 def run(*command: str | Path, timeout: float = _BUILD_SECONDS, **arguments) -> str:
-    """What `command` prints; AssertionError with its error output if it fails."""
+    """Run the command; return what it prints. AssertionError with its error output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **arguments)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout

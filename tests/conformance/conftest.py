@@ -55,7 +55,7 @@ def door(request):
 
 @pytest.fixture(scope="session")
 def engine(request):
-    """What is behind the door: the "fake" engine, or the "real" server."""
+    """The engine behind the door: the "fake" one, or that of the "real" server."""
     return request.param
 
 

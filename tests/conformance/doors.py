@@ -81,7 +81,7 @@ class Process:
         self._listening.set()
 
     def wait_until_it_listens(self) -> str:
-        """Its `host:port`."""
+        """Wait until the server listens; return its `host:port`."""
         self._listening.wait(120)
         if not hasattr(self, "address"):
             self._process.kill()
@@ -126,7 +126,7 @@ class Process:
         self._process.wait()
 
     def wait(self) -> int:
-        """Its exit status, when it has ended; if that takes too long, it tells what its threads do."""
+        """Wait for the server's end; return its exit status. If that takes too long, fail with its threads' stacks."""
         try:
             return self._process.wait(60)
         except subprocess.TimeoutExpired:

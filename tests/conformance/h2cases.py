@@ -297,7 +297,7 @@ def encoded(fields: list[tuple[str, str]]) -> bytes:
 
 
 def frames(data: bytes) -> list[Frame]:
-    """What a server sent; nothing when it has answered in HTTP/1."""
+    """The frames that a server sent; none when it has answered in HTTP/1."""
     found, at = [], 0
     if data.startswith(b"HTTP/1.1 "):
         return found
@@ -312,7 +312,7 @@ def frames(data: bytes) -> list[Frame]:
 
 @dataclass
 class Seen:
-    """What a server made of a case."""
+    """How a server reacted to a case."""
 
     frames: list[Frame]
     closed: bool

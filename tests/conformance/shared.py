@@ -82,7 +82,7 @@ def unregister(stub, name: str = ""):
 
 
 def registered(stub, name: str = "") -> dict:
-    """What the server says is registered: name → (key, offset, byte_size)."""
+    """The regions that the server lists as registered: name → (key, offset, byte_size)."""
     regions = stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(name=name)).regions
     assert all(name == region.name for name, region in regions.items())
     return {name: (region.key, region.offset, region.byte_size) for name, region in regions.items()}

@@ -120,7 +120,7 @@ def test_a_caller_gets_no_answer_that_another_has_asked_for(served):
 
 
 def test_onnx_runtime_keeps_no_telemetry(models, tmp_path, monkeypatch):
-    """It would open a store of events in the home folder as soon as it is imported."""
+    """As soon as it is imported, ONNX Runtime would open a store of events in the home folder."""
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

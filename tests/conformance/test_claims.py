@@ -137,7 +137,7 @@ def test_a_message_that_is_too_large_is_refused_when_it_is_announced(server, pat
 
 
 def test_more_calls_at_once_than_may_be_open(server):
-    """They begin before the client can know how many may: those beyond are refused, and the connection stays."""
+    """Calls begin before the client can know the limit: those beyond it are refused, and the connection stays."""
     message = framed(request("plain", np.zeros(4, np.float32)).SerializeToString())
     encoder = Encoder()
     fields = {":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "localhost"}
@@ -175,7 +175,7 @@ def test_more_calls_at_once_than_may_be_open(server):
 
 
 def frames_of(connection) -> Iterator[Frame]:
-    """What the server sends."""
+    """The frames that the server sends."""
     received = b""
     while True:
         while len(received) < 9:
@@ -189,7 +189,7 @@ def frames_of(connection) -> Iterator[Frame]:
 
 
 def test_memory_goes_back_to_the_system_when_a_peak_is_over(server):
-    """Of many idle connections, and of answers that nobody reads."""
+    """The memory of many idle connections, and of responses that no client reads."""
     process, metrics = server
     ask(process.address, "plain", MIB)
     wait_until(lambda: held(metrics) == 0, "something is held for clients that have left")

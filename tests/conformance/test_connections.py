@@ -182,7 +182,7 @@ def test_the_number_of_connections_is_limited(serving):
 
 
 def cpu_seconds(process, seconds):
-    """What a process uses in so many seconds."""
+    """The CPU seconds that a process uses in so many seconds."""
     before = process.cpu_times()
     time.sleep(seconds)
     after = process.cpu_times()

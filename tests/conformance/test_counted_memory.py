@@ -96,13 +96,13 @@ class Watched:
         return held
 
     def check(self) -> None:
-        """What the server has taken is what it has shown, and within its limit."""
+        """Check that the memory that the server has taken is the memory that it shows, and within its limit."""
         assert not self.lost, self.lost[:3]
         assert self.grown <= FACTOR * self.held + CONSTANT, f"{self.grown >> 20} MiB, shown {self.held >> 20}"
         assert self.grown <= FACTOR * LIMIT + CONSTANT
 
     def forgets(self) -> None:
-        """What was held goes back to the system within seconds."""
+        """Check that held memory goes back to the system within seconds."""
         wait_until(lambda: self.look() < MIB, "something is held for clients that have left")
         wait_until(
             lambda: self._rss.memory_info().rss - self.before < CONSTANT, f"the peak stays: {self.grown >> 20} MiB"
@@ -141,7 +141,7 @@ def send(client, stream, data, *, end=True):
 
 
 def test_messages_with_few_bytes_are_not_free(watched):
-    """They queue while the handler of a stream waits for its client to read; the stream ends at the limit."""
+    """Small messages queue while a stream's handler waits for its client to read; the stream ends at the limit."""
     with contextlib.suppress(OSError), raw.Client(watched.address, settings={INITIAL_WINDOW_SIZE: 0}) as client:
         client.receive_until(lambda: client.h2.max_outbound_frame_size > 16384)
         stream = client.headers(STREAM)
@@ -238,7 +238,7 @@ def varint(number: int) -> bytes:
 
 
 def test_the_id_of_a_sequence_has_an_end(watched):
-    """It stays as long as the sequence."""
+    """The server keeps the id as long as the sequence lives."""
     with grpc.insecure_channel(watched.address) as channel:
         stub = Stub(channel)
 

@@ -64,7 +64,7 @@ OPERATOR = {"metadata": (("authorization", "Bearer operator"),), "timeout": 60}
 
 @pytest.fixture(scope="module", params=doors.NAMES)
 def address(request, tmp_path_factory):
-    """Where a server of four models listens that loads them on demand."""
+    """The address of a server that loads its four models on demand."""
     folder = tmp_path_factory.mktemp("demand")
     for name in ("mine", "other"):
         write(folder / "models", name, model_py=MODEL.format(factor=2))
@@ -81,7 +81,7 @@ def address(request, tmp_path_factory):
 
 @pytest.fixture
 def stub(address):
-    """Of the server with nothing loaded."""
+    """A stub of the server, with no model loaded."""
     with grpc.insecure_channel(address) as channel:
         stub = Stub(channel)
         yield stub
@@ -147,6 +147,6 @@ def test_a_decoupled_model_that_is_loaded_for_a_request_holds_up_no_others(stub)
 
 
 def test_a_model_that_asks_another_one_has_it_loaded(stub) -> None:
-    """Also in its warm-up, while it is loaded itself."""
+    """The same for a call in a model's warm-up, while the calling model is being loaded itself."""
     answer = stub.ModelInfer(request("asks", floats(1.0)), **OPERATOR)
     assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [3.0]

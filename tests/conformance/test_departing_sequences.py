@@ -86,7 +86,7 @@ def states(client) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sequences_that_live_over_reloads(transport, strategy, tmp_path):
-    """They run while the model is loaded anew twice, by changed files and under another version number.
+    """The model is loaded anew twice while sequences run: with changed files, and under another version number.
 
     Each gets the sums that it gets without, and so do those that begin after each load.
     """
@@ -164,7 +164,7 @@ def test_an_unloaded_model_finishes_its_sequences(transport, tmp_path):
 
 
 def test_a_server_that_is_told_to_stop_finishes_sequences(transport, tmp_path):
-    """It serves until the last one has ended, and begins no more of them."""
+    """The server serves sequences until the last one has ended, and refuses to begin others."""
     text = config("onnxruntime", STRATEGIES["direct"])
     with serving(transport, tmp_path, text, "--exit-timeout-secs=200", *CONTROL) as (process, client):
         assert step(client, "sums", 1, 1, sequence_start=True) == 1

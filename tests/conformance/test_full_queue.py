@@ -39,7 +39,7 @@ def begin(client, path, count):
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
 def test_a_client_with_many_requests_keeps_nobody_from_the_model(server, path):
-    """They come first and fill the queue; those of another client make some of them leave, and are served."""
+    """The requests of one client fill the queue; those of another client push some of them out, and are served."""
     address, go = server
     with raw.Client(address) as many, raw.Client(address, source="127.0.0.2") as other:
         first = begin(many, INFER, 4 * MOST)

@@ -64,7 +64,7 @@ def test_model_lookup_errors(stub, method, name, version, code, text):
 
 @pytest.mark.parametrize(("name", "version", "code", "text"), LOOKUP_ERRORS)
 def test_what_is_not_there_is_not_ready(stub, name, version, code, text):
-    """No error: programs ask until a model is ready. A version that is no number is a mistake all the same."""
+    """ModelReady answers false instead of NOT_FOUND, because programs poll it. Only a malformed version is an error."""
     message = pb.ModelReadyRequest(name=name, version=version)
     if code == "NOT_FOUND":
         assert stub.ModelReady(message) == pb.ModelReadyResponse(ready=False)

@@ -245,7 +245,7 @@ def test_an_accelerator_of_an_override_has_no_path(operator):
 
 
 def test_a_folder_of_a_version_may_be_a_link_that_the_operator_laid(served, operator):
-    """As models are that a deployment shares among repositories."""
+    """A deployment may share its models among repositories by links."""
     shared = served.root.parent / f"{served.root.name}-shared"
     shared.mkdir()
     (shared / "other.py").write_text(MODEL.format(factor=5))

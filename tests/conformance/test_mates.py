@@ -1,4 +1,4 @@
-"""What the clients of one batch learn of each other when it fails: nothing; the log tells the operator."""
+"""When a batch fails, its clients learn nothing of each other; the log tells the operator."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_a_client_with_few_calls_goes_before_one_with_thousands(server):
 
 
 def test_a_call_that_waits_for_its_turn_ends_at_its_deadline(server):
-    """It is not forgotten because no handler has begun."""
+    """No handler has begun the call, and its deadline is watched all the same."""
     with raw.Client(server) as client:
         client.receive_until(lambda: client.h2.remote_settings.max_concurrent_streams < 10_000)
         flooded(client, LIVE, 900)

@@ -91,7 +91,7 @@ def refused(call, *arguments):
 
 
 def test_tritonclient_with_inputs_and_outputs_in_regions(server):
-    """As in Triton's example simple_grpc_shm_client.py, with a raw input and a raw output beside them."""
+    """Like Triton's example simple_grpc_shm_client.py, with a raw input and a raw output in addition."""
     numbers, whole = np.arange(4, dtype=np.float32)[None], np.arange(4, dtype=np.int32).reshape(1, 2, 2)
     source = triton_shm.create_shared_memory_region("input_data", "/inferd-test-input", 64)
     target = triton_shm.create_shared_memory_region("output_data", "/inferd-test-output", 64)

@@ -83,7 +83,7 @@ def stub(served):
 
 
 def index(client):
-    """What the index says: name to (version, state, reason)."""
+    """The entries of the index: name to (version, state, reason)."""
     found = client.get_model_repository_index().models
     return {model.name: (model.version, model.state, model.reason) for model in found}
 

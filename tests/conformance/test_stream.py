@@ -187,7 +187,7 @@ def test_requests_are_read_ahead_up_to_the_window(door):
 
 
 def test_a_client_that_does_not_read_stops_the_server_from_reading(server, control):
-    """Of 1 GB of requests, only what windows and flow control allow is taken while no response is read."""
+    """While no response is read, the server takes only what windows and flow control allow of 1 GB of requests."""
     taken = 0
 
     def requests():

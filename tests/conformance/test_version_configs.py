@@ -53,7 +53,7 @@ class Server:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
     def load(self, name: str, **parameters: str) -> str:
-        """What a client is told; empty when the model is loaded."""
+        """Load; return the error that the client gets, empty when the model is loaded."""
         message = pb.RepositoryModelLoadRequest(model_name=name)
         for key, value in parameters.items():
             message.parameters[key].string_param = value

@@ -98,7 +98,7 @@ def addresses_of(container) -> list[str]:
 
 
 def test_prometheus_and_the_collector_may_be_in_other_namespaces(composed) -> None:
-    """Their names are in one file; object stores are reached where the component is chosen."""
+    """The names of their namespaces are in one file; stores are reached where the component is chosen."""
     (composed.copy / "base" / "namespaces.env").write_text("metrics=watching\ntraces=tracing\n")
     made = composed("cpu")
     assert "ConfigMap" not in made

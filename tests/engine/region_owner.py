@@ -33,7 +33,7 @@ def own(library, ordinal, size, pipe):
 
 
 class RegionOwner:
-    """That process, with `size` bytes on one device; of the stub driver, unless there is another."""
+    """A process that owns `size` bytes on one device: that of the stub driver, unless `library` is another driver."""
 
     def __init__(self, ordinal=0, library="", size=SIZE):
         spawn = multiprocessing.get_context("spawn")

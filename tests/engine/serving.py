@@ -132,12 +132,12 @@ class PuppetInstance(Instance):
 
     @property
     def writes_inputs(self) -> bool:
-        """What the test's function says; one that says nothing may."""
+        """The test's function decides; one without an opinion may write."""
         return getattr(self.function, "writes_inputs", True)
 
     @property
     def isolates_failures(self) -> bool:
-        """What the test's function says; one that says nothing does not."""
+        """The test's function decides; one without an opinion does not."""
         return getattr(self.function, "isolates_failures", False)
 
     @property
@@ -225,7 +225,7 @@ def puppets_of(engine: Engine) -> PuppetBackend:
 
 
 async def poll(engine: Engine) -> None:
-    """What an engine that polls its repositories does after each pause."""
+    """Do what an engine that polls its repositories does after each pause."""
     await engine._poller.look()
 
 
@@ -290,7 +290,7 @@ def row(*values: int) -> np.ndarray:
 
 @dataclass
 class Answer:
-    """What a request got."""
+    """The response to a request."""
 
     status: int
     text: str = ""

@@ -241,7 +241,7 @@ async def test_a_batch_that_fails_is_the_only_one(tmp_path, wrong, place):
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_only_the_batch_that_nobody_waits_for_is_stopped(tmp_path, place):
-    """Of the one that is executed and the one that waits for it."""
+    """A batch is executed and another one waits for the instance; clients leave one of the two."""
     framework = Framework()
     made = []
     create = framework.create_instance

@@ -152,7 +152,7 @@ class World(RuleBasedStateMachine):
             assert name not in self.budget.waiting, "it waits although its model is ready"
 
     def gone(self) -> list[str]:
-        """Those that leave, and that no loaded ensemble which leaves still has as a step."""
+        """The models that leave, except steps of a loaded ensemble that leaves."""
         return [
             name
             for name in self.budget.leaving
@@ -262,7 +262,7 @@ def test_what_is_refused_does_not_fit_beside_what_stays() -> None:
 
 
 def test_a_load_that_waits_for_another_is_refused_at_once_if_they_do_not_fit_together() -> None:
-    """It could not begin before the other one has ended, which waits for it."""
+    """The load could not begin before the other one has ended, which waits for it."""
     budget = Budget(10)
     budget.claim("a", {"a": 6}, model="a")
     assert budget.look({}).begin == ["a"]

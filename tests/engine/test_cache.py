@@ -84,7 +84,7 @@ async def test_what_is_larger_than_the_cache_is_not_kept(tmp_path):
 
 
 async def test_one_answer_does_not_take_the_place_of_all_others(tmp_path):
-    """It is not kept where it is larger than an entry may be: a quarter of the cache, or what the operator says."""
+    """An entry may have a quarter of the cache, or what the operator says; a larger response is not kept."""
     for name, cache in (("usual", LocalCache(512 << 10)), ("said", LocalCache(1 << 20, entry=128 << 10))):
         async with Cached(tmp_path / name, cache) as cached:
             await cached.ask(1)
@@ -152,7 +152,7 @@ async def test_a_small_answer_does_not_hold_the_memory_of_its_batch(tmp_path):
 
 
 async def test_a_kept_answer_does_not_keep_what_the_model_has_made(tmp_path):
-    """It is copied: the model's own array may be part of more."""
+    """The cache copies the response, because the model's array may be part of a larger one."""
     made = []
 
     def double(batch):
@@ -197,7 +197,7 @@ async def test_an_answer_that_lacks_an_output_is_not_kept(tmp_path):
 
 
 async def test_a_conditional_ensemble_whose_answers_are_kept_may_lack_an_output(tmp_path):
-    """As without a cache. What lacks one is not kept."""
+    """Outputs may be missing as they may without a cache; a response that lacks one is not kept."""
     async with Cached(tmp_path, LocalCache(1 << 20), m=CONFIG + Z, e=YZ + "response_cache { enable: true }") as cached:
         for _ in range(2):
             answer = await infer(cached.engine, request("e", x=row(1)))

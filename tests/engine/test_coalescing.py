@@ -136,7 +136,7 @@ async def test_all_get_the_error(tmp_path):
 
 
 async def test_ensembles_that_share_an_execution_may_lack_an_output(tmp_path):
-    """As they may where each is executed on its own."""
+    """Outputs may be missing as they may where each request is executed on its own."""
     gate = Gate(double)
     async with serving(tmp_path, gate, m=TWO_OUTPUTS, e=YZ + ALIKE) as engine:
         through = [Pending(engine, request("e", x=row(1, 2))) for _ in range(3)]

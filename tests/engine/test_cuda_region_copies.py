@@ -96,7 +96,7 @@ async def test_a_batch_of_one_request_is_read_and_written_where_it_lies(tmp_path
 
 
 async def test_a_strangers_region_is_not_worked_on_in_place(tmp_path, stub, other):
-    """It could change a tensor while the model computes; what is copied stays."""
+    """A stranger could change the tensor while the model computes, so the tensor is copied."""
     values = array(4, 16)
     other.write(256, values.tobytes())
     async with serving(tmp_path, stub, other, access="auto") as engine:

@@ -178,7 +178,7 @@ async def test_the_failure_that_is_remembered_is_an_error_anew_for_each_who_asks
 
 
 async def test_a_model_that_fails_in_the_same_way_again_is_told_in_a_line(tmp_path, monkeypatch, caplog) -> None:
-    """Its traceback is written once: clients may ask for it for hours."""
+    """The traceback is written once, because clients may ask for the model for hours."""
     monkeypatch.setattr(demand, "RETRY_SECONDS", 0.0)
 
     def fails() -> None:
@@ -262,7 +262,7 @@ async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_cou
 
 @pytest.mark.parametrize("budget", [0, 2 * SIZE])
 async def test_a_model_may_ask_another_while_it_is_loaded(tmp_path, budget) -> None:
-    """As in its warm-up: the load of the other one does not wait for that of the first."""
+    """As in a warm-up: the load of the called model does not wait for that of the caller."""
     async with lazy(tmp_path, budget=budget) as (engine, shelf):
         loop = asyncio.get_running_loop()
         found = []
@@ -289,7 +289,7 @@ async def test_a_model_may_ask_another_where_one_is_loaded_at_a_time(tmp_path, m
 
 
 async def test_a_model_may_ask_about_another_where_one_is_loaded_at_a_time(tmp_path) -> None:
-    """It is told that it could be served, and has it loaded to tell how it answers: its own load has the only place."""
+    """The asked model is loaded to tell how it answers, but the asking one's load has the only place."""
     async with lazy(tmp_path, threads=1) as (engine, shelf):
         services = EngineServices(engine, engine.measures, engine.infer.entrance)
         told = []
@@ -349,7 +349,7 @@ async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_pa
 
 
 async def test_a_model_that_executes_may_ask_one_for_which_it_must_leave(tmp_path, monkeypatch) -> None:
-    """It is not waited for without end: it may wait itself for the load."""
+    """The load does not wait for the executing model without end, because that model may wait for the load."""
     monkeypatch.setattr(memory, "LEAVING_SECONDS", 0.1)
     async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
         loop = asyncio.get_running_loop()
@@ -422,7 +422,7 @@ async def test_an_ensemble_is_loaded_with_its_steps_and_leaves_with_them(tmp_pat
 
 
 async def test_an_ensemble_whose_step_is_unloaded_comes_back_with_it(tmp_path) -> None:
-    """Also one that has such an ensemble as a step."""
+    """The same for an ensemble that has such an ensemble as a step."""
     async with lazy(tmp_path, e=ENSEMBLE, f=ENSEMBLE.replace('"a"', '"e"')) as (engine, _shelf):
         assert (await ask(engine, "f")).status == Status.OK
         await engine.unload("a")
@@ -521,7 +521,7 @@ async def test_ensembles_that_share_steps_take_turns(tmp_path, native_counters) 
 
 
 async def test_an_ensemble_is_ready_when_there_is_room_for_its_steps(tmp_path, native_counters) -> None:
-    """And not before: a model that is asked for meanwhile is not refused, it waits for the same busy one to leave."""
+    """Not before: a model that is requested meanwhile is not refused, but waits for the same busy model to leave."""
     async with lazy(tmp_path, budget=2 * SIZE, names="abcd", e=chain("a", "c")) as (engine, shelf):
         busy = Busy(shelf, "b")
         running = Pending(engine, request("b", x=row(3)))

@@ -113,7 +113,7 @@ async def test_preferred_sizes_are_triton_s(tmp_path, preferred, delay, sizes, b
 
 
 async def test_once_the_delay_is_over_everything_goes(tmp_path):
-    """Also beyond a preferred size."""
+    """All waiting requests go, also beyond a preferred size."""
     gate = Gate()
     text = config("preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 1")
     async with serving(tmp_path, gate, m=text) as engine:
@@ -193,7 +193,7 @@ DELAYING = {
 
 
 async def test_a_delay_ends_before_a_client_gives_up(tmp_path):
-    """Also where the instance already waits for more, and would for longer than the client."""
+    """The same where the instance already waits for more requests, and would wait longer than the client."""
     models = {f"{kind} {way}": text for kind, text in DELAYING.items() for way in ("begins a wait", "joins a wait")}
     gates = {name: Gate() for name in models}
 

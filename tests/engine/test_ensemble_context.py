@@ -104,7 +104,7 @@ async def test_steps_are_told_what_the_request_says(tmp_path):
     [({}, (0, False, False)), ({"sequence_id": "abc", "sequence_end": True}, ("abc", False, True))],
 )
 async def test_each_response_names_the_sequence(tmp_path, said, expected):
-    """As in Triton, also where there is no sequence, and through an ensemble that is a step of another."""
+    """Guards what Triton does, also without a sequence, and through an ensemble that is a step of another."""
     one = python_model(SAME).replace("python", "puppet")
     inner = ensemble(step("one", {"x": "x"}, {"y": "y"})).replace(TOLD, SAME)
     outer = ensemble(step("inner", {"x": "x"}, {"y": "y"})).replace(TOLD, SAME)

@@ -223,7 +223,7 @@ async def test_a_step_that_is_coalesced_or_split_may_leave_outputs_out_too(tmp_p
 
 @pytest.mark.parametrize("first", ["e", "lacking"])
 async def test_a_client_that_shares_the_work_of_a_step_still_hears_what_is_missing(tmp_path, first):
-    """And the step does not fail, whoever has asked first."""
+    """The step does not fail, whichever client has asked first."""
     gate = Gate(lacking)
     config = ensemble(step("lacking", {"x": "x"}, {"y": "y", "z": "z"}), outputs=("y", "z"))
     lacks = model(outputs=("y", "z"), extra=parameter("coalesce_requests", "true"))

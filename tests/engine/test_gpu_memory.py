@@ -68,7 +68,7 @@ async def test_a_larger_batch_leaves_the_inputs_of_a_graph_where_they_are(tmp_pa
 
 
 async def test_memory_of_graphs_is_theirs_also_beyond_the_pool(tmp_path, stub):
-    """Where every block is an allocation of its own, the stub sees whether one goes under a live graph."""
+    """Every block is an allocation of its own here, so the stub sees whether one is freed under a live graph."""
     async with serving(tmp_path, STATIC + ONE_ROW, pool_sizes={0: 0}) as engine:
         for rows in (1, 8, 2, 1, 8, 1):
             each = array(rows, 4, rows)
@@ -114,7 +114,7 @@ async def test_rows_behind_a_clients_region_are_zeros_too(tmp_path, seen, stub):
 
 
 async def test_a_capture_that_fails_waits_for_what_it_has_begun(tmp_path, monkeypatch, stub):
-    """Its memory is given back, and the device still uses it."""
+    """The capture's memory is given back, but the device still uses it."""
 
     def submit(instance, batch):
         source = batch.input("x")
@@ -159,7 +159,7 @@ async def test_memory_that_a_model_gives_up_stays_until_the_batch_is_answered(tm
 
 
 async def test_what_a_backend_holds_goes_when_the_batch_is_answered(tmp_path, monkeypatch):
-    """And not when a later batch happens to get the same buffers."""
+    """The backend's objects go then, not when a later batch happens to get the same buffers."""
 
     class Tensor:
         pass

@@ -123,7 +123,7 @@ async def test_requests_whose_time_is_over_go_behind_others_together(tmp_path):
 
 @pytest.mark.parametrize("stays", [True, False], ids=["it stays", "it leaves"])
 async def test_identical_requests_have_the_best_of_their_priorities(tmp_path, stays):
-    """As long as the one with the best priority waits; without it they are where they have been before."""
+    """They have it as long as the request with the best priority waits; then they go back to their places."""
     order = []
 
     def note(batch):

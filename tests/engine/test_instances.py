@@ -140,7 +140,7 @@ async def test_requests_wait_while_the_system_has_no_thread(tmp_path, late, monk
 
 
 async def test_what_waits_for_a_thread_is_executed_when_the_model_is_unloaded(tmp_path, late, monkeypatch):
-    """Nothing accepted is lost, and an instance that was never asked is closed."""
+    """No accepted request is lost, and an instance that never had a request is closed."""
     refuse_threads(monkeypatch, -1)
     async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
         pending = [Pending(engine, request(x=row(n))) for n in range(5)]
@@ -320,7 +320,7 @@ def on_a_thread(policy: HostPolicy) -> Exception | None:
 
 
 def test_memory_of_a_numa_node():
-    """It is bound, or the reason is told; some containers do not allow it."""
+    """The memory is bound, or the reason is told: some containers do not allow it."""
     error = on_a_thread(HostPolicy("cpu", numa_node=0))
     if error is not None and "cannot bind memory" in str(error):
         pytest.skip(f"not allowed here: {error}")

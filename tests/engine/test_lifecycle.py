@@ -214,7 +214,7 @@ async def test_a_load_that_reads_the_configuration_is_ended_by_an_unload(tmp_pat
 
 @pytest.mark.parametrize("threads", [1, 2])
 async def test_versions_are_looked_into_at_a_time_and_once(tmp_path, monkeypatch, threads):
-    """As many as models are loaded at a time; one that is added later has only itself looked into."""
+    """As many versions as models are loaded at a time; a version that is added later is examined alone."""
     together = threading.Barrier(threads)
     looked = []
 

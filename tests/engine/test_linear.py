@@ -52,7 +52,7 @@ async def submitted(engine, message, counts=True):
 
 
 async def answered(engine, message, counts=True):
-    """Of the same with the answer, which the cache has: all of it happens on this thread."""
+    """The same for a request that the response cache answers; all of it happens on this thread."""
     answers = []
 
     def deliver(status, text, response):
@@ -194,7 +194,7 @@ def parameter_field(key, **value):
 
 
 def test_requests_that_wait_for_models_of_many_names(native_counters):
-    """Whose loads end one after the other: each looks at those that wait for it, and at few others."""
+    """Their loads end one after the other; each looks at the requests that wait for it, and at few others."""
 
     def waiting(size, count=steps.count):
         lanes = Lanes(running=False)

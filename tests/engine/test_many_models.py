@@ -154,7 +154,7 @@ async def test_few_of_many_instances_get_their_threads_on_the_loop(tmp_path, mon
 
 
 def calls_of(function, counts):
-    """The same function, which notes how many functions are called for each of its calls.
+    """Wrap the function: each of its calls notes how many functions it calls.
 
     The collector waits: what it finalizes are calls of an earlier test.
     """
@@ -284,12 +284,12 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
 
 
 def versions_looked_at():
-    """Of loaded versions, those that a full collection looks at."""
+    """The number of loaded versions at which a full collection looks."""
     return sum(isinstance(each, LoadedVersion) for each in gc.get_objects())
 
 
 async def test_a_full_collection_does_not_look_at_models_that_stay(tmp_path):
-    """It holds the loop for as long as it looks; nor does it after one of them has ended, which nothing keeps."""
+    """The collection would hold the loop. It looks at none of them after a model has ended, either."""
     control = ModelControl(ControlMode.EXPLICIT, (ALL,))
     engine = Engine([repository(tmp_path, 40)], BackendLoader(), Options(), control=control)
     try:
@@ -375,7 +375,7 @@ async def test_readiness_is_known_and_not_found_out(tmp_path, looks):
 
 
 async def test_what_streams_and_balancers_ask_is_asked_of_those_that_can_tell(tmp_path, monkeypatch):
-    """Of models without sequences and without a say in readiness, none is looked at."""
+    """No model that is without sequences, and has no say in readiness, is looked at."""
     engine = await started(repository(tmp_path, 30))
 
     def refuse(*_):

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from bench.processes import free_port
-from inferd._native.service.answer_store import AnswerStore
+from inferd._native.service.response_store import ResponseStore
 from inferd.server.caching import RedisCache
 from inferd.server.engine.caching import circuit, redis_store
 from inferd.server.engine.config import Options
@@ -51,7 +51,7 @@ class Server(Cached):
     """One with its cache in Redis."""
 
     async def written(self):
-        """What is on its way to Redis has arrived there."""
+        """Wait until everything on its way to Redis has arrived there."""
         await asyncio.gather(*self.engine._store._tasks)
 
 
@@ -365,7 +365,7 @@ def test_without_the_client_library_the_server_says_what_to_install(tmp_path, mo
 def test_a_store_that_lacks_a_method_cannot_be_made():
     """The coalescer calls all three, where nothing can be raised any more."""
 
-    class Forgetful(AnswerStore):
+    class Forgetful(ResponseStore):
         def look(self, lookup):
             return True
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 def failures(engine) -> dict[str, int]:
-    """Of the model "m": by reason, those that there are."""
+    """The failures of the model "m" by reason; reasons without a failure are left out."""
     statistics = engine.model("m").statistics()
     found = {reason: duration.count for reason, duration in statistics.fail_reasons.items()}
     assert set(found) == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
@@ -181,7 +181,7 @@ async def test_longest_timeouts(tmp_path, timeout_ns):
 
 
 async def test_many_deadlines_in_any_order(tmp_path):
-    """None fires early, none is forgotten, whatever leaves the heap in between."""
+    """No deadline fires early and none is forgotten, whatever leaves the heap in between."""
     rng = random.Random(11)
     gate = Gate()
     async with serving(tmp_path, gate) as engine:

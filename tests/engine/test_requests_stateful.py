@@ -197,7 +197,7 @@ class Asked:
 
     @property
     def answers(self) -> list[Answer]:
-        """What has come for it."""
+        """The responses that have come for the request."""
         if self.pending is not None:
             return self.pending.answers
         answer = self.peer.answers[self.stream]

@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE, until
 
 
 class Visits:
-    """Who is inside of a room, in the order of their coming."""
+    """The visitors of a room, in the order of their coming."""
 
     def __init__(self, room: Room) -> None:
         self.room = room

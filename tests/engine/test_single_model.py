@@ -78,7 +78,7 @@ async def test_it_serves_with_no_more_than_it_is(tmp_path: Path, files, given: s
 
 
 async def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
-    """As caches of downloads have them: the name is a link's, the content lies elsewhere under another."""
+    """Caches of downloads are made so: the name is that of a link, the content lies elsewhere under another name."""
     write(tmp_path, {"blobs/0123": ONNX})
     (tmp_path / "resnet.onnx").symlink_to(tmp_path / "blobs" / "0123")
     assert await answers(tmp_path / "resnet.onnx") == ("resnet", 4)
@@ -140,7 +140,7 @@ def test_one_name_is_not_for_several_models(tmp_path: Path, caplog) -> None:
 
 
 async def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
-    """And what lies beside it, under another name, is not looked at."""
+    """A file beside it, with another name, is not looked at."""
     file = tmp_path / "m.onnx"
     file.write_bytes(ONNX)
     control = ModelControl(ControlMode.EXPLICIT, ("m",))

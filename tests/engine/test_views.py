@@ -59,7 +59,7 @@ def message(datatype, array):
 
 
 async def roundtrip(tmp_path, datatype, execute, array=None):
-    """What a model makes of an array; the raw bytes of y."""
+    """Have a model make y of an array; return y's raw bytes."""
     array = values(datatype) if array is None else array
     async with serving(tmp_path, execute, m=config(datatype)) as engine:
         answer = await infer(engine, message(datatype, array))

@@ -37,7 +37,7 @@ class Seen:
 
 
 async def problem_of(root, execute, **configs):
-    """What goes wrong when models are loaded, one of which is "m"."""
+    """The error of loading these models, one of which is "m"."""
     for name, config in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)

@@ -50,7 +50,7 @@ class Encryption:
         return grpc.secure_channel(address, self.credentials, options=options)
 
     def aio_channel(self, address: str, options: Sequence[tuple[str, Any]] = (), **more: Any) -> grpc.aio.Channel:
-        """The same for a running event loop."""
+        """A channel as `channel` makes it, for the running event loop."""
         if self.credentials is None or address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=options, **more)
         return grpc.aio.secure_channel(address, self.credentials, options=options, **more)

@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Attributes(NamedTuple):
-    """Of a thread; `runtime` has its slices in ns, or what SCHED_DEADLINE grants it in a period."""
+    """How Linux schedules a thread; `runtime` has its slices in ns, or what SCHED_DEADLINE grants it in a period."""
 
     policy: int
     flags: int
@@ -30,7 +30,7 @@ class Attributes(NamedTuple):
 
 
 def attributes_of(thread: int) -> Attributes:
-    """Of a thread, by its number; 0 for the calling one."""
+    """The attributes of the thread with this number; 0 for the calling thread."""
     memory = ctypes.create_string_buffer(_ATTR.size)
     _call(_GET, thread, memory, _ATTR.size, 0)
     _, policy, flags, _, _, runtime, _, period = _ATTR.unpack(memory.raw)
@@ -38,7 +38,7 @@ def attributes_of(thread: int) -> Attributes:
 
 
 def set_attributes(wanted: Attributes) -> None:
-    """Of the calling thread.
+    """Set the attributes of the calling thread.
 
     Raises:
         OSError: the system does not have them, or this process may not.

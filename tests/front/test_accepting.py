@@ -182,7 +182,7 @@ class Line:
 
 
 def test_the_client_with_most_silent_connections_makes_room():
-    """Those that have spoken stay; nobody takes a place from a client that would have as few as the newcomer."""
+    """Connections that have spoken stay; a client keeps its place if it would have as few as the newcomer."""
     limits, policy = ConnectionLimits(max_connections=6), ListenerPolicy()
     peers = [Peer(f"ipv4:10.0.0.{number}:1") for number in range(4)]
     held = [Line(limits.admit(policy, peers[0])) for _ in range(4)] + [

@@ -111,7 +111,7 @@ def status(address, path, *metadata, message=None, timeout=10):
 
 
 def test_every_hosted_rpc_belongs_to_a_group():
-    """Also one that is added tomorrow: what the doors host is asked, not a list in this test."""
+    """The doors say which RPCs they host, so an RPC that is added tomorrow is tested, too."""
     from inferd.server.front import services
     from inferd.server.rpc.metadata import Identity
     from inferd.server.rpc.service import table

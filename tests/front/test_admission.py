@@ -23,7 +23,7 @@ def door(request):
 
 
 def channel_of(door, folder, option):
-    """Of a channel to a server with this limit."""
+    """A channel to a server with this limit."""
     models.write_repository(folder)
     with doors.running_server(door, folder, option) as process, grpc.insecure_channel(process.address) as channel:
         Stub(channel).ServerLive(pb.ServerLiveRequest())

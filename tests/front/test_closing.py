@@ -141,7 +141,7 @@ def test_a_slow_reader_gets_every_answer_when_the_server_stops(lines, line, monk
 
 @pytest.mark.parametrize("line", ["tcp", "tls"])
 def test_a_slow_reader_gets_every_answer_when_its_connection_is_old(lines, line, monkeypatch):
-    """The same at --grpc-max-connection-age, while the server serves others."""
+    """The connection ends at --grpc-max-connection-age, while the server serves others."""
     monkeypatch.setattr(keepalive, "AGE_NOTICE", 0.3)
     address, policy, root = lines[line]
 
@@ -214,7 +214,7 @@ def serve_stream(door: native.NativeDoor, behaviour) -> None:
 
 
 def test_a_request_that_waits_to_be_inflated_is_answered_when_the_server_stops(monkeypatch):
-    """It had come whole; that the thread pool is busy is the server's matter."""
+    """The request has come whole; that the thread pool is busy is no reason to refuse it."""
     pools = []
 
     class Busy(Workers):

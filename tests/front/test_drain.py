@@ -108,7 +108,7 @@ def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
 
 
 def test_a_client_that_always_sends_more_does_not_keep_the_server(repository):
-    """Its stream always has a request open; those that had come are answered, and the stream ends."""
+    """The stream always has a request open; the server answers those that had come, and ends the stream."""
     with (
         doors.running_server("native", repository) as process,
         grpc.insecure_channel(process.address) as channel,
@@ -177,7 +177,7 @@ sys.exit(cli.main())
 
 
 def test_a_request_that_outlasts_its_call_is_in_the_access_log(tmp_path):
-    """Its call is told that the server stops; the request is executed, and its record written when that is over."""
+    """The call is told that the server stops; the request is executed, and its record written afterwards."""
     go = add_held_model(tmp_path)
     command = [sys.executable, "-c", PATIENT, "serve", "--model-repository", str(tmp_path), "--grpc-port", "0"]
     with (

@@ -167,7 +167,7 @@ def test_a_parameter_cannot_stand_for_a_header(stub, size):
 
 @pytest.mark.parametrize("door", doors.NAMES)
 def test_the_key_of_a_restricted_protocol_is_not_forwarded(door, repository_of_told):
-    """It is a secret between the caller and the server, whatever the pattern."""
+    """The key is a secret between the caller and the server, so no pattern forwards it."""
     options = ("--grpc-header-forward-pattern=.", "--grpc-restricted-protocol=inference:admin-key=secret")
     metadata = (("triton-grpc-protocol-admin-key", "secret"), ("x-user", "ann"))
     server = doors.running_server(door, repository_of_told, *options)

@@ -52,7 +52,7 @@ def identity(authority: Authority, server: Pair, client: Pair) -> int:
 
 
 def test_owners_with_one_subject_are_told_apart_by_all_kinds_of_names(authority):
-    """Also by names that cannot be read: such a certificate is its own owner. A renewed one has the same owner."""
+    """Names that cannot be read count, too: such a certificate is its own owner. A renewed one has the same owner."""
     server = authority.issue("localhost", "DNS:localhost")
     found = [identity(authority, server, authority.issue("x", name + PEOPLE)) for name in NAMES]
     assert len({*found, 0}) == len(NAMES) + 1

@@ -136,4 +136,4 @@ async def test_a_client_that_closes_its_end_gets_what_was_answered(tmp_path, lin
             await until(lambda: not door.traffic().connections)
     assert [answer.status for answer in answers] == [0] * CALLS
     for answer in answers:
-        messages.check_answer(answer.messages[0], asked.response)
+        messages.check_response(answer.messages[0], asked.response)

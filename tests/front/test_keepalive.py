@@ -12,12 +12,12 @@ from inferd.server.front.keepalive import Action, Age, ConnectionPolicy, Handsha
 POLICY = ConnectionPolicy(keepalive_time=10, keepalive_timeout=3)
 
 
-def run(keepalive, until, *, received_at=lambda now: 0.0, answer_frames=lambda now: 0, streams=1):
+def run(keepalive, until, *, received_at=lambda now: 0.0, response_frames=lambda now: 0, streams=1):
     """What is done at which time, asked at each deadline."""
     done = []
     while keepalive.deadline <= until:
         now = keepalive.deadline
-        action = keepalive.due(now, received_at=received_at(now), answer_frames=answer_frames(now), streams=streams)
+        action = keepalive.due(now, received_at=received_at(now), response_frames=response_frames(now), streams=streams)
         done.append((now, action))
         if action is Action.DROP:
             break
@@ -48,16 +48,16 @@ def test_the_time_counts_from_the_last_byte():
 
 def test_any_byte_after_the_ping_is_an_answer():
     keepalive = Keepalive(POLICY, 0.0)
-    assert keepalive.due(10, received_at=0, answer_frames=0, streams=1) is Action.PING
-    assert keepalive.due(13, received_at=10.5, answer_frames=0, streams=1) is Action.NOTHING
+    assert keepalive.due(10, received_at=0, response_frames=0, streams=1) is Action.PING
+    assert keepalive.due(13, received_at=10.5, response_frames=0, streams=1) is Action.NOTHING
     assert keepalive.deadline == 20.5
 
 
 def test_asked_too_early_it_waits():
     keepalive = Keepalive(POLICY, 0.0)
-    assert keepalive.due(9, received_at=0, answer_frames=0, streams=1) is Action.NOTHING
-    assert keepalive.due(10, received_at=0, answer_frames=0, streams=1) is Action.PING
-    assert keepalive.due(12, received_at=0, answer_frames=0, streams=1) is Action.NOTHING
+    assert keepalive.due(9, received_at=0, response_frames=0, streams=1) is Action.NOTHING
+    assert keepalive.due(10, received_at=0, response_frames=0, streams=1) is Action.PING
+    assert keepalive.due(12, received_at=0, response_frames=0, streams=1) is Action.NOTHING
     assert keepalive.deadline == 13
 
 
@@ -65,7 +65,7 @@ def test_asked_too_early_it_waits():
 def test_peers_without_calls_are_pinged_where_that_is_permitted(permitted, expected):
     policy = ConnectionPolicy(keepalive_time=10, permit_without_calls=permitted)
     keepalive = Keepalive(policy, 0.0)
-    assert keepalive.due(10, received_at=0, answer_frames=0, streams=0) is expected
+    assert keepalive.due(10, received_at=0, response_frames=0, streams=0) is expected
     assert keepalive.deadline > 10
 
 
@@ -77,10 +77,12 @@ class Answering:
         self.received_at = 0.0
         self.pings = []
 
-    def run(self, until, answer_frames=lambda now: 0):
+    def run(self, until, response_frames=lambda now: 0):
         while self.keepalive.deadline <= until:
             now = self.keepalive.deadline
-            action = self.keepalive.due(now, received_at=self.received_at, answer_frames=answer_frames(now), streams=1)
+            action = self.keepalive.due(
+                now, received_at=self.received_at, response_frames=response_frames(now), streams=1
+            )
             assert action is not Action.DROP
             if action is Action.PING:
                 self.pings.append(now)
@@ -95,7 +97,7 @@ def test_after_two_pings_without_data_there_is_one_a_minute():
 
 
 def test_answers_lift_the_limit_on_pings():
-    times = Answering(POLICY).run(100, answer_frames=lambda now: int(now))
+    times = Answering(POLICY).run(100, response_frames=lambda now: int(now))
     assert len(times) >= 9
 
 
@@ -108,30 +110,30 @@ def test_zero_pings_without_data_is_no_limit():
 
 def test_the_third_ping_too_soon_is_one_too_many():
     strikes = PingStrikes(ConnectionPolicy(min_ping_interval=10, max_ping_strikes=2))
-    assert [strikes.pinged(now, answer_frames=0, streams=1) for now in (0, 1, 2, 3)] == [False, False, False, True]
+    assert [strikes.pinged(now, response_frames=0, streams=1) for now in (0, 1, 2, 3)] == [False, False, False, True]
 
 
 def test_pings_at_the_interval_are_welcome():
     strikes = PingStrikes(ConnectionPolicy(min_ping_interval=10, max_ping_strikes=1))
-    assert not any(strikes.pinged(now, answer_frames=0, streams=0) for now in range(0, 1000, 10))
+    assert not any(strikes.pinged(now, response_frames=0, streams=0) for now in range(0, 1000, 10))
 
 
 def test_an_answer_forgives():
     strikes = PingStrikes(ConnectionPolicy(min_ping_interval=10, max_ping_strikes=1))
-    assert not any(strikes.pinged(now * 0.1, answer_frames=now // 2, streams=1) for now in range(100))
+    assert not any(strikes.pinged(now * 0.1, response_frames=now // 2, streams=1) for now in range(100))
 
 
 def test_zero_strikes_is_no_limit():
     strikes = PingStrikes(ConnectionPolicy(max_ping_strikes=0))
-    assert not any(strikes.pinged(0.0, answer_frames=0, streams=1) for _ in range(1000))
+    assert not any(strikes.pinged(0.0, response_frames=0, streams=1) for _ in range(1000))
 
 
 def test_where_pings_without_calls_are_not_permitted_an_hour_is_too_soon():
     policy = ConnectionPolicy(permit_without_calls=False, min_ping_interval=10, max_ping_strikes=1)
     idle = PingStrikes(policy)
-    assert [idle.pinged(now, answer_frames=0, streams=0) for now in (0, 3600, 7200)] == [False, False, True]
+    assert [idle.pinged(now, response_frames=0, streams=0) for now in (0, 3600, 7200)] == [False, False, True]
     busy = PingStrikes(policy)
-    assert [busy.pinged(now, answer_frames=0, streams=1) for now in (0, 3600, 7200)] == [False, False, False]
+    assert [busy.pinged(now, response_frames=0, streams=1) for now in (0, 3600, 7200)] == [False, False, False]
 
 
 # -- age and greeting --

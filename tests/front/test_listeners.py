@@ -1,4 +1,4 @@
-"""Where the doors listen: TCP on both families, unix sockets and their files, shared ports, and who the client is."""
+"""The addresses at which doors listen: TCP on both families, unix sockets, shared ports; and who a client is."""
 
 from __future__ import annotations
 

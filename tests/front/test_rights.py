@@ -125,7 +125,7 @@ def test_a_message_is_judged_by_one_line_not_by_two(guarded, door):
 
 
 def test_a_large_request_for_a_model_that_is_not_allowed_takes_no_memory(guarded, door):
-    """It is refused before it gets room in the memory of the model, which is when 1/64 of it is there."""
+    """The request is refused before it gets room in the model's memory, which would be when 1/64 of it has come."""
     if door == "grpcio":
         pytest.skip("C core hands a unary call over when its message is there")
     guarded.allow("t groups=inference models=versions\n")

@@ -133,7 +133,7 @@ READY, STOPPING, ALIVE = "READY=1\nSTATUS=serving", "STOPPING=1\nSTATUS=stopping
 
 
 def test_the_service_manager_hears_when_the_server_is_ready_alive_and_stopping(manager, repository, monkeypatch):
-    """As systemd expects it of a unit with `Type=notify` and a watchdog."""
+    """Guards what systemd expects of a unit with `Type=notify` and a watchdog."""
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
     with doors.running_server("native", repository) as process:
         heard(manager, {READY})

@@ -26,7 +26,7 @@ from tests.waiting import look_until
 both_doors = pytest.mark.parametrize("door", doors.NAMES)
 
 KEY_UPDATES = 32
-"""As many a client may make without sending data."""
+"""So many updates a client may make without sending data."""
 MANY_UPDATES = 5000
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
 
@@ -90,7 +90,7 @@ def handshake(address, context):
 
 @pytest.fixture(scope="module", params=doors.NAMES)
 def address(request, server_pair):
-    """Of a door that asks for no certificates."""
+    """The address of a door that asks for no certificates."""
     with started(request.param, server_pair) as process:
         yield process.address
 
@@ -263,7 +263,7 @@ def test_a_session_is_not_resumed(door, authority, server_pair, client_pair):
 
 
 def test_without_client_certificates_a_session_is_resumed(native_address, authority):
-    """It spares both sides the signature; with client certificates it would escape their check."""
+    """Resumption spares both sides the signature; with client certificates it would bypass their check."""
     context = client_context(authority, "h2")
     name, port = native_address.rsplit(":", 1)
 
@@ -317,7 +317,7 @@ def test_files_that_cannot_be_read(files, missing, option):
 
 
 def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_pair, tmp_path):
-    """Its default is 10 s: a connection that is closed within 8 s was closed for the half second that is asked for."""
+    """The default is 10 s, so a connection that is closed within 8 s was closed by the half second that is set."""
     models = tmp_path / "models"
     models.mkdir()
     options = ["--grpc-use-ssl", "--grpc-server-cert", server_pair.certificate, "--grpc-server-key", server_pair.key]

@@ -37,7 +37,7 @@ TARGETS = {
         "inferd._native.memory.resource",
         "inferd.backends.python._attend",
         "inferd.backends.python._bls",
-        "inferd.backends.python._bls_answers",
+        "inferd.backends.python._bls_responses",
         "inferd.backends.python._bls_calls",
         "inferd.backends.python._channel",
         "inferd.backends.python._done",
@@ -66,7 +66,7 @@ def clang(*arguments: str) -> str:
 
 
 def runtime(name: str) -> Path:
-    """One of clang's run-time libraries, by its file name without the machine."""
+    """The path of clang's run-time library with this file name, without the machine."""
     stem, suffix = name.rsplit(".", 1)
     file = f"libclang_rt.{stem}-{os.uname().machine}.{suffix}"
     path = Path(clang(f"-print-file-name={file}"))
@@ -118,7 +118,7 @@ def build(target: str) -> None:
 
 
 def corpus(target: str) -> list[str]:
-    """Where findings are kept (first) and where the seeds are."""
+    """The folders of findings (first) and of seeds."""
     seeds = ROOT / "tests" / "fuzz" / "corpus" / target
     kept = KEPT / target
     for folder in (seeds, kept, KEPT / f"{target}-findings"):

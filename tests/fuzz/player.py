@@ -97,7 +97,7 @@ class PlayedWorker(process.AnyWorker):
         self.hired[launch.name.partition("_")[0]].put(self)
 
     def end(self) -> None:
-        """It has ended."""
+        """The stream has ended."""
         with self._lock:
             if self._running < 0:
                 return

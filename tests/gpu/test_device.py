@@ -92,7 +92,7 @@ def test_graph_of_copies(gpu, pinned):
 
 
 def test_registered_memory_of_the_process(gpu):
-    """As clients' shared memory is: pages that were there before."""
+    """The pages were there before, as those of clients' shared memory are."""
     region = MappedMemory(2 * MIB)
     block = region.take(MIB)
     view = np.frombuffer((ctypes.c_uint8 * MIB).from_address(block.address), np.uint8)

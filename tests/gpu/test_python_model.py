@@ -1,4 +1,4 @@
-"""Shows inputs of a Python model on a real GPU: a client's memory that its worker process opens."""
+"""The worker process of a Python model opens CUDA memory of a client, so that its input lies on the GPU."""
 
 import numpy as np
 
@@ -59,4 +59,4 @@ async def test_inputs_of_another_process(owner, tmp_path):
                 outputs = [output.name for output in answer.response.outputs]
                 found = dict(zip(outputs, answer.response.raw_output_contents, strict=True))
                 assert found["y"] == values.tobytes()
-                assert np.frombuffer(found["device"], np.int32).tolist() == [2, 0]
+                assert np.frombuffer(found["device"], np.int32).tolist() == [2, 0]  # kDLCUDA, device 0

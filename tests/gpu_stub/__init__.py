@@ -187,7 +187,7 @@ class Stub:
         return int(found)
 
     def report(self) -> list[str]:
-        """What went wrong since the last report, and what is alive now."""
+        """The violations since the last report, and what is alive now."""
         text = ctypes.create_string_buffer(1 << 16)
         self.lib.stub_report(text, len(text))
         problems, self._problems = self._problems, []
@@ -198,7 +198,7 @@ class Stub:
         return [line for line in self.report() if "the context of device" not in line]
 
     def violations(self) -> list[str]:
-        """What went wrong since the last report."""
+        """The violations since the last report."""
         return [line for line in self.report() if line.startswith("violation")]
 
 

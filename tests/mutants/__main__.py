@@ -97,7 +97,7 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
 
 
 def round_robin(record: Record, queues: list[list[Mutant]], count: int) -> Iterator[Mutant]:
-    """Of each package in turn the next that the record has not, until it has so many that are other programs."""
+    """The next mutants that the record lacks, packages in turn, until `count` differ from the original."""
     waiting = [iter(queue) for queue in queues]
     while waiting:
         for queue in list(waiting):
@@ -116,7 +116,7 @@ def tried(record: Record, package: str) -> int:
 
 
 def again(record: Record, queues: list[list[Mutant]], outcome: str) -> Iterator[Mutant]:
-    """Those that the record has with an outcome, as far as the sources still have them."""
+    """The mutants that the record has with this outcome, as far as the sources still have them."""
     known = record.last()
     for queue in queues:
         for mutant in queue:

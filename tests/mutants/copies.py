@@ -60,7 +60,7 @@ class Copy:
         self.environment.pop("MAKEFLAGS", None)
 
     def extension(self, file: str) -> Path | None:
-        """What is built of a source; None: nothing."""
+        """The extension that is built from a source; None: none is."""
         path = self.root / main_of(file, self.root)
         return next(path.parent.glob(path.stem + ".cpython*.so"), None)
 
@@ -73,7 +73,7 @@ class Copy:
         self.build_modules([module_of(file, self.root)])
 
     def build_modules(self, modules: list[str], **environment: str) -> None:
-        """These extensions.
+        """Build these extensions.
 
         Raises:
             RuntimeError: one does not compile.
@@ -84,7 +84,7 @@ class Copy:
             raise RuntimeError(done.stderr[-2000:])
 
     def digest(self, file: str) -> str:
-        """Of the extension's bytes: equal ones do the same."""
+        """The digest of the extension's bytes: extensions with equal digests do the same."""
         extension = self.extension(file)
         return hashlib.sha256(extension.read_bytes()).hexdigest() if extension else ""
 
@@ -107,7 +107,7 @@ class Copy:
         return "", printed
 
     def run(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-        """In the copy; with all processes that it starts, it ends when it should or when this process does."""
+        """Run a command in the copy. It ends, with all processes that it starts, on time or when this process ends."""
         with subprocess.Popen(
             command,
             cwd=self.root,
@@ -141,6 +141,6 @@ def limit() -> None:
 
 
 def end_group(group: int) -> None:
-    """What a command that has crashed leaves behind."""
+    """End what a command that has crashed leaves behind."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Proof:
-    """Of a mutant, wherever in its function it stands.
+    """A proof that a mutant behaves like the original, wherever in its function it stands.
 
     Attributes:
         before, after: the statements, without and with it.

@@ -48,7 +48,7 @@ cdef extern from *:
 
 
 class Marks:
-    """Of one source.
+    """The marks of one source.
 
     Args:
         source: its text.
@@ -100,12 +100,12 @@ def is_marked(statement: Statement) -> bool:
 
 
 def declared(module: str, count: int) -> str:
-    """What the source of a module has at its end when it has so many marks."""
+    """The text at the end of a module's source when the module has so many marks."""
     return DECLARED.replace("COUNT", str(max(1, count))).replace("FOLDER", FOLDER).replace("MODULE", module)
 
 
 def take(folder: Path) -> dict[str, bytes]:
-    """What was reached since the last time, a byte for each mark, by module."""
+    """The marks that were reached since the last time, a byte for each, by module."""
     found = {}
     for path in folder.iterdir():
         with path.open("r+b") as file:

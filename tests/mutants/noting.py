@@ -21,7 +21,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Of setting up, the call and tearing down."""
+    """Add up the seconds of setting up, of the call and of tearing down."""
     seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
 
 

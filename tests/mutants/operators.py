@@ -59,7 +59,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What it is known by, however many lines stand above it."""
+        """The name of the mutant, which does not depend on the lines above it."""
         identity = "\0".join((self.file, self.function, self.before, self.after, str(self.nth)))
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
@@ -70,7 +70,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Edit:
-    """What an operator makes: a text for a place, in these statements."""
+    """An edit that an operator makes: a text for a place, in these statements."""
 
     operator: str
     start: int
@@ -103,7 +103,7 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
 
 
 def edits_of(source: str) -> Iterator[Edit]:
-    """Of all operators."""
+    """The edits of all operators."""
     statements = [statement for statement in statements_of(source) if statement.function]
     silent = silent_functions(statements)
     for statement in statements:
@@ -118,7 +118,7 @@ def edits_of(source: str) -> Iterator[Edit]:
 
 
 def silent_functions(statements: list[Statement]) -> set[str]:
-    """Those each of whose returns gives 0, which at most tells of an exception."""
+    """The functions whose every return gives 0, which tells at most of an exception."""
     given: dict[str, set[str]] = defaultdict(set)
     for statement in statements:
         if statement.first == "return":
@@ -138,7 +138,7 @@ def deleted(source: str, statement: Statement) -> Iterator[Edit]:
 
 
 def code_of(statement: Statement) -> list[Token]:
-    """Its tokens; of a declaration those behind `=`."""
+    """The tokens of a statement that are code: of a declaration, those behind `=`."""
     if statement.first not in ("cdef", "cpdef"):
         return [] if statement.first in KEPT else statement.tokens
     for index, token in enumerate(statement.tokens):
@@ -175,7 +175,7 @@ def halved(statement: Statement) -> Iterator[Edit]:
 
 
 def operand(tokens: list[Token], of: Token) -> list[Token]:
-    """Those of the tokens, which begin beside the operator, that are its operand."""
+    """The operand that `tokens`, which begin beside the operator, begin with."""
     looser = LOOSER | {"or"} | ({"and"} if of.text == "and" else set())
     found: list[Token] = []
     for token in tokens:

@@ -40,7 +40,7 @@ TESTS = {
         "engine/test_linear",
         "observe/test_metrics",
         "observe/test_traces",
-        "conformance/test_one_answer",
+        "conformance/test_single_responses",
     ),
     "_native/scheduling": (
         "engine/test_batches",

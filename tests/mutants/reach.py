@@ -34,7 +34,7 @@ SEED = "seed"
 
 @dataclass
 class Reach:
-    """What runs reach.
+    """Which runs reach which marks.
 
     Attributes:
         runs: "seed 3", "takes 0", or a test, with the seconds that it took.
@@ -49,7 +49,7 @@ class Reach:
 
     @classmethod
     def read(cls, path: Path) -> Reach:
-        """What was measured last."""
+        """Read the last measurement."""
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What became of each mutant: a line of JSON each, and a table of them for people."""
+"""The outcome of each mutant: a line of JSON each, and a table of them for people."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Entry:
 
 
 def entry(mutant: Mutant, verdict: Verdict, draw: int, commit: str) -> Entry:
-    """Of a trial."""
+    """The entry of a trial."""
     about = {name: getattr(mutant, name) for name in ("key", "file", "line", "function", "operator", "before", "after")}
     return Entry(**about, **asdict(verdict), draw=draw, commit=commit)
 
@@ -74,7 +74,7 @@ class Record:
         return {each.key: each for each in reversed(self.entries)}
 
     def add(self, added: Entry) -> None:
-        """It is in the file when this returns."""
+        """Append the entry; it is in the file when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         with self.path.open("a") as file:
@@ -115,7 +115,7 @@ class Row:
 
     @property
     def real(self) -> int:
-        """Those that are another program."""
+        """The number of mutants that differ from the original."""
         return self.counts[SIMULATION] + self.counts[TESTS] + self.counts[SURVIVED]
 
     def cells(self) -> str:

@@ -95,7 +95,7 @@ def test_comparisons_are_swapped():
     ],
 )
 def test_conditions_are_halved(line: str, halves: set[str]):
-    """Of each `and` and `or` one side is left, as the language binds them, and nothing else changes."""
+    """One side of each `and` and `or` is left, as the language binds them, and nothing else changes."""
     source = body(line, *(["    pass"] if line.endswith(":") else []))
     made = changes(source, "half")
     assert {after for _, after in made} == halves
@@ -133,7 +133,7 @@ def test_only_functions_are_changed():
 
 
 def test_a_change_is_made_once():
-    """Where two operators make the same source, there is one mutant, and equal statements have names of their own."""
+    """If two operators make the same source, there is one mutant; equal statements have names of their own."""
     mutants = mutants_of("x.pyx", body("a(1)", "a(1)", "b(a and a)"))
     texts = [each.apply(body("a(1)", "a(1)", "b(a and a)")) for each in mutants]
     assert len(set(texts)) == len(texts)
@@ -207,7 +207,7 @@ def test_a_run_goes_on_from_its_record(tmp_path: Path):
 
 
 def test_survivors_are_tried_again(tmp_path: Path):
-    """Their last trial counts, and the first is remembered; those that are gone from the sources are left alone."""
+    """The last trial counts, and the first is remembered; survivors that the sources no longer have are left alone."""
     queue = drawn(tmp_path, laid(tmp_path, one=body("a(1)", "b(2)")), 7)
     record = Record(tmp_path / "r.jsonl")
     for mutant, outcome in zip(queue, (SURVIVED, TESTS, SURVIVED, SIMULATION), strict=False):
@@ -237,7 +237,7 @@ def test_the_table_counts(tmp_path: Path):
 
 
 def test_a_survivor_leaves_with_its_line(tmp_path: Path):
-    """It is no survivor of a source that has no such mutant any more, and stays among the first trials."""
+    """A source that no longer has the mutant has no survivor; the first trial stays counted."""
     queue = drawn(tmp_path, laid(tmp_path, one=body("a(1)", "b(2)")), 7)
     record = Record(tmp_path / "r.jsonl")
     for mutant in queue:
@@ -325,12 +325,12 @@ def tried(tmp_path: Path, change: str, simulated: dict[str, str], tested: dict[s
 
 
 def test_a_mutant_that_does_not_compile_is_none(tmp_path: Path):
-    """It is told apart from those that are found."""
+    """A mutant that does not compile is not counted as found."""
     assert tried(tmp_path, "broken", {}, {})[0].outcome == VOID
 
 
 def test_the_same_extension_is_equivalent(tmp_path: Path):
-    """Nothing runs for a mutant that is compiled to what was there before."""
+    """No simulation or test runs for a mutant that is compiled to the same bytes."""
     verdict, copy = tried(tmp_path, "sound # changed", {}, {})
     assert verdict.outcome == SAME
     assert copy.ran == []
@@ -344,14 +344,14 @@ def test_simulations_come_first(tmp_path: Path):
 
 
 def test_a_test_finds_what_it_fails_for_twice(tmp_path: Path):
-    """And without which it passes."""
+    """A test that finds a mutant passes with the original, too."""
     verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "tests/part/test_x.py::test[a b]"})
     assert (verdict.outcome, verdict.found) == (TESTS, "tests/part/test_x.py::test[a b] it is wrong")
     assert copy.ran == ["simulation", "tests", "tests", "tests"]
 
 
 def test_a_crash_names_the_test_that_had_begun(tmp_path: Path):
-    """And it counts as a failure of that test: it must crash twice, and not without the mutant."""
+    """The crash counts as a failure of that test: the test must crash twice, and not without the mutant."""
     verdict, copy = tried(tmp_path, "wrong", {}, {"wrong": "crash"})
     assert verdict.outcome == TESTS
     assert verdict.found == "tests/part/test_x.py::test_two[a b] the process ends with -11: no more"
@@ -371,7 +371,7 @@ def test_nothing_is_told_where_the_sound_tree_fails(tmp_path: Path):
 
 
 def test_the_nearest_tests_come_first():
-    """Those that import the module, then those of its package."""
+    """The tests that import the module come first, then those of its package."""
     tests = selected_tests(ROOT, "_native/scheduling/queue.pyx")
     assert tests.index("tests/native/test_queue.py") < tests.index("tests/engine/test_batches.py")
     assert not any(test.startswith(("tests/simulation", "tests/mutants")) for test in tests)
@@ -416,7 +416,7 @@ def test_each_statement_has_its_mark():
 
 
 def test_what_was_reached_is_taken_once(tmp_path: Path):
-    """Of each module, and the next run begins with nothing."""
+    """The marks of each module are taken once, and the next run begins with none."""
     (tmp_path / "inferd.a").write_bytes(b"\0\1\0\1")
     (tmp_path / "inferd.b").write_bytes(b"\0\0")
     assert take(tmp_path) == {"inferd.a": b"\0\1\0\1"}
@@ -465,7 +465,7 @@ def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list
 
 
 def test_an_included_source_belongs_to_its_module():
-    """Its mutants are built with the source that includes it, and have the tests of that."""
+    """Mutants of an included source are built with the source that includes it, and have that one's tests."""
     file = "backends/triton_api/outputs.pxi"
     assert main_of(file, ROOT) == "backends/triton_api/_host.pyx"
     assert module_of(file, ROOT) == "inferd.backends.triton_api._host"

@@ -104,7 +104,7 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 
 def statements_of(text: str) -> list[Statement]:
-    """In their order, each with the function that it stands in."""
+    """The statements in their order, each with the function that it stands in."""
     statements: list[Statement] = []
     tokens: list[Token] = []
     for token in [*tokens_of(text), Token("newline", "\n", len(text), len(text), 0)]:

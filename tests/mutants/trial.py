@@ -1,4 +1,4 @@
-"""One mutant: is it another program at all, and who finds it?"""
+"""One mutant: does it differ from the original when compiled, and which simulation or test fails with it?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FAILED_SEED = re.compile(r"seed (\d+): ")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - (.*))?$", re.MULTILINE)
 BEGUN = re.compile(r"^(tests/\S+?::.+?)(?: (?:PASSED|SKIPPED|XFAIL)\b.*)?$", re.MULTILINE)
 TEST_OPTIONS = ("-x", "-v", "-rfE", "-p", "no:cacheprovider", "-o", "timeout=120", "-o", "faulthandler_timeout=180")
-STEADY_CPU = 50.0  # seconds of CPU of simulations of the sound tree
-ENOUGH_CPU = 180.0  # should a mutant be slower
-ENOUGH_TESTS = 90.0  # seconds of the tests that reach a mutant, the quickest first
+STEADY_CPU = 50.0  # seconds of CPU for simulations of the original
+ENOUGH_CPU = 180.0  # the limit for those of a mutant, which may be slower
+ENOUGH_TESTS = 90.0  # seconds that the tests for a mutant may take together
 
 UNKNOWN_TEST = 4  # pytest's exit status
-MOST_DOUBTS = 20  # tests that fail, and then do not or do without the mutant too
+MOST_DOUBTS = 20  # failures that prove nothing: the test passes when repeated, or fails with the original, too
 
 VOID = "void"  # it does not compile
 SAME = "same code"
@@ -32,7 +32,7 @@ SURVIVED = "survived"
 
 
 class Unsound(Exception):
-    """The tree without a mutant does not pass: nothing can be told of mutants."""
+    """The original fails a simulation or does not compile: a failure with a mutant would prove nothing."""
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Verdict:
 
     Attributes:
         outcome: one of the words above.
-        found: how, where it was found or did not compile.
-        seeds: of simulations that ran.
-        seconds: that each part took, on a machine that others may use.
+        found: the failure that found it, or the compiler's error.
+        seeds: how many simulations ran.
+        seconds: how long each part took; other programs may use the machine.
     """
 
     outcome: str
@@ -56,8 +56,8 @@ class Trials:
     """Plants mutants in a copy of the tree, one at a time.
 
     Args:
-        copy: the tree, which has no other user.
-        simulated, tested: which simulations and tests reach what, as far as that was measured.
+        copy: the tree; nothing else uses it.
+        simulated, tested: which simulations and tests reach which statements, as far as that was measured.
     """
 
     def __init__(self, copy: Copy, simulated: Reach | None = None, tested: Reach | None = None) -> None:
@@ -66,19 +66,19 @@ class Trials:
         self.tested = tested or Reach()
         self.seeds = 0
         self.cpu = STEADY_CPU
-        # The runs that reach the mutant, the quickest first; None: any may.
+        # The simulations and tests that reach the mutant, the quickest first; None: not measured, so any may.
         self._simulations: list[str] | None = None
         self._tests: list[str] | None = None
-        self._sound: dict[str, tuple[bytes, str]] = {}  # by file: the extension as the sound source makes it
-        self._unsound: set[str] = set()  # tests and seeds that fail without a mutant
+        self._originals: dict[str, tuple[bytes, str]] = {}  # file -> (extension module built from it, its digest)
+        self._always_failing: set[str] = set()  # tests and seeds that fail with the original, too
 
     def prepare(self, cpu: float = STEADY_CPU) -> None:
-        """See how many seeds the sound tree passes in so many seconds of CPU: mutants have as many.
+        """Count the seeds that the original passes in `cpu` seconds; each mutant is given as many.
 
-        Where simulations were measured, these are the seeds.
+        If simulations were measured, a mutant is given the measured seeds.
 
         Raises:
-            Unsound: it breaks a rule.
+            Unsound: the original breaks a rule of the simulation.
         """
         self.cpu = cpu
         if self.simulated.runs:
@@ -90,17 +90,17 @@ class Trials:
         self.seeds = simulated(printed)
 
     def try_mutant(self, mutant: Mutant) -> Verdict:
-        """Its verdict; the copy is sound again behind it.
+        """Judge a mutant. Afterwards the copy has the original again.
 
         Raises:
-            Unsound: it turns out that the sound tree does not pass.
+            Unsound: the original fails, too.
         """
         path = self.copy.root / mutant.file
         source = path.read_text()
         began = time.monotonic()
         self._simulations = self.simulated.of(mutant, source)
         self._tests = self.tested.of(mutant, source)
-        self._sound_digest(mutant.file)
+        self._original_digest(mutant.file)
         path.write_text(mutant.apply(source))
         try:
             verdict = self._judge(mutant, began)
@@ -117,35 +117,39 @@ class Trials:
             verdict.found = reason(str(error))
         else:
             verdict.outcome = SAME
-        verdict.seconds["build"] = passed(began)
-        if verdict.outcome == VOID or self.copy.digest(mutant.file) == self._sound_digest(mutant.file):
+        verdict.seconds["build"] = seconds_since(began)
+        if verdict.outcome == VOID or self.copy.digest(mutant.file) == self._original_digest(mutant.file):
             return verdict
         began = time.monotonic()
         verdict.found, verdict.seeds = self._simulate(mutant)
-        verdict.seconds["simulation"] = passed(began)
+        verdict.seconds["simulation"] = seconds_since(began)
         if verdict.found:
             verdict.outcome = SIMULATION
             return verdict
         began = time.monotonic()
         verdict.found = self._test(mutant)
         verdict.outcome = TESTS if verdict.found else SURVIVED
-        verdict.seconds["tests"] = passed(began)
+        verdict.seconds["tests"] = seconds_since(began)
         return verdict
 
     def _simulate(self, mutant: Mutant) -> tuple[str, int]:
-        """What those find that reach it, the quickest first; and how many seeds ran well."""
+        """Run the simulations that reach the mutant, the quickest first.
+
+        Returns:
+            The failure, empty if there is none; and the number of seeds that passed.
+        """
         seeds = 0
         while True:
             try:
                 found, printed = self.copy.simulate(*self._attempts())
             except RuntimeError as error:
-                self._require_sound_simulation(mutant)
+                self._require_that_original_runs(mutant)
                 return f"the simulation does not run: {reason(str(error))}", 0
             seeds += simulated(printed)
             failed = FAILED_SEED.match(found)
             if failed is None or not self.simulated.runs or not self._fails_without(mutant, failed[1]):
                 return found[:300], seeds
-            self._unsound.add(f"{SEED} {failed[1]}")
+            self._always_failing.add(f"{SEED} {failed[1]}")
 
     def _attempts(self) -> list[tuple[str, ...]]:
         """The arguments of each simulation."""
@@ -153,32 +157,35 @@ class Trials:
         if not self.simulated.runs:
             return [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
         known = self.simulated.runs if self._simulations is None else self._simulations
-        runs = [run.split() for run in known if run not in self._unsound]
-        seeds = [number for sort, number in runs if sort == SEED]
+        runs = [run.split() for run in known if run not in self._always_failing]
+        seeds = [number for kind, number in runs if kind == SEED]
         attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
-        return attempts + [EACH_TAKE[int(number)] for sort, number in runs if sort == TAKES]
+        return attempts + [EACH_TAKE[int(number)] for kind, number in runs if kind == TAKES]
 
     def _fails_without(self, mutant: Mutant, seed: str) -> bool:
-        """Whether this seed breaks a rule without the mutant, too: the simulation has changed since it was measured."""
-        broken = self._lay(mutant.file, self._sound[mutant.file][0])
+        """Whether this seed fails with the original, too: the simulation has changed since it was measured."""
+        broken = self._replace_extension(mutant.file, self._originals[mutant.file][0])
         try:
             return bool(self.copy.simulate((*USUAL, "--jobs", "1", "--these", seed))[0])
         finally:
-            self._lay(mutant.file, broken)
+            self._replace_extension(mutant.file, broken)
 
-    def _require_sound_simulation(self, mutant: Mutant) -> None:
-        """It may be the machine that lets nothing run."""
-        broken = self._lay(mutant.file, self._sound[mutant.file][0])
+    def _require_that_original_runs(self, mutant: Mutant) -> None:
+        """Raise Unsound if the original does not run either: then the machine is the cause."""
+        broken = self._replace_extension(mutant.file, self._originals[mutant.file][0])
         try:
             if found := self.copy.simulate(("--seeds", "1", "--jobs", "1", *USUAL))[0]:
                 raise Unsound(found)
         except RuntimeError as error:
             raise Unsound(str(error)) from error
         finally:
-            self._lay(mutant.file, broken)
+            self._replace_extension(mutant.file, broken)
 
     def _chosen_tests(self, mutant: Mutant) -> list[str]:
-        """Those that reach it, the quickest first, as long as all of them may take; and files that nobody knows."""
+        """The tests that reach the mutant, the quickest first, up to ENOUGH_TESTS seconds in all.
+
+        Before these come all files of tests that were not measured.
+        """
         files = selected_tests(self.copy.root, mutant.file)
         if self._tests is None:
             return files
@@ -191,7 +198,7 @@ class Trials:
         return [*(file for file in files if file not in known), *tests]
 
     def _test(self, mutant: Mutant) -> str:
-        """The test that fails with it twice, and not without; empty: none."""
+        """The test that fails twice with the mutant and passes with the original, and its message; empty: none."""
         tests = self._chosen_tests(mutant)
         if not tests:
             return ""
@@ -206,17 +213,17 @@ class Trials:
             if self._failing([test], set()) is None:
                 passed_later.add(test)  # it failed because the machine was busy
                 continue
-            broken = self._lay(mutant.file, self._sound[mutant.file][0])
+            broken = self._replace_extension(mutant.file, self._originals[mutant.file][0])
             fails_without = self._failing([test], set()) is not None
-            self._lay(mutant.file, broken)
+            self._replace_extension(mutant.file, broken)
             if not fails_without:
                 return f"{test} {message}"[:300]
-            self._unsound.add(test)
+            self._always_failing.add(test)
         return ""
 
     def _failing(self, tests: list[str], left_out: set[str]) -> tuple[str, str] | None:
-        """The first test that fails and what it says; no name: none has begun; None: all pass."""
-        options = [f"--deselect={test}" for test in sorted(self._unsound | left_out) if "::" in test]
+        """The first test that fails, and its message. ("", message): pytest ended before any test; None: all pass."""
+        options = [f"--deselect={test}" for test in sorted(self._always_failing | left_out) if "::" in test]
         done = self.copy.run([sys.executable, "-m", "pytest", *TEST_OPTIONS, *options, *tests])
         if done.returncode in (0, 5):  # 5: all are left out
             return None
@@ -228,24 +235,27 @@ class Trials:
         begun = BEGUN.findall(done.stdout)
         return (begun[-1].strip() if begun else ""), ended
 
-    def _sound_digest(self, file: str) -> str:
-        """Of what the sound source makes here, built once."""
-        if file not in self._sound:
+    def _original_digest(self, file: str) -> str:
+        """The digest of the extension that the original makes on this machine; built once."""
+        if file not in self._originals:
             try:
                 self.copy.build(file)
             except RuntimeError as error:
                 raise Unsound(f"{file} does not compile: {error}") from error
             extension = self.copy.extension(file)
             assert extension is not None
-            self._sound[file] = extension.read_bytes(), self.copy.digest(file)
-        return self._sound[file][1]
+            self._originals[file] = extension.read_bytes(), self.copy.digest(file)
+        return self._originals[file][1]
 
     def _restore(self, file: str) -> None:
-        if file in self._sound:
-            self._lay(file, self._sound[file][0])
+        if file in self._originals:
+            self._replace_extension(file, self._originals[file][0])
 
-    def _lay(self, file: str, data: bytes) -> bytes:
-        """Put an extension where it belongs; what lay there. A file of its own: one that is mapped must not change."""
+    def _replace_extension(self, file: str, data: bytes) -> bytes:
+        """Replace the extension module; return the bytes of the previous one.
+
+        The old file is removed, not overwritten, because a process may have mapped it.
+        """
         extension = self.copy.extension(file)
         assert extension is not None
         before = extension.read_bytes()
@@ -255,16 +265,16 @@ class Trials:
 
 
 def simulated(printed: str) -> int:
-    """How many simulations ended well."""
+    """The number of simulations that passed, by what the program has printed."""
     return sum(int(count) for count in SIMULATED.findall(printed))
 
 
 def reason(text: str) -> str:
-    """The last line of what a program says."""
+    """The last line that a program has printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "it says nothing"
 
 
-def passed(began: float) -> float:
-    """Seconds."""
+def seconds_since(began: float) -> float:
+    """The seconds since this time of the monotonic clock."""
     return round(time.monotonic() - began, 1)

@@ -17,15 +17,15 @@ from inferd._native.request.request cimport (
 )
 from inferd._native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
-    CONSUMER_CALLED,
     CONSUMER_IDLE,
+    CONSUMER_WOKEN,
     GIVEN_END,
     Claim,
     Consumer,
     ResourcePool,
     claim_give,
     consumer_ask,
-    consumer_call,
+    consumer_wake,
     consumer_watched,
     dispatcher_decide,
     line_touch,
@@ -250,7 +250,7 @@ cdef class DispatcherProbe:
         cdef int i
         for i in range(self.count):  # nobody waits in a queue that is freed
             if self.consumers[i].state == CONSUMER_IDLE:
-                consumer_call(&self.consumers[i], GIVEN_END)
+                consumer_wake(&self.consumers[i], GIVEN_END)
             if self.consumers[i].claim != NULL:
                 claim_give(self.consumers[i].claim)
         if self.count:
@@ -267,9 +267,9 @@ cdef class DispatcherProbe:
         for line in range(len(self.queues)):
             called = dispatcher_decide(self.queue_of(line).dispatcher, now, asking, False)
             while called != NULL:
-                following = called.next_called
+                following = called.next_woken
                 called.chained = False
-                if called.state == CONSUMER_CALLED:
+                if called.state == CONSUMER_WOKEN:
                     out.append((<int>called.index, self.fetch(called)))
                 called = following
         return sorted(out, key=lambda each: each[0])
@@ -314,7 +314,7 @@ cdef class DispatcherProbe:
         called = []
         self.consumers[consumer].retired = True
         if self.consumers[consumer].state == CONSUMER_IDLE:
-            consumer_call(&self.consumers[consumer], GIVEN_END)
+            consumer_wake(&self.consumers[consumer], GIVEN_END)
             called = [(consumer, self.fetch(&self.consumers[consumer]))]
         return called + self.decide(now, NULL)
 
@@ -341,7 +341,7 @@ cdef class DispatcherProbe:
 
     @property
     def watched(self) -> dict[int, int]:
-        """Of each queue for which a consumer watches the clock: until when."""
+        """For each queue for which a consumer watches the clock: until when."""
         return {
             self.lines[consumer]: self.consumers[consumer].watch_ns
             for consumer in range(self.count)
@@ -376,7 +376,7 @@ cdef class TimersProbe:
         timers_clear(&self.timers.timers, &self.each[number])
 
     def due(self, now: int) -> list[int]:
-        """Those that are due, in order; they are out then."""
+        """The numbers of the timers that are due, in order; they leave the heap."""
         cdef Timer *timer = timers_due(&self.timers.timers, now)
         found = []
         while timer != NULL:
@@ -476,7 +476,7 @@ cdef class SlotsProbe:
         request_free(request)
 
     def expire(self, number: int, now: int) -> None:
-        """Its time in the backlog is over."""
+        """The time of this request in the backlog is over."""
         slots_expire(self.slots, <Request *><uintptr_t>self.waiting[number], now)
 
     def expires(self, number: int) -> int:

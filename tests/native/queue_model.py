@@ -135,7 +135,7 @@ class QueueModel:
         return False
 
     def expire(self, now: int) -> list[int]:
-        """Who is refused because its time is over; the others whose time is over go behind those of their level."""
+        """The requests that are refused because their time is over; others whose time is over go behind their level."""
         over = [
             (request.due, level, request)
             for level in self.levels
@@ -152,7 +152,7 @@ class QueueModel:
         return refused
 
     def take(self, now: int, idle: int = 0) -> list[int]:
-        """Who goes to an instance that asks, while so many others are idle."""
+        """The requests that go to an instance that asks, while so many others are idle."""
         count = self.plan(now, idle)[0]
         if count:
             self.delay.take()
@@ -175,7 +175,7 @@ class QueueModel:
         )
 
     def gathered(self, batch: list[Waiting]) -> list[Waiting]:
-        """Those that join it from behind others: of its shape, of the priority of the first that is left, in order."""
+        """Requests that join from behind others: of the batch's shape, of the first one's priority, in order."""
         first = self.waiting[0]
         queue = next(queue for level in self.levels for queue in (level.in_time, level.beyond) if first in queue)
         joined: list[Waiting] = []

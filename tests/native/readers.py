@@ -8,7 +8,7 @@ from inferd._native.transport.connection import Connection
 
 
 class Given:
-    """In memory."""
+    """A reader that is given the bytes in memory."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -17,7 +17,7 @@ class Given:
         self.connection.receive(data)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Called when no bytes come any more."""
 
 
 class Read:

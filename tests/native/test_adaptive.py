@@ -78,7 +78,7 @@ class Served:
 
     @property
     def mean_size(self) -> float:
-        """Of the second half, when there has been time to learn."""
+        """The mean size of the batches in the second half, when there has been time to learn."""
         late = self.sizes[len(self.sizes) // 2 :]
         return sum(late) / len(late)
 

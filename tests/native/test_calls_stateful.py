@@ -176,7 +176,7 @@ class Calls(RuleBasedStateMachine):
 
     @rule()
     def settle(self):
-        """What runs ends, and is delivered."""
+        """Let the running requests end, and deliver their responses."""
         self.lanes.settle()
         self._flush()
 

@@ -167,7 +167,7 @@ def test_a_bomb_needs_no_more_than_the_limit(encoding, bombs):
 
 
 def test_a_gzip_bomb_is_refused_by_its_trailer():
-    """Nothing of it is inflated: what it holds is no deflate data at all."""
+    """The trailer is enough: the bytes before it are no deflate data at all."""
     nonsense = gzip.compress(b"")[:10] + b"\xff" * 1_000_000
     assert refusal("gzip", nonsense + struct.pack("<II", 0, 1 << 29), 64 * MIB) == "too large"
     assert refusal("gzip", nonsense + struct.pack("<II", 0, 1 << 25), 64 * MIB) == "corrupt"
@@ -505,7 +505,7 @@ def test_messages_of_calls_that_are_over_are_not_kept_for_a_worker(end, native_c
 
 
 def test_what_a_worker_has_begun_with_is_charged_until_it_is_given_back(native_counters):
-    """Its call may be over: then nobody but the server holds it."""
+    """The call may be over: then only the server holds the memory."""
     workers = Workers(1)
     workers.start()
     echo = Echo(workers=workers)

@@ -343,7 +343,7 @@ def conversations(draw):
 @given(conversations(), st.lists(st.sampled_from([1, 8, 9, 10, 1000, 16_384, 60_000, 300_000]), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_any_conversation_in_any_parts_has_the_same_outcome(conversation, sizes):
-    """Also where frames are padded or ignored, and where calls or the connection end in the middle of messages."""
+    """Frames may be padded or ignored, and calls or the connection may end in the middle of messages."""
     expected, copied = outcome(Given, cut(conversation.data, sizes), conversation.broken)
     assert copied == 0
     assert outcome(Read, cut(conversation.data, sizes), conversation.broken)[0] == expected
@@ -364,7 +364,7 @@ def test_damaged_frames_have_the_same_outcome():
 
 
 def test_a_large_message_is_not_copied(direct):
-    """But its beginning, which comes with the headers, and its end, if little of it is in a frame of its own."""
+    """Only its beginning, which comes with the headers, is copied, and a short end in a frame of its own."""
     direct.reader.feed(frames_of(framed(RANDOM), size=256 * KIB))
     assert direct.calls == {"/1": [digest(RANDOM)]}
     assert direct.endpoint.direct >= len(RANDOM) - 17 * KIB
@@ -470,7 +470,7 @@ def test_cheap_bytes_do_not_let_costly_ones_keep_others_waiting(costly):
 
 
 def test_a_large_message_read_to_its_place_says_nothing_of_small_ones(costly):
-    """It costs nearly nothing. Small frames are read after it as they were before it."""
+    """A large message costs nearly nothing; small frames are read after it as they were before it."""
     costly.send(30_000, in_frames_of=50)
     assert [costly.turn(MORE_THAN_A_TURN) for _ in range(2)] == [16_384, 10_922]
     while costly.turn(MORE_THAN_A_TURN):

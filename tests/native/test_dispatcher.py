@@ -115,7 +115,7 @@ class Dispatchers(RuleBasedStateMachine):
         self.decided(self.probe.ask(consumer, self.now))
 
     def idle_or_away(self) -> set[int]:
-        """Those that may ask."""
+        """The consumers that may ask."""
         return set(range(len(self.lines))) - set(self.probe.idle) - self.retired - self.ended
 
     @rule(data=st.data(), count=st.integers(1, 5))

@@ -58,7 +58,7 @@ def test_what_is_too_long_is_left_out(text):
 
 
 def test_trailers_have_it_without_padding(made_lanes):
-    """Of sizes with each remainder that base64 knows."""
+    """The sizes leave each remainder that base64 knows."""
     lanes = made_lanes()
     peer = Peer(lanes.endpoint)
     lacking = set()

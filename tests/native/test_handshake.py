@@ -58,7 +58,7 @@ def encrypted(end: socket.socket) -> ssl.SSLSocket:
 
 
 def test_nothing_of_a_session_is_left(pair):
-    """Its connection is served and closed; `native_counters` looks for sessions."""
+    """The connection is served and closed; `native_counters` looks for sessions that are left."""
     with contextlib.closing(Door(pair)) as door, ThreadPoolExecutor(1) as other:
         for number in range(1, 4):
             end, handshake = door.accept()

@@ -92,7 +92,7 @@ def test_binary_metadata_that_is_no_base64_is_given_as_it_came():
 
 
 def test_binary_values_joined_by_commas():
-    """As intermediaries may join them, says the gRPC protocol."""
+    """Intermediaries may join values so, says the gRPC protocol."""
     assert _pairs(b"x-bin", b"AQ,Ag==") == [("x-bin", b"\x01"), ("x-bin", b"\x02")]
 
 

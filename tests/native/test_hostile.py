@@ -87,7 +87,7 @@ def test_there_are_enough_cases():
 
 
 def test_a_case_byte_by_byte():
-    """Where the bytes are cut changes nothing."""
+    """The outcome does not depend on where the bytes are cut."""
     for case in h2cases.cases():
         if len(case.sent) > 2000:
             continue

@@ -734,7 +734,7 @@ def test_many_resets(echo):
 
 
 def test_connection_closed_with_open_streams(lanes):
-    """Of every kind: half sent, queued, running, answered and unread, handled by Python."""
+    """The streams are half sent, queued, running, answered and unread, and handled by Python."""
     peer = connected(lanes.endpoint, window=0, reading=False)
     for _ in range(4):
         peer.send_all(peer.open(), framed(lanes.request(bytes(50_000))))
@@ -812,7 +812,7 @@ def test_what_connections_ask_one_after_the_other_is_begun_when_the_round_ends(l
 
 
 def test_a_model_ends_before_the_round_in_which_it_was_asked(lanes):
-    """Its lane is not looked at any more when the round ends."""
+    """The model's lane is not looked at any more when the round ends."""
     now = 1000.0
     lanes.endpoint.rounds = True
     lanes.endpoint.clock = lambda: now
@@ -914,7 +914,7 @@ HEADS = st.tuples(
 
 
 def call_with(lanes, peer, head):
-    """What such a call comes to: the answer, and what the owner of a call that is not native sees of it."""
+    """The outcome of such a call: its response, and what the owner of a call that is not native sees of it."""
     path, method, fields, order = head
     stream = peer.h2.get_next_available_stream_id()
     headers = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "test")]

@@ -74,7 +74,7 @@ def test_messages_of_every_size_arrive_whole(step):
 
 
 def test_a_message_over_the_limit_is_refused_when_it_is_announced():
-    """Also on a stream that goes on."""
+    """The stream that announces it has sent a message within the limit before."""
     echo = Echo(max_message=KIB)
     peer = Peer(echo.endpoint)
     stream = peer.open("/test/Stream")
@@ -176,7 +176,7 @@ def test_a_request_that_does_not_arrive_ends(made_lanes, sent):
 
 
 def test_a_request_whose_stream_does_not_end_is_told_so(made_lanes):
-    """Its message is complete, only END_STREAM is missing."""
+    """The message is complete; only END_STREAM is missing."""
     lanes = made_lanes(receive_timeout=0.5)
     peer = Peer(lanes.endpoint)
     stream = begun(lanes, peer, KIB, 0)
@@ -242,7 +242,7 @@ def test_the_rest_of_a_large_request_must_come_faster(made_lanes):
 
 
 def test_what_is_complete_needs_no_timer(made_lanes):
-    """Nothing is set for a call that is complete in the read in which it begins, and whose answer goes out at once."""
+    """A call that is complete in the read in which it begins, and whose response goes out at once, sets no timer."""
     lanes = made_lanes(receive_timeout=30.0, send_timeout=30.0)
     peer = Peer(lanes.endpoint)
     peer.pump()
@@ -347,7 +347,7 @@ def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made_la
 
 @pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
 def test_a_deadline_holds_where_the_headers_come_in_parts(made_lanes, receive_timeout):
-    """It cannot end the call before they are complete, and does as soon as they are."""
+    """The deadline cannot end the call before its headers are complete, and ends it as soon as they are."""
     lanes = made_lanes(receive_timeout=receive_timeout)
     peer = Peer(lanes.endpoint)
     peer.pump()
@@ -386,7 +386,7 @@ def test_the_owner_of_a_python_call_hears_of_its_deadline():
 
 
 def test_a_parked_call_ends_at_its_deadline(made_lanes):
-    """It is parked behind answers that its peer does not read; that does not give it its whole time again."""
+    """The call is parked behind responses that its peer does not read, which does not give it a new deadline."""
     lanes = made_lanes()
     peer = Peer(lanes.endpoint, reading=False)
     for _ in range(5):

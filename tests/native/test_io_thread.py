@@ -30,7 +30,7 @@ TALK = grpc.stream_stream_rpc_method_handler(lambda requests, context: None)
 
 
 class Door(Threaded):
-    """Its calls are in `calls` when Python has heard of them."""
+    """A door that keeps the calls of which Python has heard in `calls`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

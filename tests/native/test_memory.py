@@ -182,7 +182,7 @@ def test_what_nobody_uses_goes_back_after_some_looks(kept):
 
 
 def test_what_is_used_between_two_looks_stays(kept):
-    """As many blocks as were in use at a time, and no more."""
+    """As many blocks are kept as were in use at a time, and no more."""
     blocks = [memory.host().take(MIB) for _ in range(20)]
     del blocks[:]
     for _ in range(LOOKS + 2):

@@ -33,7 +33,7 @@ def peer(lanes):
 
 @pytest.fixture
 def sockets():
-    """What the server writes to, which does not block and holds little; and the client's end."""
+    """A socket that the server writes to, which does not block and holds little; and the client's end."""
     ends = socket.socketpair()
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * KIB)
     for end in ends:

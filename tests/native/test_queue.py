@@ -297,7 +297,7 @@ def test_limit_of_a_level_counts_those_beyond_their_time():
 
 
 def test_longest_times_that_a_configuration_may_name():
-    """They are never over; the arithmetic must not overflow on the way."""
+    """Such times are never over, and the arithmetic must not overflow."""
     probe = probe_of(Policy(True, 4, (), 1 << 62, (QueuePolicySpec(timeout_us=1 << 62, overridable=True),)))
     probe.push(1, 1, 1 << 60, timeout_us=(1 << 63) - 1)
     assert probe.take((1 << 60) + 1) == []

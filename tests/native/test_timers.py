@@ -95,7 +95,7 @@ def test_an_alarm_rings_where_it_was_moved_to_and_once(timers):
 
 
 def test_what_an_alarm_sets_waits_for_the_next_time(timers):
-    """One that sets itself to a time that has passed does not keep the loop."""
+    """An alarm that sets itself to a time that has passed does not keep the loop."""
     rung = []
 
     def ring():

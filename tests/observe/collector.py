@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass
 class Collector:
-    """What has come."""
+    """The traces that have come."""
 
     url: str = ""
     spans: list[Any] = field(default_factory=list)

@@ -23,7 +23,7 @@ class Scraped:
     samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
 
     def value(self, name: str, **labels: str) -> float:
-        """Of the one sample of this name that has these labels, among others."""
+        """The value of the one sample of this name that has these labels, among others."""
         found = [
             value for (each, having), value in self.samples.items() if each == name and labels.items() <= set(having)
         ]
@@ -83,7 +83,7 @@ def scrape(address: str, *headers: str) -> Scraped:
 
 
 def metrics_address(lines: Iterable[str]) -> str:
-    """Where a server serves its metrics, as its log says."""
+    """The address at which a server serves its metrics, by its log."""
     found = [re.search(r"Started Metrics Service at (?:http://(.*)/metrics|unix://(.*))\"", line) for line in lines]
     [match] = filter(None, found)
     return match[1] or match[2]

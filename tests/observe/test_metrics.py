@@ -193,7 +193,7 @@ def test_calls_connections_and_refusals_are_counted(server):
 
 
 def test_calls_of_health_and_reflection_are_counted(server):
-    """Also one that fails, and one that its client gives up."""
+    """A call that fails, and one that its client gives up, are counted, too."""
     address, metrics = server
     before = scrape(metrics)
     with grpc.insecure_channel(address) as channel:

@@ -212,5 +212,5 @@ def answer(port, query):
 
 
 def test_labels_are_written_by_name() -> None:
-    """As Triton writes them, for programs that compare lines."""
+    """Triton writes them so, and programs compare lines."""
     assert written({"version": "1", "model": "m", "_team": "a"}) == '_team="a",model="m",version="1"'

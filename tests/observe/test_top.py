@@ -179,7 +179,7 @@ def test_queue_times_of_this_server_s_statistics_give_a_quantile():
 
 @pytest.mark.parametrize("scheme", ["grpc://", ""])
 def test_a_server_is_asked_by_grpc(capsys, tmp_path, scheme):
-    """Its token is sent; without one it says why it does not answer."""
+    """`inferd top` sends its token; without one it says why the server does not answer."""
     root = write(tmp_path / "models", plain=IDENTITY)
     arguments = ("--grpc-restricted-protocol", "statistics:key=secret")
     with doors.running_server("native", root, *arguments) as process, doors.connected(process) as client:

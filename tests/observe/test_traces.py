@@ -476,7 +476,7 @@ def test_models_know_their_trace_and_baggage_and_what_they_ask_belongs_to_it(rep
 
 
 def test_the_time_of_a_failed_ensemble_is_that_of_its_steps(traced):
-    """It waits in no queue of its own: no span says so."""
+    """An ensemble waits in no queue of its own, so no span says that it did."""
     with pytest.raises(triton.InferenceServerException, match="no"):
         traced.client.infer("broken", [tensor()], headers=traced.headers)
     spans = traced.wait(lambda spans: named(spans, "broken") and named(spans, "batch"))
@@ -538,7 +538,7 @@ def below(spans, parent):
 
 
 def test_look_ups_in_the_response_cache_are_spans(traced):
-    """Of a hit, and of a miss, whose execution hangs below it."""
+    """A hit has a span, and so has a miss, whose execution hangs below it."""
     for number in range(2):
         traced.client.infer("kept", [tensor()], request_id=f"r{number}", headers=traced.headers)
     spans = traced.wait(lambda spans: len(named(spans, "InferRequest")) == 2)

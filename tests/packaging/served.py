@@ -49,7 +49,7 @@ def write_repository(folder: Path) -> Path:
     return write_own_names(folder)
 
 
-def check_answer(address: str, model: str = "twice", **tls: object) -> None:
+def check_response(address: str, model: str = "twice", **tls: object) -> None:
     """The model answers what it should; `tls` is for the client."""
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     with triton.InferenceServerClient(address, **tls) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import ServerProcess, free_port
-from tests.packaging.served import check_answer, write_own_names
+from tests.packaging.served import check_response, write_own_names
 
 COMMAND = Path(sys.executable).with_name("inferd")
 
@@ -41,6 +41,6 @@ def test_modules_of_a_model_have_names_of_the_source_tree(tmp_path, monkeypatch)
     command = [COMMAND, "serve", "--model-repository", repository, "--grpc-port", str(port)]
     server = ServerProcess(command, port, log=tmp_path / "log", patience=120)
     try:
-        check_answer(server.address, "own")
+        check_response(server.address, "own")
     finally:
         assert server.stop() == 0

@@ -16,7 +16,7 @@ import pytest
 from bench.processes import ServerProcess, free_port
 from tests.front.certificates import Authority
 from tests.observe.collector import http_collector
-from tests.packaging.served import check_answer, write_repository
+from tests.packaging.served import check_response, write_repository
 from tests.storage.stores import azure, azurite, s3
 
 IMAGE = os.environ.get("INFERD_IMAGE", "")
@@ -52,7 +52,7 @@ def within(root: Path, models: Path, configuration: dict, **environment: str) ->
 
 @pytest.fixture(scope="module")
 def root():
-    """Where the image's files are."""
+    """The folder with the image's files."""
     container = output("buildah", "from", IMAGE)
     yield Path(output("buildah", "mount", container))
     output("buildah", "rm", container)
@@ -73,7 +73,7 @@ def test_it_serves_and_drains(root, configuration, tmp_path, arguments) -> None:
     server = ServerProcess([*inside, *configuration["Entrypoint"], *arguments], port, log=tmp_path / "log", patience=60)
     try:
         assert server.processes()[0].uids().real == 1000
-        check_answer(server.address)
+        check_response(server.address)
         subprocess.run([*inside, *configuration["Healthcheck"]["Test"][1:]], check=True)
     finally:
         assert server.stop() == 0
@@ -95,7 +95,7 @@ def test_it_serves_with_tls_and_its_health_check_follows(root, configuration, tm
     inside = within(root, repository, configuration, INFERD_GRPC_PORT=str(port), **tls)
     server = ServerProcess([*inside, *configuration["Entrypoint"]], port, log=tmp_path / "log", patience=60)
     try:
-        check_answer(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
+        check_response(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
         subprocess.run([*inside, *configuration["Healthcheck"]["Test"][1:]], check=True)
         plain = within(root, repository, configuration, INFERD_GRPC_PORT=str(port))
         assert subprocess.run([*plain, *configuration["Healthcheck"]["Test"][1:]], check=False).returncode == 1
@@ -105,7 +105,7 @@ def test_it_serves_with_tls_and_its_health_check_follows(root, configuration, tm
 
 @pytest.mark.parametrize("store", [s3, azure])
 def test_models_come_from_a_store_and_traces_go_to_a_collector(root, configuration, tmp_path, store) -> None:
-    """Nothing has to be added for either."""
+    """The image has everything that is needed for both."""
     if store is azure and azurite() is None:
         pytest.skip("not installed: azurite")
     written = write_repository(tmp_path / "models")
@@ -120,7 +120,7 @@ def test_models_come_from_a_store_and_traces_go_to_a_collector(root, configurati
         command += [f"--trace-config={each}" for each in (*traced, "opentelemetry,bsp_schedule_delay=10")]
         server = ServerProcess(command, port, log=tmp_path / "log", patience=60)
         try:
-            check_answer(server.address)
+            check_response(server.address)
             collector.wait(lambda spans: any(span.name == "twice" for span in spans))
         finally:
             assert server.stop() == 0

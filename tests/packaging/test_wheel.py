@@ -12,7 +12,7 @@ import pytest
 
 from bench.processes import ServerProcess, free_port
 from tests.front.certificates import Authority
-from tests.packaging.served import check_answer, write_repository
+from tests.packaging.served import check_response, write_repository
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = sorted((ROOT / "dist").glob("inferd-*manylinux*.whl"))
@@ -58,8 +58,8 @@ def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
     try:
         health = [environment / "bin" / "inferd", "health", "--url", server.address, "--service", "twice"]
         assert subprocess.run(health, capture_output=True, text=True, env=bare).returncode == 0
-        check_answer(server.address)
-        check_answer(server.address, "own")
+        check_response(server.address)
+        check_response(server.address, "own")
     finally:
         assert server.stop() == 0
 
@@ -75,7 +75,7 @@ def test_it_serves_with_tls(environment, tmp_path) -> None:
     bare = {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}
     server = ServerProcess(command, port, log=tmp_path / "log", env=bare, patience=60)
     try:
-        check_answer(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
+        check_response(f"localhost:{port}", ssl=True, root_certificates=str(authority.root))
         call = [environment / "bin" / "inferd", "infer", "twice", "--random"]
         call += ["--url", f"localhost:{port}", "--root-cert", authority.root]
         called = subprocess.run(call, capture_output=True, text=True, env=bare, cwd=tmp_path)

@@ -4,7 +4,7 @@ from inferd.server.errors import Status, answer
 
 
 def test_memory_that_is_not_there_is_exhausted():
-    """And nothing that the server has done wrong: a client may try again."""
+    """The server has done nothing wrong, and the client may try again."""
     assert answer(MemoryError("asked for 8 bytes")) == (
         Status.RESOURCE_EXHAUSTED,
         "the server has no memory for this call",

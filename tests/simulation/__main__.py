@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def seeds(arguments: argparse.Namespace) -> Iterator[int]:
-    """Those that were asked for."""
+    """The seeds that the arguments ask for."""
     if arguments.these:
         yield from (seed for seed in arguments.these if cpu_of_forks() < arguments.cpu)
         return
@@ -134,7 +134,7 @@ def each_take(sandbox: Sandbox, seed: int, scale: Scale, every: int) -> int:
 
 
 def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale, trials: int) -> None:
-    """What a seed has found, in as few calls as can be."""
+    """Tell what a seed has found, in as few calls as possible."""
     small, found = shrunk(sandbox, outcome, scale, trials)
     changed = {key: value for key, value in asdict(small).items() if value != getattr(Scale(), key)}
     print(f"\nThe story of seed {found.seed}, shrunk to {found.calls} calls:\n{found.log}\n\n{found.problem}\n")
@@ -165,7 +165,7 @@ class Totals:
         self.statuses.update(outcome.statuses)
 
     def figures(self) -> dict[str, object]:
-        """As they are recorded."""
+        """The figures as they are recorded."""
         cpu = cpu_of_forks()
         return {
             "simulations": self.simulations,

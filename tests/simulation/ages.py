@@ -63,7 +63,7 @@ class Drops:
         self._look_soon(end)  # the machine has stood still instead
 
     def _drop(self, where: str = "", looks: int = 0) -> None:
-        """One that others are busy with in this way, if there is one within so many looks."""
+        """Drop a connection that a thread is busy with in this way, if there is one within so many looks."""
         simulation = self._simulation
         drivers = sorted(simulation.door._drivers, key=lambda driver: driver._connection.peer)
         found = [driver for driver in drivers if exposed(driver._connection) == where]

@@ -113,7 +113,7 @@ def shares(LaneHandle handle) -> list[tuple[int, int]]:
 
 
 def sequences(LaneHandle handle) -> tuple[int, int, int]:
-    """Of a lane with sequences: those that have a slot, those that wait for one, requests that wait."""
+    """For a lane with sequences: how many have a slot, how many wait for one, and how many requests wait."""
     cdef Slots *slots = &(<SequenceLane?>handle).sequencer().slots
     return slots.live - slots.backlog.count, slots.backlog.count, slots.waiting
 
@@ -148,7 +148,7 @@ def exposed(Connection connection not None) -> str:
     """Where its end is most dangerous: "in a call" of its thread to the system, "next" in the round in which its thread
     writes, or in the list of those "to write" in another one."""
     cdef Conn *conn = connection.conn.writer.now if connection.conn.writer != NULL else NULL
-    if connection.conn.in_call:
+    if connection.conn.in_syscall:
         return "in a call"
     while conn != NULL and conn != &connection.conn:
         conn = conn.next_dirty
@@ -211,7 +211,7 @@ cdef str _audit_connection(Conn *conn):
         count += 1
         previous = stream
         stream = stream.next
-    if conn.socket != NULL and (<Socket *>conn.socket).dropped and not conn.in_call:
+    if conn.socket != NULL and (<Socket *>conn.socket).dropped and not conn.in_syscall:
         return "a connection that was to go when its thread came back to the front has stayed"
     if not has_output(conn.writer.first) or not has_output(conn.writer.now):
         return "a connection that is gone, or has nothing to write, is among those that have"
@@ -262,7 +262,7 @@ cdef str _audit_stream(const Stream *stream, size_t *held):
     cdef size_t plain = add_outgoing(held, &stream.sender.uncompressed)
     cdef size_t unsent = add_outgoing(held, &stream.sender.outgoing)
     add_charge(held, &stream.receiver.charge)
-    add_charge(held, &stream.executed)
+    add_charge(held, &stream.with_handler)
     if stream.queued < queued or (stream.queued > queued and stream.inflating == NULL):
         return f"{stream.queued} bytes of its messages are said to wait, and {queued} do"
     if stream.sender.plain < plain or (stream.sender.plain > plain and stream.sender.deflating == NULL):

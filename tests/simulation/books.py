@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Account:
-    """Of one model, over all of its versions.
+    """The account of one model, over all of its versions.
 
     Attributes:
         asked: requests of clients that are over.
@@ -32,7 +32,7 @@ class Account:
 
 
 class Books:
-    """Of one simulation."""
+    """The accounts of one simulation."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}

@@ -38,7 +38,7 @@ WAITING = re.compile(
 INSIDE = re.compile(r"^Exceeds maximum queue size: ensemble '([^']*)' version \d+ has (\d+) requests in it")
 OUSTED = re.compile(r"^Exceeds maximum queue size: the queue of model '([^']*)' version \d+ is full, and no client")
 NO_SLOT = re.compile(r"^Exceeds maximum queue size: all slots of model '([^']*)' are taken, and (\d+) sequences wait")
-HELD = re.compile(r"the requests and answers that the server held had more bytes than its limit of (\d+)")
+HELD = re.compile(r"the requests and responses that the server held had more bytes than its limit of (\d+)")
 # what says that there was no memory; of a failed batch only the log, which there is not, says why
 NO_MEMORY = re.compile(r"^$|out of memory|no memory|MemoryError|a batch of \d+ requests failed")
 ANNOUNCED = re.compile(r"announces a message of (\d+) bytes; all clients together may have (\d+)$")
@@ -47,7 +47,7 @@ EXPIRED_INSIDE = re.compile(r"^Request timeout expired: ensemble '([^']*)' versi
 
 
 class Bounds:
-    """Of one simulation."""
+    """The bounds from above of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -127,7 +127,7 @@ class Bounds:
     # -- when nothing can go on
 
     def rest(self, until_ns: int) -> None:
-        """Nothing can go on before this time."""
+        """Check the bounds when nothing can go on before `until_ns`."""
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
         self._hurry(until_ns)

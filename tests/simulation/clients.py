@@ -119,7 +119,7 @@ TEMPERS = (
 
 
 def draw_temper(random: Random, scale: Scale) -> Temper:
-    """One of those that the scale lets in."""
+    """Draw one of the tempers that the scale admits."""
     tempers = [temper for temper in TEMPERS if not scale.tempers or temper.name in scale.tempers]
     tempers = [temper for temper in tempers if scale.cancels or not (temper.cancels or temper.hangs_up)]
     tempers = [temper for temper in tempers if scale.deadlines or min(temper.deadlines) < 0] or [*TEMPERS[:1]]
@@ -129,7 +129,7 @@ def draw_temper(random: Random, scale: Scale) -> Temper:
 
 @dataclass
 class Sequence:
-    """One of a client's."""
+    """A sequence of one client."""
 
     number: int
     kind: Kind
@@ -187,7 +187,7 @@ class Call:
 
     @property
     def said(self) -> str:
-        """What it says, for people."""
+        """The call in words, for people."""
         deadline = f", deadline {self.deadline_ns // US} us" if self.deadline_ns >= 0 else ""
         parameters = self.message.parameters if self.message is not None else {}
         named = {key: value for key, value in parameters.items() if key in ("priority", "timeout")}
@@ -393,7 +393,7 @@ class Client:
         )
 
     def _number(self, talk: Talk | None) -> int:
-        """Of a request: the same whatever others do."""
+        """The number of a request: the same whatever other clients do."""
         action, place = (talk.action, talk.asked) if talk is not None else (self.actions, 0)
         return (action * IN_ACTION + place) * CLIENTS + self.number
 
@@ -433,7 +433,7 @@ class Client:
         return kind
 
     def kind_to_keep(self) -> Kind | None:
-        """One that keeps sequences, whose requests make a whole stream; None for a stream of other requests."""
+        """A kind that keeps sequences, for a stream of one sequence's requests; None for a stream of other requests."""
         kinds = [kind for kind in self.simulation.known.values() if kind.weight and kind.sequential]
         others = self._kinds(streamed=True)
         chosen = self._choose(kinds) if kinds and (not others or self.random.random() < 0.3) else None
@@ -446,7 +446,7 @@ class Client:
         return kind if kind is not None and kind.name in self.simulation.kinds else None
 
     def _headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
-        """Of a call with this deadline; negative for none. With `steady` it says always the same of itself."""
+        """The headers of a call with this deadline; negative for none. With `steady` the identity never changes."""
         packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
         timeout = (("grpc-timeout", grpc_timeout(deadline_ns)),) if deadline_ns >= 0 else ()
         simulation, random = self.simulation, self.random
@@ -563,7 +563,7 @@ class Client:
         return one
 
     def begin_sequence(self, kind: Kind, length: int) -> Sequence:
-        """One of so many requests."""
+        """Begin a sequence of `length` requests."""
         self.begun += 1
         now = self.simulation.world.now()
         rows = self.random.randint(1, kind.sequence_rows)
@@ -807,5 +807,5 @@ class Client:
 
 
 def grpc_timeout(ns: int) -> str:
-    """As the header says it."""
+    """A time as the header grpc-timeout has it."""
     return f"{ns // US}u" if ns < 90_000 * MS else f"{ns // (1000 * MS)}S"

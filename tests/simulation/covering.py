@@ -17,7 +17,7 @@ CANDIDATES = 12  # of which the one that covers most is taken
 
 @dataclass(frozen=True)
 class Rule:
-    """These values of a feature are only with those of another one.
+    """A feature has these values only where another feature has one of its allowed ones.
 
     Attributes:
         feature, values: what the rule is about.
@@ -92,7 +92,7 @@ class Space:
 
 
 def pairs_of(row: Row) -> set[tuple[Choice, Choice]]:
-    """That this combination has."""
+    """The pairs of choices in this combination."""
     return set(combinations(row.items(), 2))
 
 

@@ -540,7 +540,7 @@ static int check_numbers(struct line *line, struct call *call, struct reader dat
 }
 
 /* One message of gRPC: the response to this call. */
-static int check_answer(struct line *line, struct call *call, const char *data, size_t size) {
+static int check_response(struct line *line, struct call *call, const char *data, size_t size) {
     const struct kind *kind = &line->crowd->kinds[call->kind];
     const unsigned char *head = (const unsigned char *)data;
     struct reader message, value, outputs[OUTPUTS], tensors[OUTPUTS];
@@ -590,7 +590,7 @@ static int finish(struct line *line, struct call *call, int status, int block, i
     int64_t due_ns = begun_ns == INT64_MAX ? INT64_MAX : begun_ns + call->deadline_ns;
     if (status == 0) {
         if (crowd->lies && call->number - FIRST == crowd->lies) call->content++;
-        if (check_answer(line, call, call->data, call->data_size)) return -1;
+        if (check_response(line, call, call->data, call->data_size)) return -1;
     } else if (call->data_size && status < RESET) {
         return fail(line, "%s: status %d after %zu bytes of an answer", described(line, call), status,
                     call->data_size);

@@ -67,7 +67,7 @@ class Refusal(ctypes.Structure):
 
 @dataclass
 class Refused:
-    """As the oracle looks at a call; see `clients.Call`."""
+    """A refused call in the form in which the oracle looks at calls; see `clients.Call`."""
 
     number: int
     kind: Kind
@@ -86,7 +86,7 @@ class Refused:
 
     @property
     def timeout_us(self) -> int:
-        """That it may wait in the queue; 0: any time."""
+        """How long the call may wait in the queue; 0: any time."""
         return self.kind.time_to_wait(self.level, 0)
 
     @property
@@ -411,7 +411,7 @@ class Line:
             self.simulation.later(self.random.randint(0, self.send_ns), lambda: self._carry(life))
 
     def _carry(self, life: int) -> None:
-        """What was written arrives at the server."""
+        """Carry what was written to the server."""
         if life != self.life:
             return
         self.carrying = False

@@ -78,7 +78,7 @@ class Loop(asyncio.AbstractEventLoop):
         return self.call_later(max(0.0, when - self.time()), callback, *arguments, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when it is due."""
+        """Nothing to do: a cancelled handle is skipped when it is due."""
 
     def call_soon_threadsafe(self, callback: Any, *arguments: Any, context: Any = None) -> asyncio.Handle:
         handle = self._ready(callback, arguments, context)
@@ -112,14 +112,14 @@ class Loop(asyncio.AbstractEventLoop):
         self.problem = self.problem or f"the loop: {context.get('message')}: {context.get('exception')!r}"
 
     def turn(self) -> None:
-        """What is ready now, and not what that makes ready."""
+        """Run the callbacks that are ready now, and not those that they make ready."""
         for _ in range(len(self.ready)):
             handle = self.ready.popleft()
             if not handle.cancelled():
                 handle._run()
 
     def read(self, ready: int) -> None:
-        """What these descriptors have is read."""
+        """Read what these descriptors have."""
         for code in LOOP_FDS:
             if ready & code and code in self.readers:
                 self.readers[code]()
@@ -162,7 +162,7 @@ class Desk:
             raise Violation(self.loop.problem)
 
     def leave(self) -> None:
-        """Nothing will come any more."""
+        """Called when nothing will come any more."""
         events._set_running_loop(None)
 
 

@@ -44,7 +44,7 @@ class Graphics:
         return int(inferd._native.cuda.closing._thread is not None)  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Nothing was done to the device that may not be done.
+        """Check that nothing was done to the device that may not be done.
 
         Raises:
             Violation: something was.

@@ -60,7 +60,7 @@ class Hostile:
             self.end.when_done(self.end.sent, lambda: self.simulation.later(LAST, self._leave), anyway=True)
 
     def heard(self) -> None:
-        """It reads when it leaves: an answer would change what its frames mean."""
+        """Look only whether the connection ended: responses, read before the client leaves, would change its frames."""
         if self.end.seen != OPEN:
             self._leave()
         elif self.data:

@@ -217,7 +217,7 @@ class Inquiry:
         return call is None or self._simulation.oracle.is_late(call, now)
 
     def _parents_call(self) -> Call | None:
-        """That caused the request that it is made for; None: nobody waits for that."""
+        """The call for whose request this inquiry is made; None: no client waits for that."""
         return self._simulation.oracle.open.get(self.parent.number) if self.parent is not None else None
 
     def _may_be_refused(self, kind: Kind, text: str) -> bool:

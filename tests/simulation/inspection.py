@@ -1,4 +1,4 @@
-"""What an operator reads while requests go on: the metrics of a version as text, and the regions that there are."""
+"""An operator reads while requests go on: the metrics of a version as text, and the regions that there are."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class SimulatedInstance(Instance):
             executions.resources_used -= self.kind.needs
 
     def _over(self) -> None:
-        """It has executed a batch."""
+        """Note that the instance has executed a batch."""
         self.was_stopped = self.stopped
         if self in self.backend.executions.running:
             self.backend.executions.running.remove(self)
@@ -182,7 +182,7 @@ class SimulatedInstance(Instance):
         self.backend.executions.complain(f"instance {self.name}: {text}")
 
     def note(self, batch: Batch, numbers: list[int]) -> None:
-        """It begins to execute these requests."""
+        """Note that the instance begins to execute these requests."""
         executions = self.backend.executions
         name = self.kind.name
         self.numbers = numbers
@@ -219,7 +219,7 @@ class SimulatedInstance(Instance):
             executions.begun_ns[number] = self.backend.world.now()
 
     def _check_order(self, numbers: list[int]) -> None:
-        """One that has the highest priority of all, and has waited longest of these, is the first of a batch."""
+        """Check that no batch that began after a request came began with one of lower priority, or a later one."""
         known = self.backend.executions.arrived
         waits = [known[number] for number in numbers if number in known]
         for level, _, came_ns, is_patient in waits:
@@ -290,7 +290,7 @@ class SimulatedInstance(Instance):
             self.take_time()
 
     def fail(self, batch: Batch, numbers: list[int]) -> None:
-        """One of these requests is wrong: those of the batch fail, or are executed once more, each alone."""
+        """Let the batch fail, because a request of it is wrong; or have each request executed once more alone."""
         executions = self.backend.executions
         if not self.kind.isolates:
             executions.failed.update(numbers)
@@ -304,7 +304,7 @@ class SimulatedInstance(Instance):
         raise ValueError("one of them is negative")
 
     def _count_questions(self, firsts: np.ndarray) -> None:
-        """Those of a batch, by their first rows."""
+        """Count the questions of a batch, by their first rows."""
         questions = self.backend.executions.questions
         for first in firsts[firsts % SCALE == 0].tolist():
             key = (self.kind.name, first // SCALE)
@@ -428,7 +428,7 @@ class RaggedInstance(SimulatedInstance):
         batch.set_output("y", y)
 
     def _check_counts(self, batch: Batch, sizes: list[int]) -> None:
-        """What the batch says of its requests, which have so many elements."""
+        """Check what the batch says of its requests, which have so many elements."""
         ends = np.cumsum(sizes).tolist()
         view = batch.input("MAX_ELEMENT_COUNT_AS_SHAPE")
         assert view is not None
@@ -487,7 +487,7 @@ class SequenceInstance(SimulatedInstance):
             self._note_ends(batch, corrid)
 
     def _states(self, batch: Batch, corrid: np.ndarray, start: np.ndarray, ready: np.ndarray) -> np.ndarray:
-        """Of each row, by what came before; if the server keeps them, that is what they have to be."""
+        """The state of each row, by what came before; states that the server keeps must be these."""
         rows = len(corrid)
         states = self.input(batch, "state") if self.kind.remembers else np.zeros((rows, 1), np.int64)
         for one in dict.fromkeys(corrid[ready != 0].tolist()):
@@ -526,7 +526,7 @@ class SequenceInstance(SimulatedInstance):
             batch.set_output("state out", states)
 
     def _note_failure(self, batch: Batch, corrid: np.ndarray, ready: np.ndarray) -> None:
-        """These sequences have begun, at least; what their states are is what they were."""
+        """Note that these sequences have begun, at least; their states are what they were."""
         for one in corrid[ready != 0].tolist():
             self.known.setdefault(one, None)
             self.touched_ns[one] = self.backend.world.now()

@@ -156,7 +156,7 @@ class Kind:
 
     @property
     def datatype(self) -> str:
-        """Of x and y."""
+        """The datatype of x and y."""
         return "BYTES" if self.text else "INT64"
 
     def encoded(self, x: np.ndarray) -> bytes:
@@ -226,7 +226,7 @@ class Kind:
             kept=(TensorSpec("state out", "INT64", self._state_dims),) if self.remembers else (),
             pad_buckets=BUCKETS if self.padded else (),
             decoupled=self.decoupled,
-            single_answers=self.single,
+            single_responses=self.single,
             ensemble=EnsembleSpec(self.steps, self.max_inflight) if self.steps else None,
         )
 
@@ -275,7 +275,7 @@ def written(value: int) -> bytes:
 
 
 def serialize_strings(strings: list[bytes]) -> bytes:
-    """As a tensor of BYTES has them: each behind its length."""
+    """The strings as a tensor of BYTES has them: each behind its length."""
     return b"".join(len(each).to_bytes(4, "little") + each for each in strings)
 
 
@@ -284,5 +284,5 @@ def step(model: str, source: str, result: str) -> StepSpec:
 
 
 def gated(model: str, source: str, result: str, *, inverted: bool = False) -> StepSpec:
-    """One that runs where `g` says yes, or no."""
+    """A step that runs where `g` says yes; with `inverted`, where it says no."""
     return StepSpec(model, inputs={"x": source}, outputs={"y": result}, gate="g", gate_inverted=inverted)

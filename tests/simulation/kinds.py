@@ -219,7 +219,7 @@ KINDS = CHOSEN | MADE
 
 
 def depth(kind: Kind) -> int:
-    """Of ensembles in ensembles; 0: it is none."""
+    """How deep ensembles are nested in this kind; 0: it is no ensemble."""
     return max((1 + depth(KINDS[step.model]) for step in kind.steps), default=0)
 
 
@@ -237,5 +237,5 @@ def ends_apart(kind: Kind) -> bool:
 
 
 def kinds_with_steps(names: Mapping[str, Kind]) -> list[str]:
-    """Their names, those that others have as steps first."""
+    """The names of these kinds, the steps of others first."""
     return sorted(names, key=lambda name: depth(names[name]))

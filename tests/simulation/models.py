@@ -185,7 +185,7 @@ class Version:
         return bool(self.threads)
 
     def note_threads(self) -> None:
-        """Those of its instances that have some."""
+        """Note the threads of the model's instances, where an instance has one."""
         begun = [runner.thread for runner in self.loaded._instances._runners if runner.thread is not None]
         self.threads += [thread for thread in begun if thread not in self.threads]  # type: ignore[misc]
 

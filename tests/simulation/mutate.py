@@ -59,7 +59,7 @@ def fault(name: str, file: str, old: str, new: str, why: str = "") -> Fault:
 
 
 def shared(name: str, file: str, old: str, new: str, why: str = "", users: tuple[str, ...] = ()) -> Fault:
-    """One of what several I/O threads, the event loop and the thread pool share."""
+    """A fault in what several I/O threads, the event loop and the thread pool share."""
     path = f"_native/{file}" if "." in file else f"_native/{file}.pyx"
     return Fault(name, path, old, new, why, "several I/O threads", tuple(f"_native/{user}.pyx" for user in users))
 
@@ -145,7 +145,7 @@ FAULTS = (
     shared(
         "a connection is left while its thread is in a system call",
         "transport/sockets",
-        "    if conn.in_call:\n        socket.dropped = True\n        return\n",
+        "    if conn.in_syscall:\n        socket.dropped = True\n        return\n",
         "",
     ),
     shared(
@@ -209,15 +209,15 @@ FAULTS = (
     shared(
         "a connection is taken to be in a system call for ever",
         "transport/stream.pxd",
-        "    front_resume(paused)\n    conn.in_call = False\n",
+        "    front_resume(paused)\n    conn.in_syscall = False\n",
         "    front_resume(paused)\n",
         users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
         "a system call is over for others before its thread is back in the front",
         "transport/stream.pxd",
-        "    front_resume(paused)\n    conn.in_call = False\n",
-        "    conn.in_call = False\n    front_resume(paused)\n",
+        "    front_resume(paused)\n    conn.in_syscall = False\n",
+        "    conn.in_syscall = False\n    front_resume(paused)\n",
         users=("transport/sockets", "transport/direct_read"),
     ),
     shared(
@@ -258,11 +258,12 @@ FAULTS = (
         "what is written is still the connection's output",
         "transport/sockets",
         "    memset(&conn.output, 0, sizeof(Output))\n    conn.output.taken = socket.writing.taken\n"
-        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n"
-        "    conn_end_call(conn, paused)\n"
+        "    paused = conn_begin_syscall(conn)\n    whole = write_out(socket, &good)\n"
+        "    conn_end_syscall(conn, paused)\n"
         "    output_clear(&conn.output)  # nobody else prepares output: "
         "a head at most, whose connection has been evicted\n",
-        "    paused = conn_begin_call(conn)\n    whole = write_out(socket, &good)\n    conn_end_call(conn, paused)\n",
+        "    paused = conn_begin_syscall(conn)\n    whole = write_out(socket, &good)\n"
+        "    conn_end_syscall(conn, paused)\n",
     ),
     shared(
         "what a thread writes is not counted as unwritten",
@@ -595,8 +596,8 @@ FAULTS = (
     fault(
         "of several messages that are compressed, one is heard of",
         "transport/workers",
-        "    # the same\n    cdef bint alone = not is_signalled(thread_pool)\n",
-        "    # the same\n    cdef bint alone = is_signalled(thread_pool)\n",
+        "    cdef bint alone = not is_signalled(thread_pool)\n    job.following",
+        "    cdef bint alone = is_signalled(thread_pool)\n    job.following",
     ),
     fault(
         "a call of which Python has not heard is closed, and told of",
@@ -625,8 +626,8 @@ FAULTS = (
     fault(
         "a charge is given back twice",
         "transport/incoming",
-        "            charge_hand(&message.charge, &stream.executed)\n",
-        "            stream.executed = message.charge\n            charge_release(&message.charge)\n",
+        "            charge_hand(&message.charge, &stream.with_handler)\n",
+        "            stream.with_handler = message.charge\n            charge_release(&message.charge)\n",
     ),
     # limits, order, and what models say of themselves
     fault(
@@ -681,13 +682,13 @@ FAULTS = (
     # wake-ups
     fault(
         "a thread that is given a batch is not woken",
-        "scheduling/calling",
-        "            else:\n                ring_later(ringing, called)\n        called = following",
-        "            else:\n                pass\n        called = following",
+        "scheduling/waking",
+        "            else:\n                ring_later(ringing, woken)\n        woken = following",
+        "            else:\n                pass\n        woken = following",
     ),
     fault(
         "what a thread leaves behind is not offered to others",
-        "scheduling/calling",
+        "scheduling/waking",
         "    if line.idle_count:\n"
         "        line_touch(line)  # the remaining requests may be a batch for another consumer\n",
         "",
@@ -697,8 +698,8 @@ FAULTS = (
     fault(
         "nobody watches the clock for a batch that waits",
         "scheduling/dispatcher",
-        "    return watch(line, wake_ns, asking, by_front, called)\n",
-        "    return called\n",
+        "    return watch(line, wake_ns, asking, by_front, woken)\n",
+        "    return woken\n",
     ),
     fault(
         "the time that a line is watched for is left behind",
@@ -829,7 +830,7 @@ FAULTS = (
     fault(
         "the charge of an executed request is not released",
         "transport/stream",
-        "    stream.sender.status = status\n    charge_release(&stream.executed)",
+        "    stream.sender.status = status\n    charge_release(&stream.with_handler)",
         "    stream.sender.status = status",
     ),
     fault(
@@ -1085,7 +1086,7 @@ FAULTS = (
     fault(
         "callers who are kept apart share answers",
         "service/submission",
-        "    request.origin.audience = who if self.answers_apart else 0\n",
+        "    request.origin.audience = who if self.responses_apart else 0\n",
         "    request.origin.audience = 0\n",
     ),
     fault(
@@ -1128,13 +1129,13 @@ FAULTS = (
     ),
     Fault(
         "a response that waits for the worker to take others is forgotten",
-        "backends/python/_bls_answers.pyx",
+        "backends/python/_bls_responses.pyx",
         "    while call.first_held != NULL and call.credit:\n        held = call.first_held\n",
         "    while False:\n        held = call.first_held\n",
     ),
     Fault(
         "a worker gets more responses than it has asked for",
-        "backends/python/_bls_answers.pyx",
+        "backends/python/_bls_responses.pyx",
         "    if call.first_held == NULL and call.credit:\n        call.credit -= 1\n",
         "    if call.first_held == NULL:\n        call.credit -= 1 if call.credit else 0\n",
     ),
@@ -1309,7 +1310,7 @@ ALONE = '{"clients": 0, "hostile": false}'
 
 
 class Simulations:
-    """That look for faults in a copy of the tree.
+    """Simulations that look for faults in a copy of the tree.
 
     Args:
         copy: where.
@@ -1325,7 +1326,7 @@ class Simulations:
             self.attempts = ((*usual, "--crowd", str(crowd), "--scale", ALONE),)
 
     def run(self) -> str:
-        """What they find; empty: nothing.
+        """Run them; return what they find, empty for nothing.
 
         Raises:
             RuntimeError: the simulation itself does not run, so that it tells nothing.
@@ -1334,7 +1335,7 @@ class Simulations:
 
 
 def trial(simulations: Simulations, fault: Fault) -> str:
-    """What is found of it; empty: nothing.
+    """Plant the fault; return what is found of it, empty for nothing.
 
     Raises:
         RuntimeError: the fault cannot be planted, or the simulation does not run with it.
@@ -1396,7 +1397,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a fault; `void`: why its trial says nothing."""
+    """The outcome of a fault; `void`: why its trial says nothing."""
 
     fault: Fault
     found: str

@@ -90,7 +90,7 @@ class Box:
 
     @property
     def folder(self) -> ModelFolder:
-        """As a repository tells of it."""
+        """The folder as a repository tells of it."""
         marks = {
             "1": Mark(self.generation + 1, 1, size_of(self.kind.name)),
             CONFIGURATION: Mark(self.revision + 1, 1, 1),
@@ -132,16 +132,16 @@ class Shelf:
         self._simulation.shop.taken[name] = self._boxes.pop(name)
 
     def bring(self, name: str) -> None:
-        """It is there again."""
+        """Bring the model back."""
         self._boxes[name] = self._simulation.shop.taken.pop(name)
 
     def generation_of(self, name: str) -> int:
-        """Of a model's files; negative: it is not there."""
+        """The generation of a model's files; negative: the model is not there."""
         box = self._boxes.get(name)
         return box.generation if box is not None else -1
 
     def box_of(self, folder: ModelFolder) -> Box:
-        """That a folder was of."""
+        """The box of which a folder was made."""
         assert folder.seen is not None
         return self._known[folder.name, folder.seen["1"].digest - 1, folder.seen[CONFIGURATION].digest - 1]
 
@@ -288,7 +288,7 @@ class Shop:
         self.ending.append(version)
 
     def ended(self, loaded: LoadedVersion) -> None:
-        """It has, and so have all of its requests."""
+        """Check that the version has ended, and all of its requests with it."""
         simulation, version = self.simulation, self._by_lane.pop(loaded.lane)
         simulation.tell("engine", f"has seen {version.prefix} off")
         self.ending.remove(version)
@@ -606,7 +606,7 @@ class Operator:
     # -- the end
 
     def stop(self, *, early: bool = False) -> None:
-        """As a signal has the server end: `early`, while clients go on."""
+        """Stop the server as a signal does; `early`: while clients go on."""
         if self.is_stopping:
             return
         self.is_stopping = True

@@ -59,7 +59,7 @@ RESET = 100  # and the code of RST_STREAM: in place of a status
 
 
 class Oracle:
-    """Of one simulation."""
+    """The oracle of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -200,7 +200,7 @@ class Oracle:
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
 
     def _check_details(self, call: Call, status: int, text: str) -> None:
-        """What an error says beside its status and text, says the same of these."""
+        """Check that the details of an error agree with its status and text."""
         told = (call.stream.trailers or {}).get(richerrors.KEY)
         if told is None:
             return  # the text is too long to be sent twice, or there is no memory
@@ -234,7 +234,7 @@ class Oracle:
             raise Violation(f"{call}: its answer has been kept for {age} ns")
 
     def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
-        """It is over, and not long after its deadline."""
+        """Check that a call is over not long after its deadline."""
         simulation = self.simulation
         now = simulation.world.now()
         over_ns = max(call.opened_ns + call.deadline_ns, sent_ns)
@@ -438,7 +438,7 @@ class Oracle:
             raise Violation(f"{call}: its execution failed, and it has an answer")
 
     def _check_parameters(self, call: Call, response: pb.ModelInferResponse) -> None:
-        """They are what the worker has said."""
+        """Check that the parameters of a response are those that the worker has sent."""
         told = {key: value for key, value in said_of(response.parameters).items() if key != FINAL}
         expected = self.simulation.executions.said.get(call.number, {})
         if told != expected:
@@ -459,7 +459,7 @@ class Oracle:
 
     @staticmethod
     def _check_classes(call: Call, response: pb.ModelInferResponse) -> None:
-        """In place of each row stand its greatest numbers, with their places."""
+        """Check that each row is replaced by its greatest numbers, with their places."""
         texts = []
         for row in call.expected.tolist():
             greatest = sorted(range(len(row)), key=lambda place, row=row: (-row[place], place))  # type: ignore[misc]
@@ -487,7 +487,7 @@ class Oracle:
     # -- the server --
 
     def rest(self) -> None:
-        """Nothing can go on before time passes: no instance is idle beside work that it may do."""
+        """Check, when nothing can go on before time passes, that no instance is idle beside work that it may do."""
         simulation = self.simulation
         now = simulation.world.now()
         if simulation.is_faulty:

@@ -68,7 +68,7 @@ class Asked:
 
     @property
     def number(self) -> int:
-        """That its client has given it."""
+        """The number that its client has given the request."""
         return int(abs(self.x[0, 0])) // SCALE
 
 
@@ -165,7 +165,7 @@ class Process(AnyWorker):
     # -- its life, on the main thread
 
     def end(self) -> None:
-        """It is gone, whatever it was doing."""
+        """End the process, whatever it was doing."""
         if self._running < 0:
             return
         self.launch.states.clear()  # nobody knows what the server has taken, not even behind a DONE
@@ -195,7 +195,7 @@ class Process(AnyWorker):
             self._pour(to)
 
     def _pour(self, to: socket.socket) -> None:
-        """What there is room for, in order, and the rest later."""
+        """Send as much as there is room for, in order; the rest goes later."""
         waiting = self._waiting[to]
         try:
             while waiting:
@@ -304,7 +304,7 @@ class Process(AnyWorker):
         return asked
 
     def _check_extra(self, asked: Asked, record: bytes, at: int) -> None:
-        """What the client has said beside tensors is what the worker is told."""
+        """Check that the worker is told what the client has sent beside tensors."""
         call = self.town.simulation.oracle.open.get(asked.number)
         if call is None or call.kind is not self.kind or call.message is None:
             return
@@ -387,7 +387,7 @@ class Process(AnyWorker):
     # -- answers
 
     def _reply(self, asked: Asked) -> Reply:
-        """What the model answers."""
+        """The model's reply."""
         executions, kind = self.backend.executions, self.kind
         if kind.fails and (asked.x[:, 0] < 0).any():
             executions.failed.add(asked.number)
@@ -484,7 +484,7 @@ class Process(AnyWorker):
             self.later(self.random.randint(0, MS), partial(self._write, stream, text))
 
     def _write(self, stream: int, text: bytes) -> None:
-        """As much as there is room for."""
+        """Write as much of the text as there is room for."""
         with suppress(BlockingIOError):
             self.printed[stream] += text[: os.write(self._pipes[stream - 1][1], text)]
 

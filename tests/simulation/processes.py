@@ -67,7 +67,7 @@ class Town:
             self.world.watch(end.fileno(), UNWATCHED)
 
     def go_on(self, end: socket.socket) -> None:
-        """It reads again."""
+        """The worker reads this socket again."""
         if end in self.resting:
             self.resting.remove(end)
             self.world.watch(end.fileno(), WORKER_FD)

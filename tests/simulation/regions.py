@@ -70,7 +70,7 @@ class Region:
         return os.pread(self.fd, call.x.nbytes, call.answer_at)
 
     def altered(self, call: Call) -> str:
-        """What of this region has changed that nobody may change, now that a request is over; empty: nothing."""
+        """A change in this region that nobody may make, now that a request is over; empty: none."""
         given = call.x.tobytes()
         at = self._inputs[call.number]
         if os.pread(self.fd, len(given), at) != given:

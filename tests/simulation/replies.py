@@ -1,4 +1,4 @@
-"""What a worker answers to a request, as the protocol has it."""
+"""The replies of a worker to a request, as the protocol has them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reply:
     promised: bool = False
 
     def record(self, base: int, at: int) -> bytes:
-        """As it is sent, from `base` of its record on; y lies at `at` of the arena, or in the record if it is less."""
+        """The reply as it is sent, from `base` of its record on; y lies at `at` of the arena, below 0 in the record."""
         outputs = [(Y, self.y), (KEPT_STATE, self.state)]
         arrays = [(index, array) for index, array in outputs if array is not None]
         code, message = self.error or (0, "")

@@ -29,7 +29,7 @@ WRONG = ("Bearer nothing", "Basic token 1", "Bearer ", "token 1", "bearer token 
 
 @dataclass(frozen=True)
 class Right:
-    """What a token allows."""
+    """The rights that a token gives."""
 
     groups: tuple[str, ...]
     models: tuple[str, ...] | None  # patterns; None: all
@@ -100,7 +100,7 @@ class Rights:
     # -- clients
 
     def headers(self, number: int, random: Random, *, steady: bool) -> tuple[tuple[str, str], ...]:
-        """What a client of this number shows; always the same if it is `steady`, as the callers of sequences are."""
+        """The credentials that client `number` shows; always the same if `steady`, as callers of sequences are."""
         if not self.on:
             return ()
         mine = ((HEADER, f"Bearer token {number % 6}"),)
@@ -115,7 +115,7 @@ class Rights:
 
     @staticmethod
     def _token(headers: tuple[tuple[str, str], ...]) -> str | None:
-        """What was shown; None: what cannot be one."""
+        """The token in these headers; None: there is none that could be one."""
         shown = [value for name, value in headers if name == HEADER]
         if not shown:
             return ""

@@ -65,7 +65,7 @@ class Sender:
         self._go_on_later()
 
     def _reply(self, row: int) -> Reply:
-        """One of the rows."""
+        """The reply for one row."""
         y = self._asked.x[row : row + 1].copy()
         y[:, 1:] *= 2
         return Reply(y)

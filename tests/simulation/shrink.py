@@ -55,7 +55,7 @@ def sort_of(problem: str) -> str:
 
 
 def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
-    """What could be tried next, the greatest steps first."""
+    """The scales that could be tried next, those with the greatest steps first."""
     for calls in (scale.calls // 8, scale.calls // 3, scale.calls * 2 // 3):
         if scale.clients <= calls < scale.calls:
             yield replace(scale, calls=calls)
@@ -108,7 +108,7 @@ class Shrinking:
         return True
 
     def leave_features_out(self) -> None:
-        """And models, and connections of a crowd."""
+        """Leave out features, models, and connections of a crowd."""
         progress = True
         while progress:
             progress = any(self.left > 0 and self.fails(each) for each in smaller(self.scale, self.found.models))

@@ -127,7 +127,7 @@ class Scale:
 
 @dataclass
 class Outcome:
-    """What a simulation has shown."""
+    """The outcome of a simulation."""
 
     seed: int
     calls: int = 0
@@ -258,7 +258,7 @@ class Simulation:
             self.executions.crowd = self.crowd = Crowd(self, scale.crowd)
 
     def _draw(self, name: str, *values: float, when: bool = True) -> float:
-        """One of these values, as the seed says, unless the scale fixes it under this name; 0 without the feature."""
+        """Draw one of these values from the seed, unless the scale fixes this name; 0 without the feature."""
         self.drawn.add(name)
         if not when:
             return 0
@@ -310,7 +310,7 @@ class Simulation:
         self.operator.begin()
 
     async def _start(self) -> list[str]:
-        """As the server does."""
+        """Start the engine and the door as the server does."""
         problems = await self.engine.start()
         if not problems:
             await self.door.start("10.0.0.0:8001")
@@ -318,7 +318,7 @@ class Simulation:
 
     @property
     def versions(self) -> dict[str, Version]:
-        """Those that requests find, by model."""
+        """The versions that requests find, by model."""
         return self.shop.versions
 
     def serving(self) -> list[Version]:
@@ -576,7 +576,7 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
 
 
 def left_over(before: dict[str, int], world: World) -> str:
-    """What native objects are left, as a sentence; empty: none."""
+    """The native objects that are left, as a sentence; empty: none."""
     gc.collect()
     while world.runnable():
         world.run()  # what is closed slowly

@@ -62,7 +62,7 @@ class End:
 
     @property
     def address(self) -> str:
-        """As the server knows it."""
+        """The address of this end as the server knows it."""
         return f"ipv4:10.0.0.{self.host}:{FIRST_PORT + self.wire}"
 
     def send(self, data: bytes) -> int:
@@ -72,7 +72,7 @@ class End:
         return size
 
     def take(self, size: int) -> bytes:
-        """What has come, at most so many bytes."""
+        """Take the bytes that have come, at most so many."""
         size = min(size, self.untaken)
         if not size:
             return b""
@@ -87,7 +87,7 @@ class End:
 
     @property
     def seen(self) -> int:
-        """What is to be seen of the server's end: OPEN, ENDED, or BROKEN."""
+        """The state of the server's end as the peer sees it: OPEN, ENDED, or BROKEN."""
         return int(self._world.world_seen(self.wire))
 
     @property
@@ -159,7 +159,7 @@ class Accepted:
         assert not blocks
 
     def setsockopt(self, *_: Any) -> None:
-        """It has none."""
+        """Nothing to do: the socket has no options."""
 
     def getsockopt(self, *_: Any) -> bytes:
         raise OSError("not here")

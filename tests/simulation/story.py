@@ -35,7 +35,7 @@ class Remains:
     # -- in the process
 
     def note(self, models: tuple[str, ...], calls: int) -> None:
-        """What it is about, and how many calls it has had."""
+        """Note the models of the simulation, and how many calls it has had."""
         at, written, _, size = HEAD.unpack_from(self._memory)
         if not size:
             names = ",".join(models).encode()[:NAMES]
@@ -58,12 +58,12 @@ class Remains:
 
     @property
     def calls(self) -> int:
-        """That there were."""
+        """How many calls there were."""
         return int(HEAD.unpack_from(self._memory)[2])
 
     @property
     def models(self) -> tuple[str, ...]:
-        """That there were."""
+        """The models that there were."""
         size = HEAD.unpack_from(self._memory)[3]
         names = self._memory[HEAD.size : HEAD.size + size].decode()
         return tuple(names.split(",")) if names else ()
@@ -105,7 +105,7 @@ class Story:
             self.remains.write(line(self.now, who, what))
 
     def note(self, models: tuple[str, ...], calls: int) -> None:
-        """What it is about, and how many calls there were."""
+        """Note the models of the simulation, and how many calls there were."""
         if self.remains is not None:
             self.remains.note(models, calls)
 
@@ -115,5 +115,5 @@ class Story:
 
 
 def line(at: int, who: str, what: str) -> str:
-    """As people read it."""
+    """A line for people: when it happened, to whom, and what."""
     return f"{(at - START_NS) / 1000:14.3f}  {who:<14} {what}"

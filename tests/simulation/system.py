@@ -113,7 +113,7 @@ class Unforeseen(logging.Handler):
 
     @classmethod
     def of_server(cls) -> Unforeseen:
-        """One that hears all that the server says."""
+        """A handler that gets all errors that the server logs."""
         heard, told = cls(), logging.getLogger()
         logging.disable(logging.NOTSET)
         told.handlers = [heard]

@@ -166,7 +166,7 @@ class Talk:
         self.let_go()
 
     def let_go(self) -> None:
-        """Nothing will come any more."""
+        """Called when nothing will come any more: close what is still open."""
         self.stream.cancelled = not self.stream.ended
         for call in list(self.open):
             self.client.closed(call, good=False)

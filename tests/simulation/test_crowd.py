@@ -140,7 +140,7 @@ def test_a_wrong_answer_is_found(how, told):
 
 
 def test_the_answer_of_another_request_is_found():
-    """As when each request of a batch gets the first one's part."""
+    """Such a fault gives each request of a batch the first one's part."""
     house = House()
     one, other = [stream for stream, request in house.ask(10).items() if list(request.inputs[0].shape) == [1, 4]][:2]
     response = house.answer(one)

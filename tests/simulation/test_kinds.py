@@ -71,7 +71,7 @@ ELSEWHERE = {
 
 
 def fields_set(spec: object) -> set[str]:
-    """Those that are not as usual, in the whole of a specification."""
+    """The fields that do not have their defaults, in the whole of a specification."""
     found = set()
     usual = type(spec)
     for field in fields(spec):  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def test_a_crowd_beside_them_finds_every_rule_kept():
 
 
 def test_another_process_tells_the_same_story():
-    """Nothing may depend on where a process has its memory: a seed that fails is looked at in another one."""
+    """A story must not depend on where a process has its memory: a seed that fails is replayed in another process."""
     alone = ("--seed", "100", "--scale", '{"models": ["plain"]}')
     assert run(*alone) == run(*alone)
 

@@ -110,7 +110,7 @@ class Traces:
     # -- clients
 
     def headers(self, random: Random) -> tuple[tuple[str, str], ...]:
-        """What a client says of the trace that its call belongs to."""
+        """The headers by which a client says to which trace its call belongs."""
         if not self.on or random.random() < 0.7:
             return ()
         trace, span = random.randrange(1, 1 << 128), random.randrange(1, 1 << 64)
@@ -194,7 +194,7 @@ class Traces:
         return record["model"] if record["version"] and record["model"] in self._own else ""
 
     def _check_course(self, record: Record) -> None:
-        """Its steps come one after the other."""
+        """Check that the steps of a request come one after the other."""
         times = [record[name] for name in COURSE if record[name]]
         if times != sorted(times) or record["ended"] < record["arrived"]:
             raise Violation(f"the course of request '{record['request_id']}' of '{record['model']}': {record}")
@@ -202,7 +202,7 @@ class Traces:
             raise Violation(f"the look-up of request '{record['request_id']}' of '{record['model']}': {record}")
 
     def _judge(self, call: Call, status: int | None, record: Record) -> None:
-        """What the record says of a request of a client."""
+        """Judge the record of a client's request."""
         kind = call.kind
         if call.wrong:
             for tensor in record["tensors"][0] if record["tensors"] else ():
@@ -241,7 +241,7 @@ class Traces:
             raise Violation(f"{call}: its trace is {record['trace_id']} below {record['parent_id']}, not {said}")
 
     def _check_choice(self, call: Call, record: Record) -> None:
-        """It has a record for a reason."""
+        """Check that the call has a record for a reason."""
         took = record["ended"] - record["arrived"]
         said = dict(call.headers).get("traceparent", "")
         if record["joined"] and record["traced"] != said.endswith("1"):
@@ -254,7 +254,7 @@ class Traces:
             raise Violation(f"{call}: it has a record, and nobody wants one: {record}")
 
     def _check_success(self, call: Call, record: Record) -> None:
-        """Of a request that has an answer."""
+        """Check the record of a request that has a response."""
         kind = call.kind
         if record["version"] != 1 or record["rows"] != len(call.x):
             raise Violation(f"{call}: {record['rows']} rows of version {record['version']} in its record")
@@ -272,7 +272,7 @@ class Traces:
             raise Violation(f"{call}: batch {record['batch']} of instance '{record['instance']}' in its record")
 
     def _check_tensors(self, call: Call, status: int | None, inputs: list[Record], outputs: list[Record]) -> None:
-        """Those that were kept are those that were sent."""
+        """Check that the tensors in the record are those that were sent."""
         if call.lost or (call.sequence is not None and call.sequence.broken):
             return
         kind = call.kind
@@ -297,7 +297,7 @@ class Traces:
             raise Violation(f"{call}: {tensor['name']} is {data[:80]!r} in its record")
 
     def _check_inner(self, record: Record) -> None:
-        """One of a step, of an execution that several wait for, or of what a worker asks."""
+        """Check a record of a step, of an execution that several requests wait for, or of a worker's call."""
         if record["model"] not in self._simulation.kinds and record["model"] != "nobody":
             raise Violation(f"a request to '{record['model']}' on behalf of another: {record}")
 

@@ -35,7 +35,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 def framed(message: bytes, *, packed: bool = False) -> bytes:
-    """As gRPC puts it on a stream, compressed by gzip if it is `packed`."""
+    """The message as gRPC puts it on a stream, compressed by gzip if it is `packed`."""
     if packed:
         message = gzip.compress(message, 1, mtime=0)
     return bytes([packed]) + len(message).to_bytes(4, "big") + message

@@ -47,7 +47,7 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
 
 
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
-    """Its bytes, perhaps with a field that comes from a later version of the protocol."""
+    """The bytes of the message, perhaps with a field that comes from a later version of the protocol."""
     data = message.SerializeToString()
     if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
         again = pb.ModelInferRequest()

@@ -59,7 +59,7 @@ class Running:
         return False
 
     def read(self) -> Outcome | None:
-        """What came; the outcome at the end."""
+        """Read what has come; returns the outcome at the end."""
         part = os.read(self.pipe, 1 << 20)
         self.data += part
         return None if part else self.end()
@@ -91,7 +91,7 @@ class Running:
 
 
 def cpu_seconds(pid: int) -> float:
-    """That this process has used, with its threads; 0 when it has ended."""
+    """The CPU seconds that this process has used, with its threads; 0 when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
@@ -140,7 +140,7 @@ class Sandbox:
             os._exit(status)
 
     def give(self, running: Running) -> None:
-        """It is over, and others may have what it has left."""
+        """Note that a simulation is over: others may have what it has left."""
         self._free.append(running.remains)
 
     def run(self, seed: int, scale: Scale, keep: int = -1) -> Outcome:
@@ -157,7 +157,7 @@ class Sandbox:
 
 
 def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale_of: Callable[[int], Scale], jobs: int) -> Iterator[Outcome]:
-    """Of all of them, as they end."""
+    """The outcomes of all of them, as they end."""
     running: dict[int, Running] = {}
     more = True
     try:

@@ -40,7 +40,7 @@ def library(name: str) -> Path:
 
 
 class Do(IntEnum):
-    """What the main thread is to do; see `world_step`."""
+    """The next action of the main thread; see `world_step`."""
 
     REST = 0
     SEE_OFF = 1
@@ -159,7 +159,7 @@ class World:
 
     @property
     def problem(self) -> str:
-        """What a thread did that none may do; empty: nothing."""
+        """What a thread did against the rules; empty: nothing."""
         return str(self.quick.world_problem().decode())
 
 

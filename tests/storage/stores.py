@@ -23,7 +23,7 @@ from bench.processes import free_port
 from inferd.server.engine.repository.remote.stores import open_store
 
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Of the account devstoreaccount1, which every emulator of Azure has."""
+"""The key of the account devstoreaccount1, which every emulator of Azure has."""
 
 Answer = tuple[int, bytes]
 

@@ -115,7 +115,7 @@ def test_what_lies_here_is_what_lies_there(cloud, tmp_path: Path) -> None:
 
 
 def test_only_what_has_changed_is_copied_again(stub, monkeypatch) -> None:
-    """And the copy before stays as it was, for what is loaded of it."""
+    """The previous copy stays as it was, because loaded models use it."""
     source = source_of(stub, monkeypatch)
     before = source.find("m")
     stub.gets.clear()

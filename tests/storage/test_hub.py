@@ -30,7 +30,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def hub(monkeypatch, tmp_path: Path):
-    """What was asked for: repository, revision, patterns."""
+    """The requests to the hub: repository and revision."""
     asked: list[tuple[str, str | None]] = []
 
     def snapshot_download(repo: str, *, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> str:

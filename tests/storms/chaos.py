@@ -104,7 +104,7 @@ LIMIT = 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1"
 
 @dataclass
 class Tally:
-    """What requests got."""
+    """The outcomes of requests."""
 
     asked: int = 0
     answers: collections.Counter[str] = field(default_factory=collections.Counter)

@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What has happened."""
+    """The outcome."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

@@ -61,7 +61,7 @@ PATH = clients.SERVICE
 
 @dataclass
 class Tally:
-    """What came of all calls."""
+    """The outcomes of all calls."""
 
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)

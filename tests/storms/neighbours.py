@@ -138,7 +138,7 @@ def percentile(times: Sequence[float]) -> float:
 
 
 def greeted(client: Client) -> Client:
-    """The same, after the server's SETTINGS have come."""
+    """Wait until the server's SETTINGS have come; return the client."""
     client.receive_until(lambda: client.h2.max_outbound_frame_size > 16384)
     return client
 

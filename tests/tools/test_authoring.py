@@ -56,7 +56,7 @@ class Sums(torch.nn.Module):
 
 
 class Named(torch.nn.Module):
-    """Of a dictionary."""
+    """A module that takes a dictionary."""
 
     def forward(self, tensors: dict[str, torch.Tensor]):
         return tensors["a"] + tensors["b"]

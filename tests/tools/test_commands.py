@@ -676,7 +676,7 @@ def test_the_search_finds_the_top_with_few_tries():
 
 
 class Lucky(Hill):
-    """The same, but the first measurement of a batch of 16 is far too good."""
+    """A hill whose first measurement of a batch of 16 is far too good."""
 
     def __init__(self):
         self.before = set()

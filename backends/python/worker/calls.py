@@ -280,7 +280,7 @@ class InferenceRequest(Request):
         )
 
     def is_cancelled(self) -> bool:
-        """Whether the answer is no longer wanted: the client cancelled, its deadline passed or it disconnected."""
+        """Whether the response is no longer wanted: the client cancelled, its deadline passed or it disconnected."""
         return False
 
     def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)

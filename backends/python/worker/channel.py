@@ -33,7 +33,7 @@ class Waiter:
             self._event.set()
 
     def finish(self) -> None:
-        """It has come."""
+        """The answer has come."""
         self.done = True
         self.wake()
 
@@ -104,7 +104,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def respond_written(self, key: int, record: bytes, final: bool) -> None:
-        """The same with a response that is its record already, and fits into a packet."""
+        """Send a response that is its record already, and fits into a packet."""
 
     @abc.abstractmethod
     def is_cancelled(self, key: int) -> bool:

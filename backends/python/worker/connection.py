@@ -357,7 +357,7 @@ class Connection(Channel):
         self._send_log(p.LOG_WARNING, f"left out {count} messages: more than {LOGS_PER_SECOND} came in a second")
 
     def end_logs(self) -> None:
-        """Nothing more will be logged."""
+        """Report the messages that were left out: nothing more will be logged."""
         self._logs.tell_dropped()
 
     def tell_ready(self, number: int, ready: bool, why: str) -> None:

@@ -176,10 +176,10 @@ class Parent(Channel):
             call.sleep()
 
     def cancel(self, call: Call) -> None:
-        """Nothing: the call ends by itself, as the parent waits for it."""
+        """Do nothing: the call ends by itself, as the parent waits for it."""
 
     def consumed(self, call: Call) -> None:
-        """Nothing: all responses have come."""
+        """Do nothing: all responses have come."""
 
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         return self._do("ask", PARENT.get(), question, dict(arguments))

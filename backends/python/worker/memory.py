@@ -1,4 +1,4 @@
-"""Where the outputs of a call to another model are wanted."""
+"""The memory in which the outputs of a call to another model are wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MemoryType.TRITONSERVER_MEMORY_GPU = GPU
 
 
 class PreferredMemory:
-    """Where the outputs of a call to another model are wanted.
+    """The memory in which the outputs of a call to another model are wanted.
 
     Args:
         preferred_memory_type: TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU.

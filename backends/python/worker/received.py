@@ -38,7 +38,7 @@ class ReceivedRequest(InferenceRequest):
         return sender
 
     def is_cancelled(self) -> bool:
-        """Whether the answer is no longer wanted."""
+        """Whether the response is no longer wanted."""
         return self._runtime.channel.is_cancelled(self._key)
 
     def set_release_flags(self, flags: int) -> None:

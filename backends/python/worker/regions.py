@@ -4,7 +4,7 @@ A region stays mapped from its first use until the server closes it, so its page
 The client does not see the model's writes: the mapping is private, and the kernel copies a page at the first write.
 When an execution ends, the worker drops the pages that it has written, so the next batch sees the client's.
 
-The client may write to its object once it has its answer, and a private mapping shows these writes in all pages that
+The client may write to its object once it has its response, and a private mapping shows these writes in all pages that
 were not copied. So if the model still holds memory then, the worker copies all its pages, and leaves the mapping to the
 model. There is no protection from a client that shortens its object while a model reads it: the kernel then removes
 copied pages, too, and SIGBUS ends a process that reads them. (Replacing the mapping would lose concurrent writes of the
@@ -36,7 +36,7 @@ class Mapped(mmap.mmap):
     """A mapped part of an object; it is unmapped when nothing refers to it any more."""
 
     start: int
-    """Its offset in the object."""
+    """The offset of the tensor in the object."""
 
 
 class Use:

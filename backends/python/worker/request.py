@@ -118,11 +118,11 @@ class Request:
     # Content
 
     def inputs(self) -> list[Tensor]:
-        """Its inputs, of which optional ones may be missing."""
+        """The inputs of the request; optional ones may be missing."""
         return self._inputs
 
     def request_id(self) -> str:
-        """Its id; empty if the client gave none."""
+        """The id of the request; empty if the client gave none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:

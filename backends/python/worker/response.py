@@ -60,7 +60,7 @@ class InferenceResponse:
         self._parameters = None if parameters is None else _parameters.checked(parameters)
 
     def output_tensors(self) -> list[Tensor]:
-        """Its outputs."""
+        """The outputs of the response."""
         return self._outputs
 
     def has_error(self) -> bool:

@@ -40,7 +40,7 @@ def _encoded(element: Any) -> bytes:
 
 
 def pack_slowly(elements: list[bytes]) -> bytes:
-    """The same for elements that are bytes, in Python."""
+    """Pack elements that are bytes, in Python."""
     length_of = _LENGTH.pack
     return b"".join([part for element in elements for part in (length_of(len(element)), element)])
 
@@ -56,7 +56,7 @@ def unpack(data: Any) -> list[bytes]:
 
 
 def unpack_slowly(data: Any) -> list[bytes]:
-    """The same, in Python."""
+    """Unpack elements, in Python."""
     data = bytes(data)
     size = len(data)
     length_at = _LENGTH.unpack_from

@@ -80,7 +80,7 @@ class Tensor:
         return self._name
 
     def shape(self) -> list[int]:
-        """Its dimensions."""
+        """The dimensions of the tensor."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:
@@ -169,7 +169,7 @@ class Tensor:
     def __dlpack__(
         self, stream: Any = None, *, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        """As `to_dlpack`. No work on the tensor is under way, so there is no stream to wait for."""
+        """Does what `to_dlpack` does. No work on the tensor is under way, so there is no stream to wait for."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"tensor '{self._name}' is on the device {self.__dlpack_device__()}")
         if copy:

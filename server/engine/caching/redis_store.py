@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from inferd._native.service.answer_store import AnswerStore, Lookup
+from inferd._native.service.response_store import Lookup, ResponseStore
 from inferd.backends.installing import pip_install
 from inferd.server.caching import RedisCache
 from inferd.server.engine.caching.circuit import Circuit
@@ -39,7 +39,7 @@ LARGE: Final = 1 << 20
 """From this number of bytes on, another thread computes digests and encodes messages."""
 
 MOST_WRITING: Final = 64 << 20
-"""The most bytes of answers on their way to Redis; the store does not keep answers beyond."""
+"""The most bytes of responses on their way to Redis; the store does not keep more than that."""
 
 Identity = Callable[[str, int], bytes | None]
 Answer = tuple[list[tuple[str, str, list[int], bytes]], list[tuple[str, int, Any]]]
@@ -48,12 +48,12 @@ T = TypeVar("T")
 _KINDS: Final = {field.name: field.number for field in pb.InferParameter.DESCRIPTOR.fields}
 
 
-class RedisStore(AnswerStore):
+class RedisStore(ResponseStore):
     """Answers of models with `response_cache`, in Redis.
 
     Args:
         config: the address of Redis, and its time limits.
-        identity: returns the fingerprint of a version; None: the store keeps none of its answers.
+        identity: returns the fingerprint of a version; None: the store keeps none of its responses.
 
     Raises:
         ConfigError: the client library is not installed.
@@ -108,7 +108,7 @@ class RedisStore(AnswerStore):
         if lookup.key is None or self._circuit.open or self._writing + len(answer) > MOST_WRITING:
             return
         if self._identity(lookup.model, lookup.version) != self._lookups[lookup]:
-            return  # the model, or one of its steps, was reloaded: the answer may be of either version
+            return  # the model, or one of its steps, was reloaded: the response may be of either version
         self._writing += len(answer)
         self._begin(self._write(lookup.key, answer))
 

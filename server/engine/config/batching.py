@@ -125,7 +125,7 @@ def _ordering(config: pb.ModelConfig) -> Iterator[Finding]:
         yield Finding(path, text, "write timeout_action: REJECT")
     if config.response_cache.enable or of_server(config)["coalesce_requests"]:
         text = "'preserve_ordering' can not be combined with 'response_cache' or coalesce_requests"
-        yield Finding(path, text, "remove one of them: known answers would have to wait for others")
+        yield Finding(path, text, "remove one of them: known responses would have to wait for others")
 
 
 UNPADDED = {pb.TYPE_STRING, pb.TYPE_BF16}

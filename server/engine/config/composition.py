@@ -85,7 +85,7 @@ def _composed(
         return _error(one, [Finding(step_path(error.step), f"in ensemble '{spec.name}', {error}", names_model=True)])
     if decoupled and (spec.caches or spec.coalesces):
         field = ("response_cache",) if spec.caches else ("parameters", "coalesce_requests")
-        text = f"ensemble '{spec.name}' has a decoupled step: its answers are neither cached nor coalesced"
+        text = f"ensemble '{spec.name}' has a decoupled step: its responses are neither cached nor coalesced"
         return _error(one, [Finding(field, text, "remove it", names_model=True)])
     one.config.model_transaction_policy.decoupled = decoupled
     completed = replace(one.of(), spec=replace(spec, decoupled=decoupled))
@@ -153,7 +153,7 @@ class _Node:
 
     @property
     def full(self) -> tuple[int, ...]:
-        """Its dims with the batch dimension."""
+        """The tensor's dims with the batch dimension."""
         return (-1, *self.tensor.dims) if self.batches else self.tensor.dims
 
 

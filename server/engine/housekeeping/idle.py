@@ -8,7 +8,7 @@ from typing import Final
 from inferd._native.memory import resource
 
 SHARE: Final = 8
-"""This fraction (1/n) of the server's memory is kept for reuse, while allocations continue."""
+"""The part (1/SHARE) of the server's memory that is kept for reuse, while allocations continue."""
 
 LEAST: Final = 128 << 20
 """Bytes that are kept on any machine."""

@@ -72,7 +72,7 @@ class Gpus:
         return count
 
     def device(self, ordinal: int) -> Device:
-        """One of them."""
+        """The device with this ordinal."""
         if not 0 <= ordinal < self.count:
             raise ValueError(f"there is no GPU {ordinal}: there are {self.count}")
         return device(ordinal)

@@ -493,7 +493,7 @@ class Lifecycle:
             self._models.remove(name)
 
     def tied(self, names: Iterable[str]) -> list[list[str]]:
-        """These models in groups: loaded ensembles tie no model of one group to a model of another."""
+        """The models in groups: no loaded ensemble ties a model of one group to a model of another."""
         group_of: dict[str, list[str]] = {}
         for name in names:
             reach = {name, *self._users_of(frozenset((name,))), *self._models.needs(name)}

@@ -64,7 +64,7 @@ class Loading:
         try:
             await self._compose()
             if self._maker.fingerprints:
-                self._identified = self._with_kept_answers()
+                self._identified = self._with_kept_responses()
             for names in self._tied():
                 part = asyncio.create_task(self._run_part(names, endings))
                 self._parts.update(dict.fromkeys(names, part))
@@ -85,7 +85,7 @@ class Loading:
             await asyncio.shield(self._parts[name])
 
     def needed_by(self, names: Iterable[str]) -> list[str]:
-        """These candidates, and those that must be loaded with them: their steps and their users."""
+        """The candidates with these names, and those that must be loaded with them: their steps and their users."""
         parts = {self._parts.get(name) for name in names}
         return [name for name, part in self._parts.items() if part in parts]
 
@@ -190,8 +190,8 @@ class Loading:
             self._put(step, order, above | {name})
         order[name] = None
 
-    def _with_kept_answers(self) -> frozenset[str]:
-        """The candidates on whose files cached answers depend: those with a cache, and the models in their steps."""
+    def _with_kept_responses(self) -> frozenset[str]:
+        """The candidates on whose files cached responses depend: those with a cache, and the models in their steps."""
         prepared = {name: candidate.prepared for name, candidate in self.candidates.items()}
         found: set[str] = set()
         todo = [name for name, each in prepared.items() if each and _caches(each)]
@@ -433,7 +433,7 @@ class Loading:
 
 
 def _caches(prepared: configuration.Prepared) -> bool:
-    """Whether the answers of a version are cached."""
+    """Whether the responses of a version are cached."""
     return any(each.spec.caches for each in prepared.by_version.values())
 
 

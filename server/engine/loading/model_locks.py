@@ -80,7 +80,7 @@ class ModelLocks:
             self._waits.remove(wait)
 
     def ahead(self, names: Iterable[str]) -> frozenset[str]:
-        """These names, and the names of all changes for which a lock of them would wait now."""
+        """The names, and the names of all changes for which a lock of them would wait now."""
         found, left = frozenset(names), True
         while left:
             more = found.union(*(lock.names for lock in self._locks if lock.names & found))

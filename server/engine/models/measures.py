@@ -60,7 +60,7 @@ class _Metric:
 
     @property
     def size(self) -> int:
-        """Its share of `MOST`."""
+        """The share of `MOST` that the measure has."""
         return 1 + len(self.counts)
 
     def sample(self, labels: Labels) -> Sample:

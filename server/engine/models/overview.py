@@ -35,11 +35,11 @@ def table(models: Models) -> list[str]:
 
 
 def _placement(version: LoadedVersion) -> str:
-    """Its instances, such as "2 on CPU, 1 on GPU 0"."""
+    """The version's instances as text, such as "2 on CPU, 1 on GPU 0"."""
     counts = Counter(f"GPU {each.device}" if each.kind == "GPU" else "CPU" for each in version.spec.instances)
     return ", ".join(f"{count} on {where}" for where, count in sorted(counts.items())) or "those of its steps"
 
 
 async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:
-    """These entries as an encoded RepositoryIndexResponse."""
+    """Encode the entries as a RepositoryIndexResponse."""
     return b"".join([encode_index(part) async for part in slices(entries, LARGE)])

@@ -152,7 +152,7 @@ class Models:
 
     Args:
         server_ready: returns whether the server is ready.
-        forget: drops the cached answers of a lane.
+        forget: drops the cached responses of a lane.
     """
 
     def __init__(self, server_ready: Callable[[], bool], forget: Callable[[LaneHandle], None]) -> None:

@@ -40,7 +40,7 @@ class LoadedVersion:
     Make and close it outside the event loop, since frameworks are slow.
 
     Args:
-        config: the answer of the ModelConfig RPC.
+        config: the response of the ModelConfig RPC.
         backend: of the model; None for an ensemble.
         source: the version's files.
         service: takes the requests of an ensemble's steps.

@@ -232,7 +232,7 @@ def _closing(token: str) -> str:
 
 @cache
 def _fields(descriptor: Descriptor) -> dict[str, _Field]:
-    """Of a message, by name."""
+    """The fields of a message, by name."""
     return {each.name: _field(each) for each in descriptor.fields}
 
 

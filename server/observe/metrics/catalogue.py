@@ -43,14 +43,14 @@ def _histogram(name: str, kind: str, text: str, bounds: tuple[int, ...] = USUAL_
 
 
 MODEL_FAMILIES: tuple[ModelFamily, ...] = (
-    _counter("nv_inference_request_success", "success", "Requests that succeeded, cached answers included"),
+    _counter("nv_inference_request_success", "success", "Requests that succeeded, cached responses included"),
     _counter("nv_inference_request_failure", "failures", "Requests that failed, by reason"),
-    _counter("nv_inference_count", "inferences", "Inferences: rows of executed requests, cached answers excluded"),
+    _counter("nv_inference_count", "inferences", "Inferences: rows of executed requests, cached responses excluded"),
     _counter("nv_inference_exec_count", "executions", "Executed batches"),
     _counter(
         "nv_inference_request_duration_us",
         "request",
-        "Time of successful requests from arrival to answer, cached answers included",
+        "Time of successful requests from arrival to answer, cached responses included",
         "counter_latencies",
     ),
     _counter("nv_inference_queue_duration_us", "queue", "Time of executed requests in the queue", "counter_latencies"),
@@ -84,7 +84,7 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
     _counter(
         "nv_cache_miss_duration_per_model",
         "cache_miss",
-        "Time of misses, in us, in the response cache: looking for the answer and keeping it",
+        "Time of misses, in us, in the response cache: looking for the response and keeping it",
         "counter_latencies",
     ),
     _histogram(

@@ -22,7 +22,7 @@ REFUSED = Family("inferd_refused_requests_total", "Requests and calls that were 
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
 FAILED_LOADS = Family("inferd_model_load_failures_total", "Models that failed to load", "counter")
 RECEIVED = Family("inferd_received_bytes_total", "Bytes of the messages of inference requests", "counter")
-SENT = Family("inferd_sent_bytes_total", "Bytes of the messages of inference answers", "counter")
+SENT = Family("inferd_sent_bytes_total", "Bytes of the messages of inference responses", "counter")
 CONNECTIONS = Family("inferd_connections", "Open connections")
 ACCEPTED = Family("inferd_accepted_connections_total", "Connections that were let in", "counter")
 TURNED_AWAY = Family(
@@ -40,7 +40,7 @@ MEMORY_REFUSED = Family(
 PINNED_TOTAL = Family("nv_pinned_memory_pool_total_bytes", "Size of the pool of page-locked memory")
 PINNED_USED = Family("nv_pinned_memory_pool_used_bytes", "Bytes of that pool that are used")
 COALESCED = Family(
-    "inferd_coalesced_requests_total", "Requests that got the answer of an identical one in flight", "counter"
+    "inferd_coalesced_requests_total", "Requests that got the response of an identical one in flight", "counter"
 )
 CACHE_HITS = Family("inferd_cache_hits_total", "Requests answered from the response cache", "counter")
 CACHE_MISSES = Family("inferd_cache_misses_total", "Requests that the response cache had no answer for", "counter")
@@ -48,7 +48,7 @@ CACHE_EVICTIONS = Family(
     "inferd_cache_evictions_total", "Answers that the response cache dropped for newer ones", "counter"
 )
 CACHE_ENTRIES = Family("inferd_cache_entries", "Answers in the response cache of this process")
-CACHE_BYTES = Family("inferd_cache_bytes", "Bytes of these answers")
+CACHE_BYTES = Family("inferd_cache_bytes", "Bytes of these responses")
 OBJECTS = Family("inferd_native_objects", "Native objects that are alive, by kind")
 LOG_LINES_LOST = Family(
     "inferd_log_lines_dropped_total", "Log lines that were left out: the writer did not keep up, or a limit", "counter"

@@ -46,7 +46,7 @@ class Family:
         return f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
 
     def samples(self, samples: Iterable[Sample]) -> bytes:
-        """Its samples, each on its line."""
+        """The samples of the family, each on its line."""
         return "".join(f"{self.name}{braced(labels)} {number(value)}\n" for labels, value in samples).encode()
 
 

@@ -11,7 +11,7 @@
 The span of a decoupled model's request has the event "first response".
 
 If identical requests are executed once, or answers are cached, the execution is a span of its own, named as the model,
-below that of the request which caused it; the spans of requests with the same answer are linked to it.
+below that of the request which caused it; the spans of requests with the same response are linked to it.
 
 The pump's thread makes the spans from the record of an ended request, so they delay no request. Ids are those of the
 record, which models already know.

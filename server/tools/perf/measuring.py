@@ -54,15 +54,15 @@ PARTS = {"queue": "queue", "input": "compute_input", "compute": "compute_infer",
 
 
 class TimedRequest(NamedTuple):
-    """A request and its answers; times in nanoseconds of the monotonic clock.
+    """A request and its responses; times in nanoseconds of the monotonic clock.
 
     Attributes:
         turn: the number of its tensors among those of the load.
         due: when it was, or should have been, sent.
-        answers: arrival of each answer with tensors; of unary calls the only one.
-        ended: when the last answer, which may be empty, came.
+        answers: arrival of each response with tensors; of unary calls the only one.
+        ended: when the last response, which may be empty, came.
         sequence: its id; 0: none.
-        outputs: the tensors of each answer by name, if they are kept.
+        outputs: the tensors of each response by name, if they are kept.
     """
 
     turn: int
@@ -73,7 +73,7 @@ class TimedRequest(NamedTuple):
     outputs: tuple[Mapping[str, Any], ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """Its figures of GOODPUT, in microseconds."""
+        """The figures of GOODPUT, in microseconds."""
         found = {"request_latency": (self.ended - self.due) / 1e3}
         if self.answers:
             found["time_to_first_token"] = (self.answers[0] - self.due) / 1e3
@@ -100,9 +100,9 @@ class Level:
         batch: rows of an execution; 0: not known.
         histogram: (bound, calls), only buckets that have some.
         sample: the text of one error.
-        time_to_first_token, inter_token_latency: of streams: from a request to its first answer, and from answer to
-            answer.
-        output_token_throughput: of streams: answers per second.
+        time_to_first_token, inter_token_latency: of streams: from a request to its first response, and from response to
+            response.
+        output_token_throughput: of streams: responses per second.
         goodput: requests per second within all limits of the plan; None: there are none.
         timed: each request, if the plan lists them.
         boundaries: the beginnings and ends of the windows, in nanoseconds of the monotonic clock.

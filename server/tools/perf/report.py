@@ -70,7 +70,7 @@ def remarks(levels: Sequence[Level]) -> list[str]:
                 found.append(f"{where}, {shown}: {said}.")
         if each.output_token_throughput:
             found.append(
-                f"{where}: {each.output_token_throughput:.1f} tokens/s; each answer with tensors counts as one."
+                f"{where}: {each.output_token_throughput:.1f} tokens/s; each response with tensors counts as one."
             )
         if each.goodput is not None:
             found.append(f"{where}: goodput {each.goodput:.1f} requests/s.")

@@ -34,7 +34,7 @@ class Model:
         inputs: the required ones.
         outputs: (name, datatype, shape) of each.
         batches: whether a request has a batch dimension.
-        decoupled: whether a request may have any number of answers.
+        decoupled: whether a request may have any number of responses.
         sequences: whether requests belong to sequences.
     """
 
@@ -269,12 +269,12 @@ def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
 
 
 def tensors_of(result: grpcclient.InferResult) -> Tensors:
-    """The tensors of an answer by name."""
+    """The tensors of a response by name."""
     return {name: result.as_numpy(name) for name in result.names}
 
 
 def difference(result: grpcclient.InferResult, expected: Tensors) -> str:
-    """How an answer differs from the expected one; empty if it does not."""
+    """How a response differs from the expected one; empty if it does not."""
     for name, wanted in expected.items():
         array = result.as_numpy(name)
         if array is None or array.ravel().tolist() != wanted.ravel().tolist():
@@ -289,7 +289,7 @@ def confirmed(
     """The answers to the requests, from one call each before the run; None: any answers are right.
 
     Raises:
-        CallFailed: an answer is not as expected.
+        CallFailed: a response is not as expected.
         InferenceServerException: a call fails.
     """
     if not data.expected:

@@ -182,7 +182,7 @@ def _maker(
     """The maker of a level's load; the stack keeps its requests."""
     accounts = Accounts(client, plan, reach.metadata, process)
     if made.data.expected and (plan.shared or (model.sequences and not plan.streaming)):
-        raise Misused("--input-data: validation_data is for answers outside of shared memory, of sequences in streams")
+        raise Misused("--input-data: validation_data needs responses outside of shared memory, of sequences in streams")
     requests = stack.enter_context(made)
     if plan.streaming:
         return partial(Streams, reach, plan, model, requests, made.data, accounts)

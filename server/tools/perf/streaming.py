@@ -1,4 +1,4 @@
-"""Streams: each of them has one request in flight, which may have any number of answers."""
+"""Streams: each of them has one request in flight, which may have any number of responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inferd.server.tools.reach import Reach
 from inferd_client.driver.report import Latency, Report
 from inferd_client.utils import InferenceServerException
 
-UNKNOWN = 2  # gRPC's status for an answer with an error text
+UNKNOWN = 2  # gRPC's status for a response with an error text
 
 
 class Streams:
@@ -188,18 +188,18 @@ class Streams:
 
 
 class Stream:
-    """A stream: sends a request on demand, and calls back after the last answer.
+    """A stream: sends a request on demand, and calls back after the last response.
 
     Args:
         turn: the index of the first request.
         ids, lengths: of sequences, shared by all streams.
         over: called with the stream when its request has ended.
-        heard: called at each answer with the number of the request's answers, and once more with True at its end.
+        heard: called at each response with the number of the request's responses, and once more with True at its end.
 
     Attributes:
         timed: the ended requests.
         statuses: of these.
-        wrong: how many of these had an answer that the data do not expect.
+        wrong: how many of these had a response that the data do not expect.
         lost: the stream itself has ended.
     """
 
@@ -314,7 +314,7 @@ class Stream:
             self._over(self)
 
     def _take(self, result: grpcclient.InferResult, now: int) -> None:
-        """An answer with tensors."""
+        """A response with tensors."""
         self._answers.append(now)
         self._heard(len(self._answers), False)
         if self._plan.listed and not self._plan.shared:

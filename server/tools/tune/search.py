@@ -220,7 +220,7 @@ class Search:
         return best
 
     def rivals(self, best: Tried) -> list[Tried]:
-        """Those that are nearly as good as the best one, and that one, the quickest first."""
+        """The best one and those that are nearly as good, the quickest first."""
         able = sorted((each for each in self.tried.values() if each.rate), key=lambda each: -each.rate)
         return [each for each in able[:RIVALS] if each.rate >= best.rate * RIVAL]
 

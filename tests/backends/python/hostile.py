@@ -63,7 +63,7 @@ class Hostile:
         return packet
 
     def receive_one(self, of: socket.socket) -> tuple[int, int, int, int, int, bytes] | None:
-        """The same; None when the server is gone."""
+        """Receive one packet; None when the server is gone."""
         try:
             data = of.recv(p.PACKET)
         except OSError:

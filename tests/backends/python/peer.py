@@ -47,7 +47,7 @@ class Packet:
         return self.record.decode()
 
     def call(self) -> tuple[Any, bytes]:
-        """What a CALL says, and its files."""
+        """The content of a CALL, and its files."""
         (size,) = p.CALL_HEAD.unpack_from(self.record)
         end = p.CALL_HEAD.size + size
         return json.loads(self.record[p.CALL_HEAD.size : end]), self.record[end:]

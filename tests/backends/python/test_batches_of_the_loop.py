@@ -33,7 +33,7 @@ class TritonPythonModel:
 
 
 def state(thread: str) -> tuple[str, int]:
-    """Of the thread of this process with this name: whether it sleeps, and how often it has gone to sleep."""
+    """Whether this process's thread of this name sleeps, and how often it has gone to sleep."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # another one that has just ended
             lines = (task / "status").read_text().splitlines()

@@ -97,7 +97,7 @@ class TritonPythonModel:
 
 
 async def test_the_time_of_a_model_that_is_called_adds_up(tmp_path):
-    """Its time in the queue begins when its request does, not when the caller had asked for it."""
+    """A called model's time in the queue begins when the call does, not when the caller's request came."""
     async with serving(tmp_path, a=CHAIN, ab=CHAIN) as engine:
         for _ in range(5):
             await ask(engine, 1, model="ab")
@@ -107,10 +107,10 @@ async def test_the_time_of_a_model_that_is_called_adds_up(tmp_path):
 
 
 async def test_what_is_called_is_kept_for_the_caller_who_is_served(tmp_path):
-    """Where callers are kept apart, none learns by the cache of a model what others ask the models that call it."""
+    """Where callers are kept apart, no caller learns by a called model's cache what others ask its callers."""
     add_model(tmp_path, "a", CHAIN, CONFIG + "response_cache { enable: true }")
     async with serving(tmp_path, ab=CHAIN) as engine:
-        engine.infer.keep_answers(1 << 20)
+        engine.infer.keep_responses(1 << 20)
         engine.infer.set_callers_apart(sequences=True, answers=True)
         hits = []
         for caller in (7, 7, 8, 8, 0, 0):

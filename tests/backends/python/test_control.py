@@ -202,7 +202,7 @@ async def test_models_that_are_loaded_wait_for_no_load_that_waits_for_their_plac
 
 
 async def test_a_chain_of_models_that_load_each_other_starts(tmp_path):
-    """It is longer than models are loaded at a time, and begins with the one that needs all others."""
+    """The chain is longer than as many models as load at a time, and begins with the one that needs all others."""
     for i in range(5):
         add_model(tmp_path, f"a{i}", NEEDS.format(f"a{i + 1}"))
     add_model(tmp_path, "a5", ECHO)

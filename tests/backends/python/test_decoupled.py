@@ -359,7 +359,7 @@ async def test_errors_may_end_the_stream(tmp_path):
 
 
 async def test_more_responses_than_the_request_takes_hold_nobody_up(tmp_path):
-    """One of many: the request fails, the sender goes on, and so does the instance."""
+    """The request fails; its sender and the instance go on."""
     code = """
     import numpy as np
     import triton_python_backend_utils as pb_utils

@@ -115,7 +115,7 @@ def client():
 
 @pytest.fixture
 def report(tmp_path, monkeypatch):
-    """Where the worker's stub writes its report when the process ends."""
+    """The file to which the worker's stub writes its report when the process ends."""
     path = tmp_path / "report"
     monkeypatch.setenv("CUDA_STUB_REPORT", str(path))
     yield path

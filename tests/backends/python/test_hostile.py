@@ -1,4 +1,4 @@
-"""What a worker that does not keep to the protocol can do: have itself ended, with a line that names the rule.
+"""A worker that breaks the protocol can only have itself ended, with a line in the log that names the rule.
 
 Each script is what one such worker does after it is ready. The server stays as it was: the request is answered, other
 models are not disturbed, the next worker serves, and no memory remains lent.

@@ -1,4 +1,4 @@
-"""Workers in the other interpreters of this machine: no inferd, no numpy, any Python from 3.9."""
+"""Workers run in interpreters of Python 3.9 to 3.14 that have neither inferd nor numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MODULES = sorted(
     for path in (Path(__file__).parents[3] / "backends" / "python" / "worker").glob("*.py")
     if not path.stem.startswith("__")
 )
-# Imports every module of the worker's side, does without arrays, and ends a process that it has forked.
+# The model imports every module of the worker's side, uses no arrays, and terminates a process that it has forked. Exit
+# code -15 shows that SIGTERM, which a worker ignores, ends a process that the worker has forked.
 MODEL = f"""
     import importlib, multiprocessing, sys, time
     import triton_python_backend_utils as pb_utils
@@ -26,17 +27,20 @@ MODEL = f"""
         importlib.import_module("inferd_worker." + name)
     class TritonPythonModel:
         async def execute(self, requests):
-            fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
-            fork.start()
-            fork.terminate()
-            fork.join()
-            text = "%d.%d %d" % (*sys.version_info[:2], fork.exitcode)
+            forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+            forked.start()
+            forked.terminate()
+            forked.join()
+            text = "%d.%d %d" % (*sys.version_info[:2], forked.exitcode)
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
 """
 
 
-def installed() -> list[str]:
-    """Where version managers keep interpreters: what they put on PATH runs only those that are chosen for a folder."""
+def managed_folders() -> list[str]:
+    """The folders in which uv and pyenv install interpreters.
+
+    Their programs on PATH are shims: they run only the versions that are selected for the current folder.
+    """
     roots = [Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "uv" / "python"]
     if pyenv := shutil.which("pyenv"):
         roots.append(Path(subprocess.check_output([pyenv, "root"], text=True).strip()) / "versions")
@@ -44,9 +48,12 @@ def installed() -> list[str]:
 
 
 def interpreter(version: str) -> str | None:
-    """One that runs: in any folder of PATH, or of INFERD_PYTHONS, which has its form, or of a version manager."""
+    """An interpreter of this version that runs; None: there is none.
+
+    It is looked for on PATH, in INFERD_PYTHONS (which has the form of PATH), and in folders of version managers.
+    """
     folders = ":".join(filter(None, (os.environ.get("PATH"), os.environ.get("INFERD_PYTHONS")))).split(":")
-    folders += installed()
+    folders += managed_folders()
     for python in filter(None, (shutil.which(f"python{version}", path=folder) for folder in folders)):
         if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
             return python

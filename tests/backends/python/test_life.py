@@ -327,7 +327,7 @@ async def test_arguments_of_initialize(tmp_path):
 
 
 async def test_a_model_may_look_for_leaks_of_shared_memory(tmp_path):
-    """As models of Triton's own tests do."""
+    """The model does what models in Triton's own tests do."""
     code = MISCHIEF.replace(
         "    def execute(",
         """    def initialize(self, args):
@@ -404,7 +404,7 @@ async def test_what_an_unloaded_model_executes_for_nobody_is_ended(tmp_path, cap
 
 
 async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, monkeypatch):
-    """And as long as they live, the index does not say that the model is gone."""
+    """As long as the processes live, the index does not say that the model is gone, either."""
     monkeypatch.setattr(endings, "LOOK_SECONDS", 0.1)
     async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=EXPLICIT, m=HANGING) as engine:
         waiting = []
@@ -426,7 +426,7 @@ async def test_a_load_behind_models_that_hang_names_their_processes(tmp_path, mo
 
 
 async def test_a_change_that_waits_for_models_that_hang_is_told_once(tmp_path, caplog):
-    """And the looks at the repository go on: they find the changes of other models."""
+    """The polling of the repository goes on, too: it finds the changes of other models."""
     control = ModelControl(ControlMode.POLL, poll_seconds=3600)
     async with serving(tmp_path, {"stub-timeout-seconds": "1"}, control=control, m=HANGING) as engine:
         waiting = []

@@ -200,7 +200,7 @@ async def test_a_question_whether_the_model_is_ready_outlives_no_worker(tmp_path
 
 
 async def test_a_request_that_comes_while_the_worker_restarts_is_told_so(tmp_path, monkeypatch):
-    """It has not reached the worker whose end the text tells, unlike the request that ended it."""
+    """Unlike the request that ended the worker, this request has not reached it."""
     monkeypatch.setattr(attendant, "pause_after", lambda failures: 3600.0)
     async with serving(tmp_path, m=MISCHIEF) as engine:
         guilty, late = [await ask(engine, number) for number in (-3, 1)]

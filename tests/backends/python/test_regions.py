@@ -123,7 +123,7 @@ def descriptors(made):
 
 
 async def ask(engine, order, columns=X.size, **how):
-    """What the model answers, and how many parts of the object it sees mapped."""
+    """The model's answers, and how many parts of the object it sees mapped."""
     answer = await infer(engine, message(order, columns, **how))
     assert answer.status == Status.OK, answer.text
     return answer.array(), int(answer.array("maps")[0, 0])
@@ -149,7 +149,7 @@ async def test_what_is_small_or_lies_across_elements_is_copied(tmp_path, made):
 
 @pytest.mark.parametrize("order", [ECHO, WRITE, SLICE])
 async def test_what_a_client_writes_between_its_requests_is_seen(tmp_path, made, order):
-    """Also where the model has written to the pages before."""
+    """The client's writes are seen also where the model has written to the same pages before."""
     async with serving(tmp_path, made) as engine:
         for content in (X, -X, X * 7):
             made.write(content.tobytes(), 2 * SHIFT)
@@ -216,7 +216,7 @@ async def test_a_mapped_object_that_is_shortened_fails_requests_until_it_is_long
 
 
 async def test_an_output_that_is_an_input_takes_no_memory_of_the_arena(tmp_path, made):
-    """It leaves from where the client has put it, unless the model has written to it."""
+    """The output leaves from where the client has put the input, unless the model has written to it."""
     async with serving(tmp_path, made) as engine:
         arena = arena_of("m")
         before = arena.used + arena.pooled
@@ -235,7 +235,7 @@ async def test_the_regions_of_others_are_copied(tmp_path, made):
 
 
 async def test_what_the_model_keeps_is_a_copy_once_it_has_answered(tmp_path, made):
-    """Its client may write there as soon as it has the answer."""
+    """The client may write to its region as soon as it has the response."""
     async with serving(tmp_path, made) as engine:
         await ask(engine, KEEP)
         made.write((-X).tobytes(), 2 * SHIFT)
@@ -280,7 +280,7 @@ async def test_what_fails_one_request_is_not_told_to_one_whose_region_is_gone(tm
 
 
 async def test_a_client_that_cannot_be_seen_has_its_regions_copied(tmp_path, made):
-    """Also where all are trusted: one that shortens its object ends no worker."""
+    """The same where all users are trusted: a client that shortens its object ends no worker."""
     async with serving(tmp_path, made, user=None) as engine:
         found, maps = await ask(engine, ECHO)
         assert (found == X).all() and maps == 0
@@ -312,7 +312,7 @@ BEHIND = SHIFT + X.nbytes
 
 @pytest.mark.parametrize("access", ["map", "copy"])
 async def test_outputs_go_to_their_places(tmp_path, made, access):
-    """Also to the place of the input, or to one that overlaps it."""
+    """The place may be that of the input, or overlap it."""
     async with serving(tmp_path, made, access) as engine:
         for out, order, found in (
             (BEHIND, WRITE, X + 1),

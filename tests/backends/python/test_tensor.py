@@ -216,7 +216,7 @@ def test_what_cannot_be_a_tensor() -> None:
 
 
 class FakeDriver:
-    """Of a GPU whose memory is the CPU's."""
+    """The driver of a GPU whose memory is the CPU's."""
 
     def __init__(self) -> None:
         self.pushed = 0

@@ -48,7 +48,7 @@ def test_constants():
 
 
 ELSEWHERE = ("PARAMETER_", "REPORTED_", "LOG_", "CODE_UNKNOWN")
-"""What the constants begin with that C has from elsewhere, or does not look at."""
+"""Prefixes of constants that C has from elsewhere, or does not look at."""
 
 
 def test_no_constant_is_missing_in_c():

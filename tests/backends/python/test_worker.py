@@ -168,7 +168,7 @@ def test_a_record_that_there_is_no_memory_for_loses_its_largest_responses(tmp_pa
 
 @pytest.mark.parametrize("count", [1500, 5000])
 def test_a_record_of_errors_alone_is_as_short_as_it_must_be(tmp_path: Path, count: int) -> None:
-    """Where long texts do not fit the errors have a short one; where that does not fit either, the batch has failed."""
+    """Long texts that do not fit are replaced by a short one; where that does not fit either, the batch has failed."""
     with worker(tmp_path, IDENTITY) as peer:
         peer.most = 0
         peer.start(*(Sent({"IN": row(*range(12))}) for _ in range(count)))
@@ -345,7 +345,7 @@ class TritonPythonModel:
 
 
 def test_an_exception_in_a_batch_is_for_the_log(tmp_path: Path) -> None:
-    """Its text may say what is in one of the requests, which is nothing for the clients of the others."""
+    """The text of the exception may repeat one request's content, which other clients must not see."""
     source = """
         class TritonPythonModel:
             def execute(self, requests):

@@ -48,7 +48,7 @@ def array(rows, columns=4, start=0.0, dtype=np.float32):
 
 
 async def refused(root, content, config="", **options):
-    """What a load says that must fail."""
+    """Load, which must fail; return the error's text."""
     async with serving(root, content, config, problems=1, **options) as engine:
         return engine.problems["m"]
 

@@ -41,7 +41,7 @@ CONFIGS = {
 
 @pytest.fixture
 def outcome(tmp_path):
-    """What a configuration of a model becomes: the specification, or the error."""
+    """A function that gives a configuration's outcome: the specification, or the error."""
 
     def run(name, text, alike=None):
         path = tmp_path / name

@@ -52,7 +52,7 @@ def composed(root: Path, **configs: str):
 
 
 def error_of(root: Path, config: str, **configs: str) -> str:
-    """What is wrong with the ensemble `e`."""
+    """The error of the ensemble `e`."""
     try:
         found = composed(root, e=config, **configs)["e"]
     except ConfigError as error:

@@ -21,7 +21,7 @@ REASONS = {
     "sentiment_warmup_python": ["there is no file"],  # its data are not among the seeds
 }
 WITHOUT_MODELS = {"densenet_onnx_tensorrt": 0, "onnx_openvino": 0}
-"""Those that leave tensors to the model's file, which is not there, and how many GPUs they want."""
+"""Models that leave tensors to a model file, which is not there; and how many GPUs each needs."""
 
 
 def seed(name: str) -> str:

@@ -110,7 +110,7 @@ def test_a_link_out_of_the_model_is_not_read(prepared, model_dir, tmp_path, io) 
 
 @dataclass
 class Comparable(Backend):
-    """One that equals others, as a user's may: so it has no hash."""
+    """A backend that defines equality, as a user's may, and therefore has no hash."""
 
     name = "fake"
     broken: int = 0  # the version whose file cannot be read

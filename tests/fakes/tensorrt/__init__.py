@@ -244,7 +244,7 @@ class IExecutionContext:
         return np.dtype(self.engine.get_tensor_dtype(name).value)
 
     def _values(self) -> dict[str, np.ndarray]:
-        """Of the shape tensors, which lie in the host's memory."""
+        """The values of the shape tensors, which lie in the host's memory."""
         import ctypes
 
         found = {}

@@ -14,7 +14,7 @@ class Program:
     """y = 2 x."""
 
     def shapes(self, shapes: Mapping[str, Dims], values: Arrays) -> dict[str, Dims]:
-        """Of the outputs; -1 where data decide."""
+        """The shapes of the outputs; -1 where data decide."""
         return {"y": shapes["x"]}
 
     def bound(self, shapes: Mapping[str, Dims]) -> int:

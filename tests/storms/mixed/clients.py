@@ -174,7 +174,7 @@ async def in_place(world: World, chance: random.Random, tally: Tally) -> None:
 
 
 async def reused(world: World, chance: random.Random, tally: Tally) -> None:
-    """The same few requests, repeated and concurrent: answers come from the cache or from a twin."""
+    """Repeat the same few requests, some at a time: responses come from the cache or from a twin."""
     async with world.channel() as channel:
         while not world.over:
             x = ints(chance.randrange(20), 500)

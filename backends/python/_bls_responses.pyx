@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset, strlen
 from inferd._native.memory.arena cimport arena_take
 from inferd._native.memory.resource cimport Block, block_give, block_share, block_take
 from inferd._native.request.request cimport Response
-from inferd._native.service.answer cimport answer_size, answer_write_to
+from inferd._native.service.encoding cimport encoded_size, encoded_write
 from inferd._native.status cimport (
     STATUS_CANCELLED,
     STATUS_INVALID_ARGUMENT,
@@ -59,7 +59,7 @@ cdef void call_answer(BlsCall *call, const Response *response, bint final) noexc
         head.flags |= EMPTY
         pass_on(call, &head, NULL, response.ack)
         return
-    size = answer_size(response)
+    size = encoded_size(response)
     if size + sizeof(Head) > PACKET:
         head.flags |= IN_ARENA
         record = arena_take(call.channel.arena, size)
@@ -70,7 +70,7 @@ cdef void call_answer(BlsCall *call, const Response *response, bint final) noexc
         call_fail(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB",
                   FINAL if final else 0)
         return
-    answer_write_to(response, record.data)
+    encoded_write(response, record.data)
     head.size = <uint32_t>size
     pass_on(call, &head, record, response.ack)
 

@@ -29,7 +29,7 @@ from inferd._native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse
 from inferd._native.request.bridge cimport Bridge
 from inferd._native.request.request cimport OutputData, Request, Response
 from inferd._native.request.signature cimport MAX_RANK, Signature, output_find
-from inferd._native.service.answer cimport answer_size, answer_write_to
+from inferd._native.service.encoding cimport encoded_size, encoded_write
 from inferd._native.service.submission cimport Submission, submission_wake, submit_work
 
 import abc
@@ -193,10 +193,10 @@ cdef int set_parameters(Response *response, list parameters) except -1:
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef class StoreBase:
-    """The part of an AnswerStore that the coalescer uses."""
+    """The part of a ResponseStore that the coalescer uses."""
 
 
-class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
+class ResponseStore(StoreBase, metaclass=abc.ABCMeta):
     """Keeps responses outside of the server. Its methods run on the event loop, are quick, and raise nothing."""
 
     @abc.abstractmethod
@@ -204,7 +204,7 @@ class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
         """Begin to look the key up. False: the store does not look it up, and will not keep its response."""
 
     @abc.abstractmethod
-    def keep(self, lookup: Lookup, answer: bytes) -> None:
+    def keep(self, lookup: Lookup, response: bytes) -> None:
         """Keep the model's response to a key that was missing: an encoded inference.ModelInferResponse without id."""
 
     @abc.abstractmethod
@@ -223,7 +223,7 @@ cdef inline void note(LookupLink *link, uint32_t news) noexcept nogil:
     python_post(link.python, &link.event)
 
 
-cdef bint look(void *owner, Memo *memo) noexcept nogil:
+cdef bint look_up(void *owner, Memo *memo) noexcept nogil:
     cdef LookupLink *link = <LookupLink *>calloc(1, sizeof(LookupLink))
     if link == NULL:
         return False
@@ -242,12 +242,12 @@ cdef void keep(void *lookup, const Response *response) noexcept nogil:
     if link.lookup == NULL:
         return
     response.request.id.size = 0  # the id of the first request is not for others
-    size = answer_size(response)
-    link.answer = block_take(size) if size else NULL
-    if link.answer == NULL:
+    size = encoded_size(response)
+    link.response = block_take(size) if size else NULL
+    if link.response == NULL:
         return
     link.size = size
-    answer_write_to(response, link.answer.data)
+    encoded_write(response, link.response.data)
     note(link, NEWS_KEEP)
 
 
@@ -262,16 +262,16 @@ cdef int tell_store(PythonEvent *event) except -1:
     cdef StoreBase store = <StoreBase>link.store
     cdef Lookup lookup
     cdef uint32_t news
-    cdef bytes answer = None
+    cdef bytes response = None
     try:
         news, link.news = link.news, 0
         if news & NEWS_LOOK and link.memo != NULL:
-            lookup = begin(link)
+            lookup = lookup_begin(link)
         lookup = <Lookup>link.lookup if link.lookup != NULL else None
-        if link.answer != NULL:
-            answer = (<const char *>link.answer.data)[:link.size]
-            block_give(link.answer)
-            link.answer = NULL
+        if link.response != NULL:
+            response = (<const char *>link.response.data)[:link.size]
+            block_give(link.response)
+            link.response = NULL
         if news & NEWS_FORGET:
             if lookup is not None:
                 lookup.link = NULL
@@ -287,14 +287,14 @@ cdef int tell_store(PythonEvent *event) except -1:
         lookup.missing()
     if lookup.declined:
         return 0
-    if answer is not None:
-        store.keep(lookup, answer)
+    if response is not None:
+        store.keep(lookup, response)
     if link == NULL:
         store.forget(lookup)
     return 0
 
 
-cdef Lookup begin(LookupLink *link):
+cdef Lookup lookup_begin(LookupLink *link):
     cdef Lookup lookup = Lookup.__new__(Lookup)
     cdef const Signature *signature = link.memo.work.signature
     lookup.link = link
@@ -309,4 +309,4 @@ cdef Lookup begin(LookupLink *link):
 
 cdef void store_install(StoreBase store, Submission *submission) noexcept:
     store.submission = submission
-    submission.coalescer.store = Store(<void *>store, look, keep, forget)
+    submission.coalescer.store = Store(<void *>store, look_up, keep, forget)

@@ -8,16 +8,16 @@ from inferd._native.transport.outgoing cimport Outgoing
 
 # The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
 # `streamed`: as a ModelStreamInferResponse, with a parameter that says whether the response is the final one.
-cdef Outgoing *answer_outgoing(const Response *response, bint streamed) noexcept nogil
+cdef Outgoing *response_outgoing(const Response *response, bint streamed) noexcept nogil
 # The framed ModelStreamInferResponse with error_message; infer_response names the request, its model, and whether no
 # response follows. NULL: no memory.
-cdef Outgoing *answer_error_outgoing(const Request *request, bint final, const char *details) noexcept nogil
+cdef Outgoing *error_outgoing(const Request *request, bint final, const char *details) noexcept nogil
 # An unframed ModelInferResponse in two steps: its size (0: no memory), and writing it.
-cdef size_t answer_size(const Response *response) noexcept nogil
-cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil
+cdef size_t encoded_size(const Response *response) noexcept nogil
+cdef void encoded_write(const Response *response, uint8_t *out) noexcept nogil
 # An unframed ModelInferResponse; raises MemoryError.
-cdef bytes answer_bytes(const Response *response)
+cdef bytes response_bytes(const Response *response)
 # ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
-cdef bytes answer_streamed(const Response *response)
+cdef bytes response_streamed(const Response *response)
 # The same error, unframed.
-cdef bytes answer_stream_error(const Request *request, bint final, const char *details)
+cdef bytes error_streamed(const Request *request, bint final, const char *details)

@@ -7,7 +7,7 @@ its consumer. Requests that come before it runs join the batch if the policy all
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
 each batch. So an instance whose work runs in another process lets the front begin batches while its thread sleeps
-(`inferd._native.execution.remote`): the consumer is lent. If the front cannot continue with it, the thread is called;
+(`inferd._native.execution.remote`): the consumer is lent. If the front cannot continue with it, the thread is woken;
 if there is no batch any more, the consumer is idle again. If requests wait for more requests, a timer of the front
 replaces the thread's own wait. Brief instances are lent, too (`inferd._native.execution.brief`).
 """
@@ -23,16 +23,16 @@ from inferd._native.request.callback cimport PostedCallback
 from inferd._native.request.request cimport Request
 from inferd._native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
-    CONSUMER_CALLED,
     CONSUMER_IDLE,
     CONSUMER_LENT,
+    CONSUMER_WOKEN,
     GIVEN_BACK,
     GIVEN_BATCH,
     GIVEN_END,
     Bell,
     claim_give,
     consumer_ask,
-    consumer_call,
+    consumer_wake,
     consumer_watched,
     dispatcher_decide,
     line_init,
@@ -47,7 +47,7 @@ cdef enum:
     RUNG_LATER = 8           # bells that are rung when the lock is released; further ones are rung before
 
 cdef struct Ringing:
-    # the threads that a decision calls
+    # the threads that a decision wakes
     Bell *bells[RUNG_LATER]
     uint32_t count
 
@@ -96,32 +96,33 @@ cdef inline int64_t time_of(const Line *line) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # With the guard held
 
-cdef Consumer *call(Consumer *called, const Consumer *asking, bint in_front, Ringing *ringing) noexcept nogil:
-    # Call the called consumers, except `asking`. Returns those whose batches the front is to begin, as a chain.
+cdef Consumer *wake_chain(Consumer *woken, const Consumer *asking, bint in_front, Ringing *ringing) noexcept nogil:
+    # Ring for the woken consumers, except `asking`. Returns those whose batches the front is to begin, as a chain.
     cdef Consumer *lent = NULL
     cdef Consumer *following
-    while called != NULL:
-        following = called.next_called
-        called.chained = False
-        if called != asking:
-            if in_front and called.ready != NULL and called.state == CONSUMER_CALLED and called.given == GIVEN_BATCH:
-                called.state = CONSUMER_LENT
-                called.next_called = lent
-                lent = called
+    while woken != NULL:
+        following = woken.next_woken
+        woken.chained = False
+        if woken != asking:
+            if in_front and woken.ready != NULL and woken.state == CONSUMER_WOKEN and woken.given == GIVEN_BATCH:
+                woken.state = CONSUMER_LENT
+                woken.next_woken = lent
+                lent = woken
             else:
-                ring_later(ringing, called)
-        called = following
+                ring_later(ringing, woken)
+        woken = following
     return lent
 
 
 cdef void decide(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     # on a thread
-    call(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False, ringing)
+    wake_chain(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False, ringing)
 
 
 cdef Consumer *decide_in_front(Line *line, Consumer *asking, Ringing *ringing) noexcept nogil:
     # the consumers that are to begin, as a chain
-    cdef Consumer *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True, ringing)
+    cdef Consumer *lent = wake_chain(
+        dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True, ringing)
     if line.idle_count and line.watcher == NULL and line.watched_ns != NEVER:
         set_alarm(line, ringing)
     return lent
@@ -132,7 +133,7 @@ cdef void begin_all(Consumer *lent) noexcept nogil:
     cdef Consumer *following
     cdef Request *batch
     while lent != NULL:
-        following = lent.next_called
+        following = lent.next_woken
         batch = lent.batch
         lent.batch = NULL
         lent.begin(lent, batch)
@@ -157,15 +158,15 @@ cdef void line_look(Line *line, bint in_front) noexcept nogil:
 cdef void lines_look(Dispatcher *dispatcher, int64_t now) noexcept nogil:
     cdef Ringing ringing
     ringing.count = 0
-    call(dispatcher_decide(dispatcher, now, NULL, False), NULL, False, &ringing)
+    wake_chain(dispatcher_decide(dispatcher, now, NULL, False), NULL, False, &ringing)
     ring(&ringing)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # On the instance's thread
 
-cdef void await_call(Line *line, Consumer *consumer, Ringing *ringing) noexcept nogil:
-    while consumer.state != CONSUMER_CALLED:
+cdef void await_waking(Line *line, Consumer *consumer, Ringing *ringing) noexcept nogil:
+    while consumer.state != CONSUMER_WOKEN:
         ring(ringing)
         if consumer.watch_ns == NEVER:
             wait(&consumer.bell.rung, &line.dispatcher.guard)
@@ -218,9 +219,9 @@ cdef Request *take(Line *line, Consumer *consumer, Ringing *ringing) noexcept no
             return batch
     consumer_ask(consumer, line)
     decide(line, consumer, ringing)
-    if consumer.state == CONSUMER_CALLED:
+    if consumer.state == CONSUMER_WOKEN:
         return fetch(consumer)
-    await_call(line, consumer, ringing)
+    await_waking(line, consumer, ringing)
     batch = fetch(consumer)
     if batch != NULL and line.grow != NULL:
         why = line.grow(line, time_of(line), batch)
@@ -298,7 +299,7 @@ cdef Request *consumer_hold(Consumer *consumer, Request *batch) noexcept nogil:
     lock(&consumer.claim.dispatcher.guard)
     consumer_ask(consumer, &once.line)
     decide(&once.line, consumer, &ringing)
-    await_call(&once.line, consumer, &ringing)
+    await_waking(&once.line, consumer, &ringing)
     batch = fetch(consumer)
     consumer.line = NULL
     unlock(&consumer.claim.dispatcher.guard)
@@ -326,7 +327,7 @@ cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil:
     lock(&line.dispatcher.guard)
     consumer.retired = True
     if consumer.state == CONSUMER_IDLE and consumer.line == line:
-        consumer_call(consumer, GIVEN_END)
+        consumer_wake(consumer, GIVEN_END)
         ring_later(&ringing, consumer)
         decide(line, NULL, &ringing)
     unlock(&line.dispatcher.guard)
@@ -344,16 +345,16 @@ cdef Request *consumer_next(Consumer *consumer) noexcept nogil:
     ringing.count = 0
     lock(&line.dispatcher.guard)
     if consumer.retired or not consumer.ready(consumer):
-        consumer_call(consumer, GIVEN_END if consumer.retired else GIVEN_BACK)
+        consumer_wake(consumer, GIVEN_END if consumer.retired else GIVEN_BACK)
         ring_later(&ringing, consumer)
     else:
         consumer_ask(consumer, line)
         lent = decide_in_front(line, consumer, &ringing)
-        if consumer.state == CONSUMER_CALLED and consumer.given == GIVEN_BATCH:
+        if consumer.state == CONSUMER_WOKEN and consumer.given == GIVEN_BATCH:
             consumer.state = CONSUMER_LENT
             batch = consumer.batch
             consumer.batch = NULL
-        elif consumer.state == CONSUMER_CALLED:
+        elif consumer.state == CONSUMER_WOKEN:
             ring_later(&ringing, consumer)
     unlock(&line.dispatcher.guard)
     ring(&ringing)
@@ -367,7 +368,7 @@ cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil:
     ringing.count = 0
     lock(&dispatcher.guard)
     consumer.batch = batch
-    consumer_call(consumer, GIVEN_BATCH if batch != NULL else GIVEN_BACK)
+    consumer_wake(consumer, GIVEN_BATCH if batch != NULL else GIVEN_BACK)
     ring_later(&ringing, consumer)
     unlock(&dispatcher.guard)
     ring(&ringing)
@@ -381,7 +382,7 @@ cdef void set_alarm(Line *line, Ringing *ringing) noexcept nogil:
         return  # after looking too early, the front sets the alarm again
     if not was_set:
         fetch_add32(&lane.in_flight, 1)  # keeps the lane alive until then
-    line.alarm.fire = look
+    line.alarm.fire = alarm_fired
     line.alarm.owner = line
     if not timers_set((<Bridge *>line.bridge).timers, &line.alarm, line.watched_ns):
         fetch_add32(&lane.in_flight, -1)
@@ -390,7 +391,7 @@ cdef void set_alarm(Line *line, Ringing *ringing) noexcept nogil:
         ring_later(ringing, line.watcher)
 
 
-cdef void look(Timer *timer, int64_t now) noexcept nogil:
+cdef void alarm_fired(Timer *timer, int64_t now) noexcept nogil:
     cdef Line *line = <Line *>timer.owner
     cdef Lane *lane = <Lane *>line.owner
     lock(&line.dispatcher.guard)

@@ -16,7 +16,7 @@ cdef struct LookupLink:
     void *store              # the StoreBase; not a reference
     void *lookup             # the Lookup: a reference until the store has heard `forget`; NULL: none
     uint32_t news            # bits of NEWS_*: what the store has not heard of
-    Block *answer            # to keep, of this size
+    Block *response          # to keep, of this size
     size_t size
 
 

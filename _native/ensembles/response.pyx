@@ -70,7 +70,7 @@ cdef bint tell_sequence(Response *response, const Sequence *sequence) noexcept n
     return True
 
 
-cdef bint ensemble_answer(Response *response, const Run *run, Frame *frame) noexcept nogil:
+cdef bint ensemble_response(Response *response, const Run *run, Frame *frame) noexcept nogil:
     # False: the response carries an error
     cdef const Ensemble *ensemble = <const Ensemble *>run.ensemble
     cdef const Sequence *sequence

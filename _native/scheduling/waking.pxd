@@ -1,4 +1,4 @@
-# Carries out the dispatcher's decisions: calls threads that wait for batches, and begins batches in the front.
+# Carries out the dispatcher's decisions: wakes threads that wait for batches, and begins batches in the front.
 
 from libc.stdint cimport int64_t
 
