@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 
 
 def fingerprint(path: Path, config_json: str) -> bytes:
-    """The SHA-256 of a version's configuration and of the names and contents of its files. Blocks, because it reads all files.
+    """The SHA-256 of a version's configuration and of the names and contents of its files. Blocks: it reads all files.
 
     Args:
         path: the version's folder.
