@@ -85,7 +85,7 @@ SHOWN_FILES = 8
 
 
 def __getattr__(name: str) -> object:
-    """Batch and View, on demand: they need numpy, and many commands do not."""
+    """Import Batch and View on demand, because they need numpy, and many commands do not."""
     if name == "Batch":
         from inferd._native.execution.python_batch import Batch
 
@@ -105,7 +105,7 @@ class BackendError(Exception):
 
 
 class RequestError(BackendError):
-    """The requests of a batch are invalid: they get INVALID_ARGUMENT, where other errors mean INTERNAL.
+    """The requests of a batch are invalid, so they get INVALID_ARGUMENT; other errors mean INTERNAL.
 
     Every request of the batch gets this error, so raise it for a fault that they share, such as their shapes.
     """

@@ -54,7 +54,7 @@ def open_libraries(package: str, patterns: tuple[str, ...]) -> None:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return
-    dlopen = ctypes.CDLL(None).dlopen  # a foreign call: it runs without the lock, unlike ctypes.CDLL(path)
+    dlopen = ctypes.CDLL(None).dlopen  # a foreign call, which runs without the GIL, unlike ctypes.CDLL(path)
     dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
     dlopen.restype = ctypes.c_void_p
     for pattern in patterns:

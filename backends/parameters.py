@@ -62,7 +62,7 @@ class Parameters:
         return self._values.get(key, default)
 
     def warn_unknown(self, known: Collection[str]) -> None:
-        """Log each unknown key: it is allowed, as in Triton, but usually a typing error."""
+        """Log each unknown key. Such keys are allowed, as in Triton, but are usually typing errors."""
         for key in self._values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)

@@ -41,7 +41,7 @@ def digest_of_sources(root: Path = ROOT) -> str:
     )
     if not any(path.suffix == ".pyx" for path in files):
         return ""
-    import hashlib  # imported only here: it loads OpenSSL
+    import hashlib  # imported only here, because it loads OpenSSL
 
     found = hashlib.sha256()
     for path in files:
@@ -61,7 +61,7 @@ def record() -> dict[str, str]:
 
 def describe() -> Iterator[str]:
     """Lines about the version, the build, the interpreter and the frameworks that are installed."""
-    from importlib import metadata  # imported only here: it loads a parser of mail
+    from importlib import metadata  # imported only here, because it loads a parser of mail
 
     built = record()
     commit = f", commit {built['commit']}" if built.get("commit") else ""

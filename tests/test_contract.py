@@ -55,12 +55,12 @@ BROKEN = {
 }
 
 
-def checked(tmp_path: Path, capsys, code: str) -> tuple[int, dict[str, str]]:
+def checked(tmp_path: Path, capsys, code: str, config: str = CONFIG) -> tuple[int, dict[str, str]]:
     """The status of the command, and what it says by rule."""
     version = tmp_path / "models" / "m" / "1"
     version.mkdir(parents=True)
     (version / "factor").touch()
-    (version.parent / "config.pbtxt").write_text(CONFIG)
+    (version.parent / "config.pbtxt").write_text(config)
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends" / "mine.py").write_text(code)
     status = main(["check-backend", str(tmp_path / "models"), "--backend-directory", str(tmp_path / "backends")])
@@ -72,6 +72,19 @@ def checked(tmp_path: Path, capsys, code: str) -> tuple[int, dict[str, str]]:
 def test_a_good_backend_passes(tmp_path, capsys):
     status, said = checked(tmp_path, capsys, BACKEND)
     assert (status, said) == (0, dict.fromkeys(BROKEN, "ok"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("is decoupled", "dynamic_batching { } model_transaction_policy { decoupled: true }"),
+        ("has sequences", "sequence_batching { }"),
+    ],
+)
+def test_what_is_not_checked_is_said(tmp_path, capsys, kind, extra):
+    config = CONFIG[: CONFIG.index("dynamic_batching")] + extra
+    status, said = checked(tmp_path, capsys, BACKEND, config)
+    assert (status, said["requests are answered"]) == (0, f"not checked: the model {kind}")
 
 
 @pytest.mark.parametrize("rule", BROKEN)

@@ -352,7 +352,7 @@ cdef void start_over(Memo *overdue, int64_t now) noexcept nogil:
             if memo == NULL:
                 memo = memo_new(self, overdue.digest, request)
                 if memo == NULL:
-                    return  # no memory: they get the error of the old work
+                    return  # there is no memory, so they get the error of the old work
                 memo.era = overdue.era
                 record_inner(memo.work, request)
             elif request.record != NULL:

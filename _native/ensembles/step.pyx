@@ -50,6 +50,7 @@ from inferd._native.status cimport (
     STATUS_UNAVAILABLE,
 )
 from inferd._native.tensors.binding cimport request_check
+from inferd._native.tensors.refusals cimport refuse_invalid
 from inferd._native.text cimport format_text
 
 
@@ -185,13 +186,12 @@ cdef void join_sequence(Request *request, const Sequence *sequence) noexcept nog
 
 
 cdef bint fill(Request *request, StepCall *call, PlanStep *step, int *status, char **details) noexcept nogil:
-    status[0] = STATUS_INVALID_ARGUMENT
-    details[0] = fill_inputs(request, call, step)
-    if details[0] == NULL:
-        details[0] = ask_outputs(request, call, step)
-    if details[0] != NULL:
-        return False
-    if not request_check(request):
+    cdef char *wrong = fill_inputs(request, call, step)
+    if wrong == NULL:
+        wrong = ask_outputs(request, call, step)
+    if wrong != NULL:
+        refuse_invalid(request, wrong)
+    if wrong != NULL or not request_check(request):
         status[0] = request.response.status
         details[0] = request.response.details
         request.response.details = NULL

@@ -40,7 +40,7 @@ cdef DevicePointer address_of(object tensor, int device, Datatype datatype, str 
     cdef DLTensor *found
     if not hasattr(tensor, "__dlpack__"):
         raise ValueError(f"output '{name}' must be a tensor with __dlpack__, got {type(tensor).__name__}")
-    capsule = tensor.__dlpack__(stream=-1)  # no synchronisation: it was made on the batch's stream
+    capsule = tensor.__dlpack__(stream=-1)  # no synchronisation, because it was made on the batch's stream
     found = &(<DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")).dl_tensor
     if found.device.device_type != DLPACK_CUDA or found.device.device_id != device:
         raise ValueError(f"output '{name}' must be on CUDA device {device}")

@@ -305,7 +305,7 @@ cdef class Transfer:
 
 
 cdef void hand_over(BufferSet *set, uint32_t index) noexcept nogil:
-    # an output that is only in regions is never read: its address on the device will do
+    # an output that is only in regions is never read, so its address on the device is enough
     cdef Output *output = &set.outputs[index]
     if output.to_host:
         batch_set_output(&set.batch, index, block_share(set.staging_out), set.staging_out.data + output.offset,

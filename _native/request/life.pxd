@@ -56,7 +56,7 @@ cdef inline void request_stop_waiting(Request *request, RequestState after) noex
     request.awaited = NULL
 
 
-# In the front: admit a new request: it counts against the server's limit.
+# In the front: admit a new request, which counts against the server's limit.
 cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept nogil:
     request.admitted = True
     in_house[0] += 1

@@ -74,7 +74,7 @@ cdef struct Terms:
     # request that serves several are those of all that wait for it (inferd._native.caching.coalescer), and change with
     # them.
     int64_t asked_ns         # when the client asked
-    int64_t executable_ns    # when it could first be executed: its time in queues counts from here
+    int64_t executable_ns    # when it could first be executed; the time in queues counts from here
     int64_t deadline_ns      # of the client; 0: none
     int64_t due_ns           # when it must be executed for the response to be there by the deadline; 0: no limit
     int64_t timeout_us       # longest wait in the queue; 0: the model's default

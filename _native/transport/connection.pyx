@@ -250,7 +250,7 @@ cdef class Connection(CallOwner):
 
     @property
     def told(self) -> bool:
-        """Whether the peer has read what `announce_shutdown` sent: it opens no more streams, and none is in transit."""
+        """Whether the peer has read what `announce_shutdown` sent: then it opens no more, and none is in transit."""
         cdef bint now
         front_enter()
         now = self.conn.told

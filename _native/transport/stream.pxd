@@ -244,7 +244,7 @@ cdef struct Conn:
     uint64_t waits_until     # bytes of output that must be taken to count as progress
     uint64_t taken           # bytes of output that have been taken, as far as is known
     size_t unsent            # bytes of all streams' responses that are not framed yet
-    size_t shut              # of these, bytes held back by the windows of their own streams: they delay no other stream
+    size_t shut              # of these, bytes held back by the windows of their own streams; they delay no other one
     bint narrow              # the peer opens streams with a window of 0 bytes
     int32_t stream_window    # of the stream whose frame is being made
     bint responded           # responses were added since the peer was last offered output

@@ -25,7 +25,7 @@ log = logging.getLogger("inferd.python")
 
 LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an accident of its own
 FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
-MOST_DOUBLINGS = 30  # a model may fail for weeks: this keeps the power finite
+MOST_DOUBLINGS = 30  # keeps the power finite where a model fails for weeks
 LONGEST_DELAY = 30.0
 STEP = 0.05  # seconds between checks for open requests while an instance is closed
 LOOK = 0.25  # seconds between checks whether anybody still waits for a request that a retired instance executes

@@ -45,7 +45,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
     try:
         ready = bring_up(link, worker, launch)
     except Interrupted:
-        pass  # the worker is ending: its exit status tells why
+        pass  # the worker is ending, and its exit status tells why
     except (WorkerError, MemoryError) as error:
         why, cause = str(error), error.with_traceback(None)  # its frames keep the link
     finally:

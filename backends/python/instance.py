@@ -18,7 +18,7 @@ log = logging.getLogger("inferd.python")
 
 MOST_ASKED = 256  # CALLs of a worker under way
 MOST_ASKED_BYTES = 1 << 30
-LONGEST_TEXT = 5000  # characters of an error: it must fit into a packet, as JSON, in any language
+LONGEST_TEXT = 5000  # characters of an error, which must fit into a packet, as JSON, in any language
 LEVELS = {
     protocol.LOG_VERBOSE: logging.DEBUG,
     protocol.LOG_INFO: logging.INFO,

@@ -139,6 +139,13 @@ DATA = [
         "unexpected explicit tensor data for input tensor 'INPUT0'", "simple", "fp32_contents")),
     Case("typed contents for a datatype that has none", typed("type_fp16", "FP16", [2], "fp32_contents", [1, 2]), (
         "unexpected explicit tensor data for input tensor 'INPUT0'",)),
+    *(Case(f"typed contents of another kind than {field}", typed(
+        f"type_{datatype.lower()}", datatype, [2], "bytes_contents", [b"1", b"2"]), (
+        "unexpected explicit tensor data for input tensor 'INPUT0'", field)) for datatype, field in (
+        ("BOOL", "bool_contents"), ("INT8", "int_contents"), ("INT64", "int64_contents"), ("UINT16", "uint_contents"),
+        ("UINT64", "uint64_contents"), ("FP32", "fp32_contents"), ("FP64", "fp64_contents"))),
+    Case("typed contents of another kind than bytes_contents", typed("type_bytes", "BYTES", [1], "int_contents", [1]), (
+        "unexpected explicit tensor data for input tensor 'INPUT0'", "bytes_contents")),
     Case("too few typed values", typed("simple", "FP32", [1, 3], "fp32_contents", [1, 2]), (
         "input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 12, got 8",), prefixed=True),
     Case("more raw contents than inputs", simple(raw=[bytes(8), bytes(8)]), ("expected 1", "got 2")),

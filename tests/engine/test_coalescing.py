@@ -81,7 +81,7 @@ async def test_callers_who_are_kept_apart_share_no_execution(tmp_path):
     """A follower is quicker than the first request, so its client could tell what another client asks at the moment."""
     gate = Gate(double)
     async with serving(tmp_path, gate, m=COALESCING) as engine:
-        engine.infer.set_callers_apart(sequences=True, answers=True)
+        engine.infer.set_callers_apart(sequences=True, responses=True)
         who = [{"caller": 7}, {"caller": 7}, {"caller": 8}, {"identity": 9}, {}, {}]
         pending = [Pending(engine, request(x=row(1)), **each) for each in who]
         gate.go(len(who))

@@ -137,6 +137,20 @@ def test_a_quiet_time_is_soon_forgotten():
     assert probe.predictor["gap_ns"] < 200_000
 
 
+def test_the_gap_behind_a_second_request_is_not_that_behind_the_first():
+    """Where both come before anybody looks again, as those of one read do."""
+    probe = probe_of()
+    now = teach(probe, 4 * MS, 0, MS)
+    for _ in range(60):
+        probe.push(0, 1, now)
+        assert probe.take(now) == []
+        probe.push(1, 1, now + 100_000)
+        probe.push(2, 1, now + 3_100_000)
+        now += 100 * MS
+        assert len(probe.take(now)) == 3
+    assert probe.predictor["gap_ns"] < 200_000
+
+
 # -- what is done --
 
 

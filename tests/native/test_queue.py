@@ -328,6 +328,9 @@ def test_levels_that_cannot_be_served_are_refused(queue, text):
     [
         (TensorSpec("x", "FP32", (1,) * 17), "17 dimensions"),
         (TensorSpec("x", "FP31", (1,)), "unknown datatype 'FP31'"),
+        (TensorSpec("x", "BYTES", (-1,), pad_value=0.0), "inputs of BYTES cannot be padded"),
+        (TensorSpec("x", "BF16", (-1,), pad_value=0.0), "inputs of BF16 cannot be padded"),
+        (TensorSpec("x", "FP32", (-1, -1), pad_value=0.0), "one variable dimension, 'x' has 2"),
     ],
 )
 def test_signature_that_cannot_be_served_is_refused(tensor, text):

@@ -94,7 +94,11 @@ def test_what_a_queue_refuses_is_counted_once(asked, model, reason):
     ensemble only.
     """
     stub, counted_since = asked
-    found = seen(several(stub, model))
+    found = Counter()
+    for _ in range(30):  # requests that the server reads at once may all be taken or refused, and none waits
+        found += seen(several(stub, model))
+        if reason in found:
+            break
     assert reason in found and set(found) <= {reason, "QUEUE_FULL"}
     assert counted_since() == found
 

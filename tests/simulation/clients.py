@@ -42,6 +42,7 @@ HUGE = 640_000  # and in one that exceeds the window of a stream, and what may b
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
 CLIENTS, IN_ACTION = 64, 512  # numbers of requests tell the client, and which it is of how many of an action
+FEW = 0.05  # of calls that are large
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
 LONG_TALKS, LONG_TALK = 0.03, 300  # how often a stream is long, and how many requests it has then, at most
@@ -89,6 +90,11 @@ class Temper:
         return min((each for each in self.deadlines if each >= 0), default=HOUR) == HOUR
 
     @property
+    def dawdles(self) -> bool:
+        """Whether it may take longer to read than the server waits for the end of a connection."""
+        return self.read_ns > 1000 * MS
+
+    @property
     def prompt(self) -> bool:
         """Whether it takes what it is sent as soon as it comes."""
         return self.read_ns <= MS and self.gulp >= 1 << 16 and self.window >= 1 << 20
@@ -112,6 +118,19 @@ TEMPERS = (
         burst=3,
         window=1 << 24,
         deadlines=(-1, 100 * US, 300 * US, 2 * MS, HOUR),
+        weight=0.5,
+    ),
+    # large calls that come or are read in the course of seconds: the server ends them when it holds too much
+    Temper(
+        "dawdling",
+        large=0.5,
+        chunk=30_000,
+        send_ns=200 * MS,
+        read_ns=2000 * MS,
+        gulp=20_000,
+        burst=2,
+        pause_ns=200 * MS,
+        window=1 << 24,
         weight=0.5,
     ),
     Temper("huge", large=0.15, largest=HUGE, read_ns=20 * MS, burst=4, pause_ns=5 * MS, window=1 << 24, weight=0.25),
@@ -702,8 +721,10 @@ class Client:
         simulation = self.simulation
         if self.end.over == STOPPING:
             return True  # the grace is over: who takes longer to read the last answers does not get them
-        if simulation.held_limit and self.end.full_ns:
-            return True  # the server holds too much, and this client has not read what it was sent
+        if self.temper.dawdles:
+            return True  # the server has no more time for it
+        if simulation.held_limit and (self.end.full_ns or self.temper.large > FEW):
+            return True  # the server holds too much, and this client has not read what it was sent, or holds most of it
         if may_drop(self):
             return True
         if self.calls or self.talks or (self.end.seen == BROKEN and not simulation.stood_ns):

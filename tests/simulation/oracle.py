@@ -85,8 +85,8 @@ class Oracle:
         if self.simulation.crowd is not None:
             self.simulation.crowd.loaded(name)
         if self.away.get(name):
-            since, _ = self.away[name][-1]
-            self.away[name][-1] = (since, self.simulation.world.now())
+            since, until = self.away[name][-1]
+            self.away[name][-1] = (since, min(until, self.simulation.world.now()))
 
     def unloaded(self, name: str) -> None:
         self.away.setdefault(name, []).append((self.simulation.world.now(), 1 << 62))
@@ -298,10 +298,12 @@ class Oracle:
 
     def _was_slow(self, call: Call | Refused | Talk, text: str) -> bool:
         """Whether a client had not read what it was sent, WINDOW_UPDATEs among it, so that it could not send either for
-        as long as this says."""
+        as long as this says, or sends several messages that slowly."""
         found = SLOW.search(text)
         limit = self.simulation.receive_timeout
-        if found is None or not limit or call.client.end.full_ns < call.opened_ns:
+        temper = getattr(call.client, "temper", None)  # a crowd has none
+        dawdles = temper is not None and temper.dawdles
+        if found is None or not limit or not (dawdles or call.client.end.full_ns >= call.opened_ns):
             return False
         return float(found[1]) + 0.1 > limit + int(found[2]) / SLOWEST
 
@@ -349,7 +351,7 @@ class Oracle:
         if simulation.demand.may_refuse(names, call.opened_ns, text):
             return True
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
-            was_away = self.was_away(kind.name, call.opened_ns) and not simulation.demand.on
+            was_away = not simulation.demand.on and any(self.was_away(name, call.opened_ns) for name in names)
             if was_away or text:
                 return was_away
         if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):

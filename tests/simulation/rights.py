@@ -64,7 +64,7 @@ class Rights:
         self._set()
         simulation.service.guard(self.access.authorizer)
         self._is_apart = random.random() < 0.5
-        simulation.service.set_callers_apart(sequences=random.random() < 0.5, answers=self._is_apart)
+        simulation.service.set_callers_apart(sequences=random.random() < 0.5, responses=self._is_apart)
 
     def install(self) -> None:
         """Check the native calls."""

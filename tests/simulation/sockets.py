@@ -127,6 +127,8 @@ class End:
         """Close this end, or reset the connection. Nothing is read any more."""
         self.peer = None
         self._world.world_part(self.wire, reset)
+        if self._world.world_done_end(self.wire):
+            self.hear()  # the server has closed its end before: nothing more will be heard of it
 
     def hear(self) -> None:
         """Something has happened."""
@@ -243,6 +245,8 @@ class Sockets:
 
     def forget(self, end: End) -> None:
         """Neither side needs it any more."""
+        if self._ends.get(end.wire) is not end:
+            return  # it has gone before
         del self._ends[end.wire]
         self.simulation.world.quick.world_forget(end.wire)
 
@@ -250,7 +254,8 @@ class Sockets:
         """Tell peers what has happened to their connections. Returns the number of connections with news."""
         count = int(self.simulation.world.quick.world_news(self._news, MOST_NEWS))
         for place in range(count):
-            self._ends[self._news[place]].hear()
+            if (end := self._ends.get(self._news[place])) is not None:  # else it has gone meanwhile
+                end.hear()
         return count
 
 

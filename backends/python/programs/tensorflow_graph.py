@@ -15,7 +15,7 @@ v1: Any = None
 
 
 def import_tensorflow(xla: bool) -> None:
-    """Set TensorFlow's environment variables and import it: it reads them then.
+    """Set TensorFlow's environment variables and import TensorFlow, which reads them then.
 
     Raises:
         TritonModelException: TensorFlow is not installed.

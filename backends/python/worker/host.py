@@ -14,7 +14,7 @@ from .loading import forget_model, import_model, model_class
 from .received import ReceivedRequest
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
-from .sender import close_for_error, take_final
+from .sender import InferenceResponseSender, close_for_error, take_final
 
 if TYPE_CHECKING:
     import asyncio
@@ -209,9 +209,21 @@ class Host:
                     raise ModelFailed(str(error)) from None
         return responses
 
-    def unanswered(self, request: ReceivedRequest) -> bool:
+    def unanswered(self, request: ReceivedRequest, text: str) -> bool:
         """Whether a request still lacks its final response after a failure. Closes its sender."""
-        return request._sender is None or close_for_error(request._sender)
+        sender = request._sender
+        if sender is None:
+            return True
+        if not close_for_error(sender):
+            return False
+        if not (sender._decoupled and sender._sent):
+            return True
+        self._fail(sender, text)  # behind the responses that it has sent, which the end of the batch could overtake
+        return False
+
+    def _fail(self, sender: InferenceResponseSender, text: str) -> None:
+        response = InferenceResponse(error=TritonError(text))
+        self.runtime.channel.respond(sender._key, response, True, sender._wanted)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Coroutines
@@ -234,8 +246,7 @@ class Host:
             text = self._text_for_clients(exception_text(error), len(senders))
             for sender in senders:
                 if sender is not None and close_for_error(sender):
-                    response = InferenceResponse(error=TritonError(text))
-                    self.runtime.channel.respond(sender._key, response, True, sender._wanted)
+                    self._fail(sender, text)
             senders.clear()
 
         self._event_loop().start(coroutine).add_done_callback(done)

@@ -291,7 +291,7 @@ class Worker:
         following = iter(responses)
         for request in requests:
             if request._key in unreadable:
-                self._host.unanswered(request)
+                self._host.unanswered(request, unreadable[request._key])
                 writer.add_error(TritonError.INVALID_ARG, unreadable[request._key])
             elif failed is not None:
                 self._write_failures(writer, [request], failed)
@@ -327,7 +327,7 @@ class Worker:
 
     def _write_failures(self, writer: ResponseWriter, requests: list[ReceivedRequest], text: str) -> None:
         for request in requests:
-            if self._host.unanswered(request):
+            if self._host.unanswered(request, text):
                 writer.add_error(p.CODE_INTERNAL, text)
             else:
                 writer.add_status(p.STATUS_OPEN)

@@ -37,7 +37,7 @@ from inferd.server.settings.tracing import TraceConfig
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
-# Names of the semantic conventions for RPC, in one place: they are not stable yet.
+# Names of the semantic conventions for RPC, in one place, because they are not stable yet.
 RPC_SYSTEM = "rpc.system.name"
 RPC_METHOD = "rpc.method"
 RPC_STATUS = "rpc.response.status_code"

@@ -55,7 +55,7 @@ class Trial:
         return self._process.poll() is None
 
     def ends(self) -> bool:
-        """Whether the server's process has ended or soon will: its connections close shortly before."""
+        """Whether the server's process has ended or soon will. Its connections close shortly before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         return not self.is_up()

@@ -111,7 +111,7 @@ async def test_what_is_called_is_kept_for_the_caller_who_is_served(tmp_path):
     add_model(tmp_path, "a", CHAIN, CONFIG + "response_cache { enable: true }")
     async with serving(tmp_path, ab=CHAIN) as engine:
         engine.infer.keep_responses(1 << 20)
-        engine.infer.set_callers_apart(sequences=True, answers=True)
+        engine.infer.set_callers_apart(sequences=True, responses=True)
         hits = []
         for caller in (7, 7, 8, 8, 0, 0):
             answer = await Pending(engine, request("ab", x=row(1)), caller=caller).answer()

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }\n"
 
-# Counts down from its input in a thread; -1: an error in between; -2: dies after two.
+# Counts down from its input in a thread; -1: an error in between; -2: dies after two; -5: raises after five.
 COUNTDOWN = """
 import os, pathlib, threading
 import numpy as np
@@ -33,6 +33,8 @@ class TritonPythonModel:
         for request in requests:
             first = int(request.inputs()[0].as_numpy().flat[0])
             sender = request.get_response_sender()
+            if first == -5:
+                self.answer(first, sender)
             threading.Thread(target=self.answer, args=(first, sender), daemon=True).start()
 
     def answer(self, first, sender):
@@ -54,6 +56,8 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("in between")))
         if first == -2:
             os._exit(1)
+        if first == -5:
+            raise ValueError("after five")
         sender.send(flags=FINAL)
 
     def number(self, n):
@@ -122,8 +126,14 @@ def is_final(response: pb.ModelStreamInferResponse) -> bool:
     return response.infer_response.parameters["triton_final_response"].bool_param
 
 
+def told_by(response: pb.ModelStreamInferResponse) -> str | int:
+    if response.error_message:
+        return response.error_message
+    return number(response) if response.infer_response.outputs else "nothing"
+
+
 async def test_what_a_client_gets(tmp_path):
-    """The responses, the empty final one if it asks for that, and an error in between, which ends nothing."""
+    """The responses, the empty final one if it asks for that, and errors: one in between, which ends nothing."""
     add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
     async with serving(tmp_path) as engine:
 
@@ -137,13 +147,7 @@ async def test_what_a_client_gets(tmp_path):
             await client.close()
             assert {response.infer_response.id for response in responses} == {"a"}
             assert {response.infer_response.model_name for response in responses} == {"m"}
-            return [
-                (
-                    response.error_message or (number(response) if response.infer_response.outputs else "nothing"),
-                    is_final(response),
-                )
-                for response in responses
-            ]
+            return [(told_by(response), is_final(response)) for response in responses]
 
         assert await told(3) == [(3, False), (2, False), (1, False)]
         statistics = engine.model("m").statistics()
@@ -151,6 +155,9 @@ async def test_what_a_client_gets(tmp_path):
         assert await told(2, triton_enable_empty_final_response=True) == [(2, False), (1, False), ("nothing", True)]
         assert await told(-3) == [(7, True)]
         assert await told(-1) == [(1, False), ("in between", False)]
+        *sent, (failed, final) = await told(-5)
+        assert sent == [(5, False), (4, False), (3, False), (2, False), (1, False)]
+        assert ("ValueError: after five" in failed, final) == (True, True)
 
 
 # Answers once in each round, and asks for another.
@@ -359,7 +366,7 @@ async def test_errors_may_end_the_stream(tmp_path):
 
 
 async def test_more_responses_than_the_request_takes_hold_nobody_up(tmp_path):
-    """The request fails; its sender and the instance go on."""
+    """One of many: the request fails, the sender goes on, and so does the instance."""
     code = """
     import numpy as np
     import triton_python_backend_utils as pb_utils

@@ -50,6 +50,20 @@ async def test_models_that_write_to_their_inputs_do_not_see_each_other(tmp_path,
             np.testing.assert_array_equal(answer.array("then"), x + 10 + 10_000_000)
 
 
+async def test_an_output_that_the_next_step_does_not_take_is_refused_with_the_id_of_the_request(tmp_path):
+    add_model(tmp_path, "one", IN_PLACE.format(number=1).replace('"y", x', '"y", x.astype("float32")'))
+    add_model(tmp_path, "two", IN_PLACE.format(number=1))
+    (tmp_path / "chain" / "1").mkdir(parents=True)
+    chain = ensemble(step("one", {"x": "x"}, {"y": "between"}), step("two", {"x": "between"}, {"y": "y"}))
+    (tmp_path / "chain" / "config.pbtxt").write_text(chain)
+    async with serving(tmp_path) as engine:
+        answer = await infer(engine, request("chain", x=np.zeros((1, 1), np.int64), request_id="me"))
+    expected = (
+        "in ensemble 'chain', [request id: me] inference input 'x' data-type is 'FP32', but model 'two' expects 'INT64'"
+    )
+    assert answer.text == expected
+
+
 # Answers with the pages that its process has asked the system for so far.
 FAULTS = """
 import resource

@@ -112,6 +112,22 @@ def test_an_exception_fails_what_has_not_been_answered(tmp_path: Path) -> None:
         assert "a batch of 2 requests failed" in second.error
 
 
+def test_an_exception_comes_behind_the_responses_that_were_sent(tmp_path: Path) -> None:
+    """Not with the end of the batch, which has a socket of its own and may come before them."""
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].get_response_sender().send(out(1))
+            raise ValueError("after one")
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        assert [answer.status for answer in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_OPEN]
+        answers = [peer.response() for _ in range(2)]
+        assert [bool(packet.flags & p.FINAL) for packet, _ in answers] == [False, True]
+        assert answers[1][1] is not None
+        assert "ValueError: after one" in answers[1][1].error
+
+
 def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
