@@ -1,6 +1,7 @@
 # Why requests and calls are refused: one table of the reasons, from which ErrorInfo, the metric and the docs come.
 
-# A new reason is a value here, in any place, and its row in refusal.pyx; the docs are generated from the rows.
+# A new reason is a value here, between the first and the last, and its row in refusal.pyx; the docs are generated from
+# the rows.
 cdef enum Refusal:
     REFUSAL_NONE             # the status says it all: refusal_usual
     REFUSAL_QUEUE_FULL

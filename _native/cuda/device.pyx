@@ -1,8 +1,8 @@
 """CUDA objects for Python: a device with its primary context, streams, events, graphs, memory.
 
 Addresses are plain integers, and lengths of copies are not checked: this module is for code that knows its memory
-(instances, backends, tests), not for values from clients. Only functions whose name says so wait for the device; they
-release the GIL.
+(instances, backends, tests), not for values from clients. `synchronize` waits for the device, and releases the
+GIL. `allocate`, and copies of memory that is not page-locked, may wait in the driver; `Stream.wait` orders two streams.
 """
 
 cimport cython
@@ -287,7 +287,7 @@ cdef class Device:
 
 @cython.no_gc
 cdef class Stream:
-    """Work for the device that runs in order. Methods return before the submitted work has run, unless they wait."""
+    """A queue of work, which the device runs in order. Methods return before it has run; `synchronize` waits for it."""
 
     def __cinit__(self, Device device not None, int priority=0):
         cdef Context before

@@ -37,7 +37,7 @@ cdef class ExecutionLoop:
             called before each batch and may wait.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
-        claim: on resources of the lane's limiter, which it holds during executions; None: it needs none.
+        claim: on the resources of the lane's limiter that the instance holds while it executes; None: it needs none.
     """
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,

@@ -2,7 +2,7 @@
 
 A signature lists them behind the inputs of requests. Gathering a batch fills them, so for backends all inputs are
 alike. Controls have one element for each row, in the shape (rows, 1), or (1,) for a model without batch dimension, as
-in Triton ("Sequence Batcher" in its user guide, "architecture.md").
+Triton's core makes them (its guide says "1-dimensional", without the dimension of the batch).
 """
 
 from libc.stddef cimport size_t
@@ -93,7 +93,7 @@ cdef void put_element(const Signature *signature, uint32_t index, const Request 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# About ragged inputs: ("Ragged Batching" in Triton's user guide)
+# About ragged inputs ("Ragged Batching" in Triton's user guide)
 
 cdef inline void put_number(GatheredInput *out, size_t index, bint real, int64_t value) noexcept nogil:
     # INT32 or FP32

@@ -65,9 +65,9 @@ class Comparison:
         return not self._only or part in self._only
 
     def serving(self, ways: Sequence[Way], size: int) -> list[tuple[Way, Peer]]:
-        """These ways with their servers, which serve on until others are asked for with another size of tensors.
+        """The ways whose server is there, each with that server. Servers run until the next call with another size.
 
-        Servers that are not there are named and left out.
+        A server that is not there is named once.
         """
         if size != self._size:
             self.close()
@@ -96,7 +96,7 @@ class Comparison:
             say(f"  LEFT OUT: {text[:600]}")
 
     def compare(self, load: Load) -> dict[str, list[Round]]:
-        """All ways of a load, in turns; after them, one by one, those that would disturb the others."""
+        """Measure a load: first, in turns, the ways whose servers rest between turns; then the others, each alone."""
         say(load.title)
         found: dict[str, list[Round]] = {}
         self._measure(load, [way for way in load.ways if way.server.rests], found)

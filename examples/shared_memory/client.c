@@ -258,7 +258,7 @@ int main(int count_of_arguments, char **arguments) {
     char key[64];
     double begun, in_place, on_the_wire;
 
-    if (size == 0 || count <= 0) die("expected 64 bytes or more, and requests");
+    if (size == 0 || count <= 0) die("expected BYTES of 64 or more, and a COUNT of 1 or more");
     snprintf(key, sizeof key, "/inferd-example-%d", (int)getpid());
     int object = shm_open(key, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (object < 0 || ftruncate(object, (off_t)(2 * size)) != 0) die("%s: %s", key, strerror(errno));

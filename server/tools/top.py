@@ -41,7 +41,7 @@ def watch(target: Target, interval: float, choice: Choice) -> int:
         from inferd.server.tools.screen import Screen
     except ImportError:
         line = pip_install("inferd[tui]")
-        print(f"inferd: top: the screen needs textual, --once does not: {line}", file=sys.stderr)
+        print(f"inferd: top: the screen needs textual: {line}; or use --once, which does not need it", file=sys.stderr)
         return 1
     first: Look
     try:

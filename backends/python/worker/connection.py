@@ -185,6 +185,8 @@ class Connection(Channel):
         with self._credit_lock:
             credit = self._credits.get(key & p.SLOT_MASK)
             if credit is None or credit.key < key:
+                for late in credit.waiting if credit is not None else ():
+                    late.finish()  # they have sent behind the end of the slot's last request
                 credit = self._credits[key & p.SLOT_MASK] = Credit(key, self._window)
             elif credit.key > key:
                 return  # the request has ended: the server ignores the response

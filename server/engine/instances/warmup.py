@@ -61,7 +61,7 @@ def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str, halt: 
     """Execute the samples of a model by an instance, on the instance's thread.
 
     Raises:
-        BackendError: one fails, with the sample's name; or `halt` says so.
+        BackendError: a sample fails, and the text has its name; or `halt` is set.
     """
     begin = time.monotonic()
     for sample in spec.warmup:
@@ -80,7 +80,7 @@ async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelS
     """Execute the samples of an ensemble by the models of its steps, on the loop.
 
     Raises:
-        BackendError: one fails, with the sample's name; or `halt` says so.
+        BackendError: a sample fails, and the text has its name; or `halt` is set.
     """
     for sample in spec.warmup:
         tensors = tensors_of(sample, spec)
@@ -109,7 +109,7 @@ def _bytes(data: WarmupInput) -> bytes:
         whole = data.file.read_bytes()
         return whole[: elements * SIZE_OF[data.datatype]] if data.datatype in SIZE_OF else whole
     if data.datatype == "BYTES":
-        return bytes(4 * elements)  # empty strings, random ones too, as in Triton
+        return bytes(4 * elements)  # empty strings, also where random data are configured, as in Triton
     if data.data == "random":
         return _random(data.datatype, elements)
     return bytes(elements * SIZE_OF[data.datatype])
