@@ -54,11 +54,6 @@ TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
 NOT_UP = ("its worker is not running yet", "its worker process has ended")  # of one that was to come up
 FAILED_FOR = ("INTERNAL", "DEADLINE_EXCEEDED", "INVALID_REQUEST", "LIMIT_EXCEEDED")  # reasons of other errors, too
-    "INTERNAL",
-    "DEADLINE_EXCEEDED",
-    "INVALID_REQUEST",
-    "LIMIT_EXCEEDED",
-)  # reasons of what is no refusal, too
 UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
 SLOW = re.compile(r"the request has not arrived within ([\d.]+) s: (\d+) bytes of its message have come$")
 SLOWEST = 16 << 10  # bytes a second
