@@ -82,6 +82,7 @@ cdef struct Version:
     Lane *lane
     const char *labels       # model="m",version="1"
     size_t label_size
+    size_t reason_place      # in the labels, where by its name a reason stands
     uint32_t flags           # of HAS_*
     uint32_t pending
     Counters counters
@@ -122,10 +123,14 @@ cdef void sample(Text *text, const Family *family, const Version *version, uint6
 
 cdef void labelled(Text *text, const Family *family, const Version *version, const char *label,
                    uint64_t value) noexcept nogil:
-    begin_sample(text, family, "", version)
+    put(text, family.name, family.name_size)
+    put(text, "{", 1)
+    put(text, version.labels, version.reason_place)
     put_text(text, ",reason=\"")
     put_text(text, label)
-    put(text, "\"} ", 3)
+    put(text, "\"", 1)
+    put(text, version.labels + version.reason_place, version.label_size - version.reason_place)
+    put(text, "} ", 2)
     put_number(text, value)
     put(text, "\n", 1)
 
@@ -332,7 +337,8 @@ cdef class ModelMetrics:
             version.lane = (<LaneHandle?>lane).lane
             encoded = labels
             version.labels = <const char *>encoded
-            version.label_size = len(labels)
+            version.label_size = len(encoded)
+            version.reason_place = <size_t>encoded.rindex(b",version=")
             version.flags = HAS_QUEUE * bool(queue) + HAS_CACHE * bool(cache) + HAS_STREAM * bool(streams)
             version.bounds = &version.lane.statistics.bounds
             self.count += 1

@@ -306,6 +306,14 @@ async def test_a_state_of_a_wrong_shape_fails_the_batch(tmp_path):
     assert "the output for state 'sum' must have shape [-1,1], got [1,2]" in answer.text
 
 
+async def test_a_state_that_is_an_output_of_other_dims_is_sent_as_it_is(tmp_path):
+    """As in Triton, which does not compare them."""
+    other = 'output { name: "sum_out" data_type: TYPE_INT64 dims: [ 1, 1, 1 ] }'
+    async with serving(tmp_path, Accumulator(), m=config("oldest { }", STATE % "", after=other)) as engine:
+        answers = [await infer(engine, step(n, 1, start=n == 1)) for n in (1, 2)]
+    assert [answer.array("sum_out").tolist() for answer in answers] == [[[1]], [[3]]]
+
+
 async def test_a_model_that_writes_its_state_in_place(tmp_path):
     """The memory of the state is its own: what a model writes there is the state, and no answer changes by it."""
 

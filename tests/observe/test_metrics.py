@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -59,6 +60,20 @@ def tensor(rows=1, columns=2, value=1):
     found = triton.InferInput("x", [rows, columns], "INT64")
     found.set_data_from_numpy(np.full((rows, columns), value, np.int64))
     return found
+
+
+def test_labels_stand_in_tritons_order(server):
+    """By name, tags of the configuration among them; that of a bucket is the last."""
+    page = ask(server[1])[2].decode()
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("nv_") and "{" in line:
+            labels = re.findall(r'[{,](\w+)="', line)
+            found.setdefault(line[: line.index("{")], []).append([name for name in labels if name != "le"])
+            assert labels == [*found[line[: line.index("{")]][-1], *(["le"] if "le" in labels else [])]
+    assert [labels for each in found.values() for labels in each if labels != sorted(labels)] == []
+    assert ["model", "reason", "version"] in found["nv_inference_request_failure"]
+    assert ["_team", "model", "version"] in found["nv_inference_request_success"]
 
 
 def test_what_a_model_did_is_counted_by_tritons_names(server):

@@ -4,9 +4,11 @@ beside what it limits, and every wait beside its cause.
 Nothing is locked and nothing is changed. The texts begin with what is wrong; empty: nothing is.
 """
 
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from inferd._native.caching.coalescer cimport Coalescer, Memo
 from inferd._native.chain cimport Chain
 from inferd._native.ensembles.ensemble cimport EnsembleLane
 from inferd._native.ensembles.run cimport Ensemble, StepLimit
@@ -25,6 +27,7 @@ from inferd._native.scheduling.queue cimport Queue, QueueLane
 from inferd._native.sequences.sequence cimport Sequence, Sequences
 from inferd._native.sequences.sequencer cimport SequenceLane, Sequencer
 from inferd._native.sequences.slots cimport InstanceSlots, Slots
+from inferd._native.service.submission cimport Submission
 from inferd._native.shares cimport Share
 from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.connection cimport Connection
@@ -524,6 +527,70 @@ cdef str _audit_slots(Sequencer *self, uint32_t instance, int64_t now, int64_t g
             since = min(since, max(sequence.queue.first.queued_ns, sequence.since_ns))
     if now > since + slots.policy.delay_ns + grain:
         return f"an instance is idle, and a sequence of it has had a request for {(now - since) // 1000} us"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers that are shared and kept
+
+def audit_memos(entrance) -> str:
+    """What is wrong with the requests that share executions, and with the cache; nobody is in the front."""
+    cdef Submission *submission = <Submission *>PyCapsule_GetPointer(entrance, "inferd.submission")
+    cdef const Coalescer *coalescer = &submission.coalescer
+    cdef const Memo *memo = coalescer.kept.first
+    cdef uint64_t entries = 0
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    cdef size_t size = 0
+    while memo != NULL:
+        entries += 1
+        size += memo.size
+        if not memo.answered or memo.count or memo.size > coalescer.largest:
+            return f"an answer of {memo.size} bytes is kept, and {memo.count} requests wait for it"
+        if problem := _audit_kept(memo.work):
+            return problem
+        memo = memo.next
+    if entries != coalescer.entries or size != coalescer.size or size > coalescer.limit:
+        return f"{coalescer.entries} answers of {coalescer.size} bytes are said to be kept, and {entries} of {size} are"
+    for i in range(coalescer.bucket_count):
+        memo = coalescer.buckets[i]
+        while memo != NULL:
+            count += 1
+            entries -= memo.answered
+            if problem := _audit_waiting(memo):
+                return problem
+            memo = memo.in_bucket
+    if count != coalescer.count or entries:
+        return f"{coalescer.count} keys are counted, and {count} are there; {entries} answers have none"
+    return ""
+
+
+cdef str _audit_kept(const Request *work):
+    # in memory of its own, and nothing else stays for it
+    cdef uint32_t i
+    for i in range(work.signature.output_count):
+        if work.response.outputs[i].block != NULL and work.response.outputs[i].block != work.block:
+            return "an answer is kept in the memory that its execution had"
+    for i in range(work.signature.input_count):
+        if work.inputs[i].block != NULL and work.inputs[i].block != work.block:
+            return "an answer is kept with the memory of its request"
+    if work.response.parameter_block != NULL and work.response.parameter_block != work.block:
+        return "an answer is kept with the memory of its parameters"
+    return ""
+
+
+cdef str _audit_waiting(const Memo *memo):
+    cdef const Request *request = memo.waiting.first
+    cdef const Request *previous = NULL
+    cdef uint32_t count = 0
+    while request != NULL:
+        if request.previous != previous:
+            return "a request that waits for another's answer does not know the one before it"
+        count += 1
+        previous = request
+        request = request.next
+    if count != memo.count or memo.late > count:
+        return f"{memo.count} requests, {memo.late} of them late, are said to wait for an answer, and {count} do"
     return ""
 
 

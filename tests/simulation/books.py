@@ -84,7 +84,7 @@ class Books:
                 f"{stats.execution_count} executions of {stats.inference_count} rows, and there were "
                 f"{backend.executed} of {backend.rows}"
             )
-        problem = problem or self._time_of(version, uncounted[0], is_faulty=is_faulty)
+        problem = problem or self._time_of(version, uncounted[0], is_faulty=is_faulty) or responses_of(version)
         counted = sum(each.compute_infer.count for each in stats.batch_stats)
         if counted != stats.execution_count and not is_faulty:
             problem = f"batches of all sizes are not {stats.execution_count}"
@@ -126,6 +126,21 @@ class Books:
             most = account.asked
             if not account.good <= account.success <= account.success + account.failed <= most:
                 raise Violation(f"the statistics of '{name}' do not add up: {account}")
+
+
+def responses_of(version: Version) -> str:
+    """What is wrong with the responses that a version tells, by their places in those of a request; empty: nothing."""
+    stats, kind = version.loaded.statistics(), version.kind
+    counts = [0] * len(stats.response_stats)
+    for place, told in stats.response_stats.items():
+        if int(place) >= len(counts):
+            return f"responses {place} are told of {len(counts)}"
+        counts[int(place)] = told.success.count + told.fail.count + told.empty_response.count + told.cancel.count
+    if counts != sorted(counts, reverse=True):
+        return f"{counts} responses were the first, the second and so on"
+    if kind.decoupled and not kind.steps and stats.inference_stats.success.count > sum(counts[:1]):
+        return f"{stats.inference_stats.success.count} requests succeeded, and {sum(counts[:1])} had a response"
+    return ""
 
 
 def counts_batches(kind: Kind) -> bool:

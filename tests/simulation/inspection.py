@@ -24,7 +24,9 @@ def read_metrics(version: Version) -> None:
         Violation: figures do not agree with each other, or with what was told before.
     """
     kind = version.kind
-    metrics = ModelMetrics([(version.loaded.lane, b'model="m"', not kind.steps, kind.caches, kind.decoupled)])
+    metrics = ModelMetrics(
+        [(version.loaded.lane, b'model="m",version="1"', not kind.steps, kind.caches, kind.decoupled)]
+    )
     metrics.read()
     found = {name: samples_of(metrics.render(name, name.encode(), 1, BOUNDS, name < "m")) for name in sorted(KINDS)}
     for name, samples in found.items():

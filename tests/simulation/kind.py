@@ -137,6 +137,8 @@ class Kind:
         """Whether a batch has all that fit of what waits: none leaves because its time is over."""
         batching = self.batching
         is_patient = not any(policy.timeout_us or policy.overridable for policy in self.queue.levels)
+        if self.stops:
+            return False  # others may come before the instance has noted whom the batch is for
         return batching is not None and not batching.preferred_sizes and self.sequence is None and is_patient
 
     @property

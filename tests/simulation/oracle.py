@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -11,6 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from inferd._native.memory.resource import live_counters
+from inferd._native.refusal import refusal_counts
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
@@ -51,6 +53,7 @@ PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
 NOT_UP = ("its worker is not running yet", "its worker process has ended")  # of one that was to come up
+FAILED_FOR = ("INTERNAL", "DEADLINE_EXCEEDED", "INVALID_REQUEST", "LIMIT_EXCEEDED")  # reasons of other errors, too
 UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
 SLOW = re.compile(r"the request has not arrived within ([\d.]+) s: (\d+) bytes of its message have come$")
 SLOWEST = 16 << 10  # bytes a second
@@ -68,6 +71,8 @@ class Oracle:
         self.order: dict[tuple[int, int, str, int], int] = {}
         self.ended: dict[int, Sequence] = {}  # without a request that says so, of which their models are told
         self.full_ns = -1  # when the house was full last
+        self.reasons: Counter[str] = Counter()  # of refusals that clients have heard
+        self.refusals = refusal_counts()  # before
         self.over: dict[str, int] = {}  # calls, by model, however they ended
         self.since: dict[str, int] = {}  # the version of a model that serves
         self.asked_ns: dict[str, int] = {}  # when somebody may have asked a model last
@@ -211,6 +216,8 @@ class Oracle:
         without_text = not text and self.simulation.is_faulty  # there was no memory for it, and for these there was
         if rich.code != status or (rich.message != unquote(text) and not without_text):
             raise Violation(f"{call}: status {status} '{text}' with details {rich}")
+        if rich.reason not in FAILED_FOR:
+            self.reasons[rich.reason] += 1
 
     def _check_age(self, call: Call) -> None:
         """An answer that was kept is of the versions that serve, and not older than it may be."""
@@ -550,6 +557,10 @@ class Oracle:
             raise Violation(f"the server holds {endpoint.held} bytes of nobody: {endpoint.ledger}")
         if simulation.service.in_house:
             raise Violation(f"{simulation.service.in_house} requests are in the house, and nobody has asked")
+        counted = Counter(refusal_counts())
+        counted.subtract(self.refusals)
+        if uncounted := self.reasons - counted:
+            raise Violation(f"clients have heard {dict(uncounted)} beside the refusals that are counted")
         for use in simulation.uses:
             if use.bytes_held or use.calls:
                 raise Violation(f"'{use.name}' is charged {use.bytes_held} bytes and {use.calls} calls")

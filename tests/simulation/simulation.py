@@ -18,7 +18,7 @@ from inferd.server.engine.instances.resources import Resources
 from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
 from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES, Drops
-from tests.simulation.audit import audit_connections, free_kept
+from tests.simulation.audit import audit_connections, audit_memos, free_kept
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper
@@ -443,7 +443,7 @@ class Simulation:
                     continue
                 if not self.endpoint.ledger_agrees():
                     raise Violation("the sums of the ledger do not agree")
-                if problem := audit_connections(self.endpoint, self.uses):
+                if problem := audit_connections(self.endpoint, self.uses) or audit_memos(self.service.entrance):
                     raise Violation(problem)
         self.world.set_faults(0)
         self.world.fail_at(0, 0)
