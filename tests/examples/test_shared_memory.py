@@ -48,4 +48,4 @@ def test_the_client_in_c_says_what_the_server_refuses(server, tmp_path):
     program = tmp_path / "client"
     run("cc", "-o", program, EXAMPLE / "client.c", "-lnghttp2")
     done = run(program, server.unix.removeprefix("unix:"), 1, 3)
-    assert done.stderr == "expected 64 bytes or more, and requests\n"
+    assert done.stderr == "expected BYTES of 64 or more, and a COUNT of 1 or more\n"
