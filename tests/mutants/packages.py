@@ -36,6 +36,7 @@ TESTS = {
     "_native/memory": ("engine/test_layout", "engine/test_written_inputs", "conformance/test_shared_memory"),
     "_native/protobuf": ("conformance/test_wire", "conformance/test_infer", "conformance/test_bad_input"),
     "_native/request": (
+        "native/test_queue",
         "engine/test_requests",
         "engine/test_linear",
         "observe/test_metrics",

@@ -70,7 +70,8 @@ class Reach:
 
     def knows(self, file: str, root: Path) -> bool:
         """Whether the tests of this file are those that were measured."""
-        return self.tests.get(file) == digest((root / file).read_text())
+        path = root / file
+        return path.exists() and self.tests.get(file) == digest(path.read_text())
 
 
 def digest(text: str) -> str:

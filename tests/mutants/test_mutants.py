@@ -460,6 +460,8 @@ def test_only_what_reaches_a_mutant_runs(tmp_path: Path, reached: int, ran: list
     assert told() == ran
     (tmp_path / TEST).write_text(text + "\n# changed")
     assert TEST in told()
+    tested.tests["tests/part/test_gone.py"] = digest(text)
+    assert TEST in told()
     simulated.sources["a/x.pyx"] = "another"
     assert "--takes" in told()
 
