@@ -12,8 +12,10 @@ import sys
 def main() -> int:
     """Serve one model instance."""
     folder = __file__.rpartition("/")[0]
-    # The first entry is the script's folder, whose modules the model must not import.
-    sys.path[:] = [place for place in sys.path if place not in (folder, "")]
+    # The first entry is the script's folder, whose modules the model must not import. If the script is a link, as in
+    # environments that link to a cache of packages, it is the folder of the file itself.
+    own = (folder, os.path.realpath(__file__).rpartition("/")[0], "")
+    sys.path[:] = [place for place in sys.path if place not in own]
     sys.path.append(folder + "/modules")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
