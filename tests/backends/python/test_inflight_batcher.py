@@ -631,7 +631,7 @@ def test_a_cancelled_client_ends_the_request_of_the_engine(server: doors.Process
 def test_a_stop_request_ends_the_one_of_its_id(server: doors.Process) -> None:
     with Stream(server.address) as stream, Stream(server.address) as other:
         stream.ask("ensemble", "abc", 2**30, STREAM, request_id="to stop")
-        stream.next()
+        first = stream.next()
         inputs = [
             tensor("input_lengths", np.array([[0]], np.int32)),
             tensor("request_output_len", np.array([[0]], np.int32)),
@@ -639,7 +639,9 @@ def test_a_stop_request_ends_the_one_of_its_id(server: doors.Process) -> None:
         ]
         other.client.async_stream_infer("tensorrt_llm", inputs, request_id="to stop")
         assert other.next().as_numpy("output_ids").shape == (1, 1, 0)
-        assert set("".join(texts(stream.all()))) == set("abc")
+        said = "".join(texts([first, *stream.all()]))
+        assert said.startswith("a")
+        assert set(said) <= set("abc")
     server.says("the engine ends 'to stop' early")
 
 
