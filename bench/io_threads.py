@@ -20,9 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.processes import HOST, ServerProcess, free_port
+from bench.figures import measure
+from bench.processes import HOST, free_port
 from bench.repository import Identity, write
-from inferd_client.driver import Driver, Fixed
+from inferd_client.driver import Fixed
 
 LOADS = (
     ("64 bytes, 8 x 8", 64, 8, 8),
@@ -39,25 +40,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     command += ["-keyout", str(key), "-out", str(made), "-subj", "/CN=bench", "-addext", f"subjectAltName=IP:{HOST}"]
     subprocess.run(command, check=True, capture_output=True)
     return made, key
-
-
-def measure(server: ServerProcess, address: str, context: ssl.SSLContext | None, load, seconds: float):
-    """Server CPU per request in microseconds, and requests per second.
-
-    Raises:
-        RuntimeError: an answer was wrong, or missing.
-    """
-    _, size, connections, in_flight = load
-    exchange = messages.identity(size)
-    asked = Fixed([exchange.request], [exchange.response])
-    with Driver(address, connections=connections, context=context) as driver:
-        driver.run(asked, in_flight=connections * in_flight, seconds=0.5)
-        before = server.cpu_seconds()
-        report = driver.run(asked, in_flight=connections * in_flight, seconds=seconds)
-        cpu = server.cpu_seconds() - before
-    if report.correct != report.requests:
-        raise RuntimeError(str(report))
-    return cpu / report.requests * 1e6, report.rate
 
 
 def main() -> int:
@@ -87,14 +69,20 @@ def main() -> int:
                 (server, threads, "TLS", f"{HOST}:{port}", context),
             ]
         os.sched_setaffinity(0, [first])
-        for load in LOADS:
+        for title, size, connections, in_flight in LOADS:
+            exchange = messages.identity(size)
+            asked = Fixed([exchange.request], [exchange.response])
             found = {place: [] for place in range(len(places))}
             for _ in range(given.rounds):
                 for number, (server, _, _, address, tls) in enumerate(places):
-                    found[number].append(measure(server, address, tls, load, given.seconds))
+                    figure = measure(
+                        server, asked, (connections, in_flight), given.seconds, address=address, context=tls
+                    )
+                    found[number].append(figure)
             for number, (_, threads, kind, _, _) in enumerate(places):
-                cpu, rate = statistics.median(cpu for cpu, _ in found[number]), max(rate for _, rate in found[number])
-                print(f"| {load[0]} | {threads} | {kind} | {cpu:.2f} | {rate:,.0f} |", flush=True)
+                cpu = statistics.median(figure.cpu_us for figure in found[number])
+                rate = max(figure.rate for figure in found[number])
+                print(f"| {title} | {threads} | {kind} | {cpu:.2f} | {rate:,.0f} |", flush=True)
     return 0
 
 

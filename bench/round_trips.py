@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.processes import HOST, ServerProcess
+from bench.figures import measure
+from bench.processes import HOST
 from bench.repository import Identity, write
-from inferd_client.driver import Driver, Fixed
+from inferd_client.driver import Fixed
 from inferd_client.grpc import InferenceServerClient
 from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import shared_memory
@@ -67,24 +68,6 @@ def workload(way: Way, size: int) -> Fixed:
     return Fixed([exchange.request], [exchange.response])
 
 
-def measure(
-    server: ServerProcess, address: str, asked: Fixed, busy: bool, seconds: float
-) -> tuple[float, float, float]:
-    """p50 and p99 of a round trip, and the server's CPU for it, in microseconds.
-
-    Raises:
-        RuntimeError: an answer was wrong, or missing.
-    """
-    with Driver(address, busy_poll=busy) as driver:
-        driver.run(asked, seconds=0.3)
-        before = server.cpu_seconds()
-        report = driver.run(asked, seconds=seconds)
-        cpu = server.cpu_seconds() - before
-    if report.correct != report.requests:
-        raise RuntimeError(str(report))
-    return report.latency.p50, report.latency.p99, cpu / report.requests * 1e6
-
-
 def share(servers: list[str], stack: ExitStack) -> None:
     """Make the region, and register it at these addresses."""
     key, size = f"/{REGION}_{os.getpid()}", 2 * max(SIZES)
@@ -127,7 +110,8 @@ def main() -> int:
                     for server, path, busy in servers:
                         address = path if way.unix else server.address
                         os.sched_setaffinity(0, first if busy else cores)
-                        found.setdefault((way, busy), []).append(measure(server, address, asked, busy, given.seconds))
+                        figure = measure(server, asked, (1, 1), given.seconds, address=address, busy_poll=busy)
+                        found.setdefault((way, busy), []).append((figure.p50_us, figure.p99_us, figure.cpu_us))
             for way in WAYS:
                 rounds = [zip(*found[way, busy], strict=True) for busy in (False, True)]
                 cells = [f"{statistics.median(figures):,.0f}" for kind in rounds for figures in kind]

@@ -18,10 +18,11 @@ from pathlib import Path
 import grpc
 
 from bench import inferd, messages
+from bench.figures import Measured, measure
 from bench.peers.base import AbsentError, Peer
 from bench.peers.triton import Triton
 from bench.processes import ServerProcess
-from inferd_client.driver import Driver, Fixed
+from inferd_client.driver import Fixed
 from inferd_client.pb import grpc_service_pb2 as pb
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -85,22 +86,15 @@ def asked_once(address: str, request: bytes) -> tuple[bytes, ...]:
     return tuple(answer.SerializeToString() for answer in answers)
 
 
-def measure(server: ServerProcess | Peer, address: str, request: bytes, load: tuple[int, int], seconds: float):
+def measured(server: Measured, address: str, request: bytes, load: tuple[int, int], seconds: float):
     """Responses per second, and server CPU per response in microseconds.
 
     Raises:
         RuntimeError: a stream failed, or its responses are others.
     """
     asked = Fixed([request], [asked_once(address, request)])
-    connections, streams = load
-    with Driver(address, connections=connections) as driver:
-        driver.run(asked, in_flight=streams, seconds=0.3, path=PATH)
-        before = server.cpu_seconds()
-        report = driver.run(asked, in_flight=streams, seconds=seconds, path=PATH)
-        cpu = server.cpu_seconds() - before
-    if report.correct != report.requests:
-        raise RuntimeError(str(report))
-    return report.rate * RESPONSES, cpu / report.requests / RESPONSES * 1e6
+    figure = measure(server, asked, load, seconds, address=address, path=PATH)
+    return figure.rate * RESPONSES, figure.cpu_us / RESPONSES
 
 
 def main() -> int:
@@ -129,7 +123,7 @@ def main() -> int:
         for load in LOADS:
             for name, server, address, model in places:
                 request = messages.request(model, {"INPUT0": tensor})
-                found = [measure(server, address, request, load, given.seconds) for _ in range(given.rounds)]
+                found = [measured(server, address, request, load, given.seconds) for _ in range(given.rounds)]
                 rate, cpu = max(rate for rate, _ in found), min(cpu for _, cpu in found)
                 print(f"| {name} | {load[0]} x {load[1]} | {rate:,.0f} | {cpu:.2f} |", flush=True)
     return 0
