@@ -391,7 +391,7 @@ cdef void line_wake_reader(Line *line) noexcept nogil:
 
 
 cdef int poll_busily(pollfd *polled, uint64_t ns) noexcept nogil:
-    """Poll without sleeping, for so long: what comes soon is read sooner than a sleeping thread wakes."""
+    """Poll for so many nanoseconds without sleeping: to wake takes longer than to read what comes meanwhile."""
     cdef timespec none
     cdef uint64_t now = now_ns(), until = now + ns
     cdef int found = 0

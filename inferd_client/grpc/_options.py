@@ -79,7 +79,10 @@ def reached(
         )
     limit = said.get("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE)
     options.limit = limit if limit >= 0 else MAX_GRPC_MESSAGE_SIZE
-    options.busy_poll = said.get("inferd.busy_poll_us", 0) / 1e6
+    busy_us = said.get("inferd.busy_poll_us", 0)
+    if busy_us < 0:
+        raise InferenceServerException(f"inferd.busy_poll_us: expected 0 or more microseconds, got {busy_us}")
+    options.busy_poll = busy_us / 1e6
     options.server_name = said.get("grpc.ssl_target_name_override", "")
     authority = said.get("grpc.default_authority") or options.server_name or target.authority
     agent = said.get("grpc.primary_user_agent")

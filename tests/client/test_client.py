@@ -431,6 +431,12 @@ def test_a_server_that_takes_nothing_does_not_hold_up_a_deadline():
             assert status(client.infer, "x", large, client_timeout=0.2) == "StatusCode.DEADLINE_EXCEEDED"
 
 
+def test_how_long_threads_poll():
+    """Guards against a negative time, which would have threads poll for ever."""
+    with pytest.raises(InferenceServerException, match="busy_poll_us: expected 0 or more microseconds, got -1"):
+        grpcclient.InferenceServerClient("localhost:1", channel_args=[("inferd.busy_poll_us", -1)])
+
+
 def test_answers_too_large(server):
     """Guards the limit of received messages."""
     limit = [("grpc.max_receive_message_length", 1000)]
