@@ -138,9 +138,8 @@ async def _run(settings: Settings, failures: _Failures) -> tuple[bool, object]:
 
 def _tell(model: str, finding: Finding) -> bool:
     about = f"{model}: " if model else ""
-    print(
-        f"{about}{finding.rule}: {finding.broken or finding.skipped or 'ok'}", flush=True
-    )  # a backend may end the process
+    outcome = finding.broken or finding.skipped or "ok"
+    print(f"{about}{finding.rule}: {outcome}", flush=True)  # a backend may end the process
     return bool(finding.broken)
 
 

@@ -171,7 +171,7 @@ cdef str fill_table(str path):
 
 
 def library_name() -> str:
-    """The path or name that the last `load` was given; worker processes are told to load the same."""
+    """The path or name that the last `load` got. Worker processes get it, too, and load the same library."""
     return _loaded_from or DEFAULT_LIBRARY
 
 

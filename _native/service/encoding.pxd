@@ -19,5 +19,5 @@ cdef void encoded_write(const Response *response, uint8_t *out) noexcept nogil
 cdef bytes response_bytes(const Response *response)
 # ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
 cdef bytes response_streamed(const Response *response)
-# The same error, unframed.
+# The message of error_outgoing, unframed; raises MemoryError.
 cdef bytes error_streamed(const Request *request, bint final, const char *details)

@@ -74,8 +74,8 @@ cdef struct Io:
     uint32_t sockets
     Io *others               # the next thread of the host, in a ring
     Socket *left             # sockets that are freed at the end of the round
-    Timer objects            # set while objects of Python wait to be let go of
-    PythonEvent drained      # the event loop is to do that
+    Timer objects            # set while Python objects wait for their release
+    PythonEvent drained      # has the event loop release them
 
 
 # Within the front, or before the thread runs: have it wait for a descriptor. False: the system refuses.

@@ -17,11 +17,8 @@ IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where tho
 AGE_NOTICE = 1.0  # between announcing the end and refusing streams: calls in flight must arrive
 FAREWELL = 1.0  # in which a peer that has received everything must close its end
 LOOK = 0.25  # between looks at what a peer has received of the last bytes
-SMALL, SLOWEST, SLOWEST_OF_MORE = (
-    1 << 20,
-    16 << 10,
-    256 << 10,
-)  # bytes, and bytes a second, as in expiry.pyx
+# Bytes, and bytes a second, as in expiry.pyx.
+SMALL, SLOWEST, SLOWEST_OF_MORE = 1 << 20, 16 << 10, 256 << 10
 AGE_JITTER = 0.1  # of the age, so connections that began together do not end together
 
 

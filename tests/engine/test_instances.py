@@ -320,7 +320,7 @@ def on_a_thread(policy: HostPolicy) -> Exception | None:
 
 
 def test_memory_of_a_numa_node():
-    """The memory is bound, or the reason is told: some containers do not allow it."""
+    """The server binds the memory, or logs why it could not: some containers forbid it."""
     error = on_a_thread(HostPolicy("cpu", numa_node=0))
     if error is not None and "cannot bind memory" in str(error):
         pytest.skip(f"not allowed here: {error}")

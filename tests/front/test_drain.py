@@ -177,7 +177,7 @@ sys.exit(cli.main())
 
 
 def test_a_request_that_outlasts_its_call_is_in_the_access_log(tmp_path):
-    """The call is told that the server stops; the request is executed, and its record written afterwards."""
+    """The client hears that the server stops; the server executes the request all the same, then writes its record."""
     go = add_held_model(tmp_path)
     command = [sys.executable, "-c", PATIENT, "serve", "--model-repository", str(tmp_path), "--grpc-port", "0"]
     with (

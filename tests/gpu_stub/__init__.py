@@ -187,7 +187,7 @@ class Stub:
         return int(found)
 
     def report(self) -> list[str]:
-        """The violations since the last report, and what is alive now."""
+        """Return the violations since the last report, and which objects of the driver are alive now."""
         text = ctypes.create_string_buffer(1 << 16)
         self.lib.stub_report(text, len(text))
         problems, self._problems = self._problems, []

@@ -79,9 +79,10 @@ def digest(text: str) -> str:
 
 
 def measure(files: Iterable[str], seeds: int, jobs: int, parts: Iterable[str]) -> None:
-    """Build these sources with marks in a copy of the tree, run so many seeds and their tests, and keep what is found.
+    """Find what reaches each statement: build these sources with marks in a copy, and run seeds and tests there.
 
     Args:
+        seeds: number of simulations.
         jobs: processes for tests.
         parts: "simulations" or "tests" or both.
     """

@@ -210,7 +210,11 @@ class Host:
         return responses
 
     def unanswered(self, request: ReceivedRequest, text: str) -> bool:
-        """Whether a request still lacks its final response after a failure. Closes its sender."""
+        """Close the sender of a request after a failure. Returns whether DONE must say the error.
+
+        A sender that has sent its final response needs none. One that has sent others says the error itself, because
+        DONE could overtake them.
+        """
         sender = request._sender
         if sender is None:
             return True
@@ -218,7 +222,7 @@ class Host:
             return False
         if not (sender._decoupled and sender._sent):
             return True
-        self._fail(sender, text)  # behind the responses that it has sent, which the end of the batch could overtake
+        self._fail(sender, text)
         return False
 
     def _fail(self, sender: InferenceResponseSender, text: str) -> None:

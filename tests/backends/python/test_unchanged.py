@@ -294,7 +294,7 @@ def test_a_signal_from_outside_is_one_also_when_its_sender_has_ended(server: doo
 
 
 def test_forks_ask_through_the_process_that_has_made_them(client: triton.InferenceServerClient) -> None:
-    """A fork of a fork asks, too; one that was made without descriptors is told so, and the next one works."""
+    """Forks, and forks of forks, ask the server. One made while the worker has no descriptors left gets an error."""
     assert ask(client, "forks", client_timeout=60).as_numpy("y").tolist() == [7, 3, 5]
 
 
