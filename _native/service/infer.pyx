@@ -8,7 +8,7 @@ by a `Ticket` (`inferd._native.service.ticket`).
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -264,7 +264,7 @@ cdef class InferService:
     Args:
         table: the models.
         bridge: the way back to the front; the owner registers its descriptors.
-        max_inflight: requests that may be in flight; further ones are refused. 0 for any number.
+        max_inflight: requests that may be in flight; further ones are refused. None: any number.
     """
 
     cdef Submission submission
@@ -281,12 +281,12 @@ cdef class InferService:
     cdef bytes stopping
     cdef public object on_stream_over
 
-    def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
+    def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int | None = None):
         self.table = table
         self.bridge = bridge
         self.submission.table = &table.table
         self.submission.bridge = &bridge.bridge
-        self.submission.max_inflight = max_inflight
+        self.submission.max_inflight = UINT32_MAX if max_inflight is None else max_inflight
         self.submission.denied = note_denied
         self.submission.coalescer.push = push_work
         self.submission.coalescer.push_context = &self.submission
@@ -416,13 +416,13 @@ cdef class InferService:
         self.submission.is_header = forwarder_claims
         self.submission.is_header_context = <void *>forwarder
 
-    def use_regions(self, Regions regions not None, *, shared: bool, max_copied: int = 0) -> None:
+    def use_regions(self, Regions regions not None, *, shared: bool, max_copied: int) -> None:
         """Let requests refer to regions of shared memory.
 
         Args:
             regions: the registered regions.
             shared: every caller may use the regions of the scope SHARED; otherwise a known user may use its own.
-            max_copied: the most bytes of one input that are copied out of a region; 0 for any number.
+            max_copied: the most bytes of one input that are copied out of a region.
         """
         self.regions = regions
         self.submission.regions.registry = regions.registry

@@ -264,7 +264,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
         terms_begin(&request.terms, now)
     else:  # a model's call, with the terms of the request that it serves: its own time begins now
         request.terms.executable_ns = now
-    if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
+    if caller != CALLER_SERVER and self.bridge.in_house >= self.max_inflight:
         refuse_full(self, request, block, data, size)
         give_back(request)
         return

@@ -11,7 +11,7 @@ cdef struct RegionAccess:
     # how requests may use regions
     Registry *registry       # NULL: there are none
     bint shared              # every caller may use every region; otherwise users may use their own
-    size_t max_copied        # limit of the bytes of one input that are copied out of a region; 0: none
+    size_t max_copied        # limit of the bytes of one input that are copied out of a region
 
 # Whether the parameters of a tensor refer to shared memory.
 cdef bint is_placed(const Request *request, uint32_t first_parameter, uint32_t count) noexcept nogil

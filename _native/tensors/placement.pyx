@@ -205,7 +205,7 @@ cdef bint place_input(Request *request, const RegionAccess *access, const InputH
 cdef bint may_be_copied(Request *request, const RegionAccess *access, const TensorSignature *tensor,
                         const Placement *placement) noexcept nogil:
     # a client must not make the server use more memory by a reference than by a message
-    if (access.max_copied == 0 or placement.size <= access.max_copied
+    if (placement.size <= access.max_copied
             or (tensor.datatype != DT_BYTES and placement.region.kind == REGION_SYSTEM
                 and placement.region.block.sharing != SHARED_WITH_STRANGER)):
         return True

@@ -8,15 +8,15 @@ cdef struct Client:
     uint64_t number          # one that no other client has or had; never 0
     const char *name         # for messages: "10.0.0.7", "user 1000", "certificate CN=robot"
     uint32_t calls           # open RPCs
-    uint32_t max_calls       # 0: any number
+    uint32_t max_calls
     uint32_t streams         # of these, the streams
-    uint32_t max_streams     # 0: any number
+    uint32_t max_streams
     Account account          # of requests that are not answered, and of responses that are not sent
     double debt              # of all its calls together; eviction computes it
 
 # Count one more stream. False: the client has as many as it may.
 cdef inline bint client_begin_stream(Client *client) noexcept nogil:
-    if client.max_streams and client.streams >= client.max_streams:
+    if client.streams >= client.max_streams:
         return False
     client.streams += 1
     return True

@@ -1,6 +1,6 @@
 """The resources that one client uses over all its connections; limits are for a client, not for a connection."""
 
-from libc.stdint cimport SIZE_MAX, uint64_t
+from libc.stdint cimport SIZE_MAX, UINT32_MAX, uint64_t
 
 from inferd._native.front cimport front_enter, front_leave
 
@@ -12,21 +12,22 @@ cdef class ClientUse:
 
     Args:
         name: the client's name in messages.
-        max_calls: open RPCs; further ones are refused. 0 for any number.
-        max_streams: of these, streams.
-        max_bytes: of its unanswered requests and unread responses; 0 for any number.
+        max_calls: open RPCs; further ones are refused. None: any number.
+        max_streams: of these, streams; None: any number.
+        max_bytes: of its unanswered requests and unread responses; None: any number.
     """
 
-    def __init__(self, name: str, *, max_calls: int = 0, max_streams: int = 0, max_bytes: int = 0):
+    def __init__(self, name: str, *, max_calls: int | None = None, max_streams: int | None = None,
+                 max_bytes: int | None = None):
         global clients
         clients += 1
         self.client.number = clients
         self.name = name
         self.text = name.encode("utf-8", "replace").replace(b"\0", b" ")
         self.client.name = self.text
-        self.client.max_calls = max_calls
-        self.client.max_streams = max_streams
-        self.client.account.limit = max_bytes or SIZE_MAX
+        self.client.max_calls = UINT32_MAX if max_calls is None else max_calls
+        self.client.max_streams = UINT32_MAX if max_streams is None else max_streams
+        self.client.account.limit = SIZE_MAX if max_bytes is None else max_bytes
 
     @property
     def number(self) -> int:

@@ -53,7 +53,6 @@ cdef enum:
     PROBE_FROM = 64 << 10    # of larger messages a sample is compressed first
     SAMPLE = 8 << 10
 
-cdef size_t UNLIMITED = 0xffffffff  # the length of a gRPC message has four bytes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,7 +171,6 @@ cdef inline size_t gzip_declared(const uint8_t *data, size_t size) noexcept nogi
 
 cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
                            size_t limit) noexcept nogil:
-    cdef size_t most = limit if limit else UNLIMITED
     cdef size_t declared
     self.encoding = encoding
     self.stream.next_in = <uint8_t *>data
@@ -183,13 +181,13 @@ cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *dat
         declared = gzip_declared(data, size)
         if declared // MAX_RATIO > size:
             return RESULT_CORRUPT
-        if declared > most:
+        if declared > limit:
             return RESULT_TOO_LARGE
         self.ahead = -declared & (ALIGNMENT - 1)
         if not room_open(&self.room, self.ahead + declared, self.ahead + declared):
             return RESULT_NO_MEMORY
         self.room.used = self.ahead
-    elif not room_open(&self.room, max(<size_t>SMALLEST, FIRST_GUESS * size), most):
+    elif not room_open(&self.room, max(<size_t>SMALLEST, FIRST_GUESS * size), limit):
         return RESULT_NO_MEMORY
     if inflateInit2(&self.stream, MAX_WINDOW_BITS + (GZIP_BITS if encoding == ENCODING_GZIP else 0)) != Z_OK:
         return RESULT_NO_MEMORY
@@ -396,7 +394,7 @@ RESULTS = {
 }
 
 
-def _inflate(encoding: int, data: bytes, limit: int = 0) -> bytes:
+def _inflate(encoding: int, data: bytes, limit: int = 0xffffffff) -> bytes:
     """The inflated message.
 
     Raises:

@@ -1,7 +1,9 @@
 """Endpoints: the state that the connections of one front share, as objects for Python."""
 
+import math
+
 cimport cython
-from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport SIZE_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -38,6 +40,9 @@ from inferd._native.transport.stream cimport (
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.workers cimport Workers, thread_pool_drain
 
+cdef size_t LARGEST_MESSAGE = UINT32_MAX  # the length of a gRPC message has four bytes
+
+
 cdef int64_t ask_clock(void *endpoint) noexcept nogil:
     with gil:
         return <int64_t>(<double>(<Endpoint>endpoint).own_clock() * 1e9)
@@ -49,10 +54,10 @@ cdef class Endpoint:
 
     Args:
         on_call: called with each new `Call`: each call whose path is not a native method's.
-        max_message: largest request message in bytes; 0 for no limit.
+        max_message: largest request message in bytes; None: no limit.
         max_streams: open streams that a connection may have.
         spare_frames: frames per second that a connection may send without advancing a call.
-        max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
+        max_inflated: largest request message after decompression; None: no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
         workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that
             itself.
@@ -60,27 +65,30 @@ cdef class Endpoint:
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. None: no
             limit.
         receive_timeout: seconds that a request may take to arrive, with one more second for each 16 KiB of the first
-            MiB that has come, and for each 256 KiB of the rest; 0 for any time.
+            MiB that has come, and for each 256 KiB of the rest; infinity: any time.
         send_timeout: seconds that a client may take for a response, in the same way.
         timers: the timers of the event loop; None: timers of the endpoint, see `expire`.
 
     Set `clock` to a function that returns seconds to replace time.monotonic(); not together with `timers`.
     """
 
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
-                 max_inflated: int = 0, native_level: int = 0, Workers workers=None,
-                 max_held_bytes: int | None = None, receive_timeout: float = 0.0, send_timeout: float = 0.0,
+    def __init__(self, on_call, *, max_message: int | None = None, max_streams: int = 256, spare_frames: int = 10_000,
+                 max_inflated: int | None = None, native_level: int = 0, Workers workers=None,
+                 max_held_bytes: int | None = None, receive_timeout: float = math.inf,
+                 send_timeout: float = math.inf,
                  TimersHandle timers=None):
         self.on_call = on_call
         self.timers = TimersHandle() if timers is None else timers
         self.host.timers = &self.timers.timers
-        self.host.max_message = max_message
+        self.host.max_message = LARGEST_MESSAGE if max_message is None else max_message
         self.host.max_streams = max_streams
         self.host.spare_frames = spare_frames
         self.host.account.limit = SIZE_MAX if max_held_bytes is None else max_held_bytes
-        self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
-        self.host.send_ns = <int64_t>(send_timeout * 1e9)
-        self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
+        self.host.receive_ns = 0 if receive_timeout == math.inf else <int64_t>(receive_timeout * 1e9)
+        self.host.send_ns = 0 if send_timeout == math.inf else <int64_t>(send_timeout * 1e9)
+        self.host.max_inflated = self.host.max_message
+        if max_inflated is not None:
+            self.host.max_inflated = min(self.host.max_message, <size_t>max_inflated)
         self.host.native_level = native_level
         self.workers = workers
         if workers is not None:
@@ -223,8 +231,8 @@ cdef class Endpoint:
 
     @property
     def send_timeout(self) -> float:
-        """Seconds that a peer may take for a response; 0: any time."""
-        return self.host.send_ns * 1e-9
+        """Seconds that a peer may take for a response; infinity: any time."""
+        return self.host.send_ns * 1e-9 if self.host.send_ns else math.inf
 
     @property
     def direct(self) -> int:

@@ -193,7 +193,7 @@ cdef void head_complete(Stream *stream) noexcept nogil:
     elif stream.seen & HEADER_BAD_ENCODING:
         stream_fail(stream, STATUS_UNIMPLEMENTED,
                     "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
-    elif client != NULL and client.max_calls and client.calls > client.max_calls:
+    elif client != NULL and client.calls > client.max_calls:
         stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
             "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
             client.max_calls))

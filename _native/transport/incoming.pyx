@@ -138,7 +138,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
                     "a message is marked as compressed but the call declares no grpc-encoding")
     elif stream.single and receiver.messages == 1:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got more")
-    elif limit and receiver.size > limit:
+    elif receiver.size > limit:
         text = format_text("Received message larger than max (%zu vs. %zu)", receiver.size, limit)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not fits(stream):

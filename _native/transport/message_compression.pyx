@@ -112,7 +112,7 @@ cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inf
     cdef size_t limit = host.max_inflated
     cdef Inflated out
     if host.thread_pool != NULL:
-        limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
+        limit = min(limit, <size_t>INFLATED_HERE)
     if host.thread_pool == NULL or message.size <= INFLATE_HERE:
         result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &out)
         if result[0] == RESULT_OK:

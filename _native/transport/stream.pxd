@@ -319,7 +319,7 @@ cdef struct Host:
     Forwarding forwarding
     Account account          # the bytes that all connections make the server hold
     Smalls smalls            # allocates memory of sessions and calls
-    size_t max_message       # bytes of a request message; 0: unlimited
+    size_t max_message       # bytes of a request message
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, for responses of native methods; 0: no compression
     ThreadPool *thread_pool  # inflates and compresses large messages; NULL: the front does that

@@ -134,11 +134,10 @@ def read_delays() -> Delays:
 
 def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access, *, native_infer: bool) -> Door:
     """The front door of --transport; `native_infer`: the native one answers inference without Python."""
-    limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
         return GrpcioDoor(
             access=access,
-            max_message_bytes=limit,
+            max_message_bytes=settings.grpc_max_message_size or None,
             compression_level=settings.grpc_infer_response_compression_level,
             policy=policy,
             connections=_connections(settings),
@@ -146,22 +145,22 @@ def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: 
     return NativeDoor(
         engine.infer if native_infer else None,
         access=access,
-        max_message_bytes=limit,
-        max_decompressed_bytes=settings.grpc_max_decompressed_size,
+        max_message_bytes=settings.grpc_max_message_size or None,
+        max_decompressed_bytes=settings.grpc_max_decompressed_size or None,
         compression_level=settings.grpc_infer_response_compression_level,
         policy=policy,
         max_held_bytes=settings.max_held_bytes or usable_memory() // HELD_DIVISOR,
-        receive_timeout=settings.grpc_receive_timeout / 1000,
-        send_timeout=settings.grpc_send_timeout / 1000,
+        receive_timeout=settings.grpc_receive_timeout / 1000 or math.inf,
+        send_timeout=settings.grpc_send_timeout / 1000 or math.inf,
         connections=_connections(settings),
-        max_connections=settings.grpc_max_connections,
+        max_connections=settings.grpc_max_connections or None,
         io_threads=settings.io_threads or max(1, cores() // CORES_PER_IO_THREAD),
         io_busy_poll=settings.io_busy_poll_us / 1e6,
         clients=ClientLimits(
-            connections=settings.grpc_max_connections_per_client,
-            calls=settings.grpc_max_calls_per_client,
-            streams=settings.grpc_max_streams_per_client,
-            bytes_in_flight=settings.grpc_max_bytes_per_client,
+            connections=settings.grpc_max_connections_per_client or None,
+            calls=settings.grpc_max_calls_per_client or None,
+            streams=settings.grpc_max_streams_per_client or None,
+            bytes_in_flight=settings.grpc_max_bytes_per_client or None,
         ),
     )
 
@@ -171,9 +170,9 @@ def _connections(settings: Settings) -> ConnectionPolicy:
         keepalive_time=settings.grpc_keepalive_time / 1000,
         keepalive_timeout=settings.grpc_keepalive_timeout / 1000,
         permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-        max_pings_without_data=settings.grpc_http2_max_pings_without_data,
+        max_pings_without_data=settings.grpc_http2_max_pings_without_data or None,
         min_ping_interval=settings.grpc_http2_min_recv_ping_interval_without_data / 1000,
-        max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+        max_ping_strikes=settings.grpc_http2_max_ping_strikes or None,
         max_age=settings.grpc_max_connection_age / 1000 or math.inf,
         age_grace=settings.grpc_max_connection_age_grace / 1000 or math.inf,
         handshake_timeout=settings.grpc_handshake_timeout / 1000,

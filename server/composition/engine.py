@@ -12,7 +12,7 @@ from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from inferd.server.engine.instances.hosts import HostPolicyError, parse_host_policies
 from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.instances.resources import ResourceError, Resources, parse_limits
-from inferd.server.engine.instances.shared_memory import SharedMemoryPolicy
+from inferd.server.engine.instances.shared_memory import MOST_COPIED, SharedMemoryPolicy
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.engine.repository.sources import open_sources
@@ -76,7 +76,7 @@ def make_engine(settings: Settings, loader: BackendLoader | None = None) -> Engi
             load_threads=settings.model_load_thread_count,
             load_retries=settings.model_load_retry_count,
             strict_readiness=settings.strict_readiness,
-            max_inflight=settings.max_inflight_requests,
+            max_inflight=settings.max_inflight_requests or None,
             max_queued=settings.max_queued_requests_per_model,
             shared_memory=SharedMemoryPolicy(
                 shared=settings.allow_client_shm,
@@ -84,9 +84,9 @@ def make_engine(settings: Settings, loader: BackendLoader | None = None) -> Engi
                 prefixes=settings.client_shm_prefix,
                 max_regions=settings.client_shm_max_regions,
                 max_byte_size=settings.client_shm_max_byte_size,
-                user_regions=settings.client_shm_max_regions_per_user,
-                user_byte_size=settings.client_shm_max_byte_size_per_user,
-                max_copied=settings.grpc_max_message_size or 2**31 - 1,
+                user_regions=settings.client_shm_max_regions_per_user or None,
+                user_byte_size=settings.client_shm_max_byte_size_per_user or None,
+                max_copied=settings.grpc_max_message_size or MOST_COPIED,
             ),
             cache=settings.cache,
             hardware=_hardware(settings, gpus),

@@ -62,7 +62,7 @@ class Engine:
         options: how configurations are read.
         load_threads: models loaded at a time.
         strict_readiness: be ready only while every model is.
-        max_inflight: requests that may be in the server; 0 for any number.
+        max_inflight: requests that may be in the server; None: any number.
         max_queued: requests that may wait for one version of a model; 0 for any number.
         shared_memory: the policy for shared memory of clients.
         cache: keeps the responses of models with response_cache.
@@ -79,7 +79,7 @@ class Engine:
         *,
         load_threads: int = 4,
         strict_readiness: bool = True,
-        max_inflight: int = 0,
+        max_inflight: int | None = None,
         max_queued: int = 0,
         shared_memory: SharedMemoryPolicy | None = None,
         cache: CacheConfig = None,

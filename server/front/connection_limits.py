@@ -28,12 +28,12 @@ LOOK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """The limits of one client; 0 for any number."""
+    """The limits of one client; None: any number."""
 
-    connections: int = 0
-    calls: int = 0
-    streams: int = 0  # of the calls, those that are streams
-    bytes_in_flight: int = 0
+    connections: int | None = None
+    calls: int | None = None
+    streams: int | None = None  # of the calls, those that are streams
+    bytes_in_flight: int | None = None
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ListenerPolicy:
     """The rules for the connections of one listener."""
 
     connections: ConnectionPolicy = DEFAULT_POLICY
-    max_connections: int = 0  # 0: any number
+    max_connections: int | None = None  # None: any number
     groups: frozenset[str] | None = None  # RPC groups that are served; None: all
     trusted: bool = False  # callers need neither a token nor the header of a restricted protocol
     interceptor: InterceptorHandle | None = None  # of native calls
@@ -98,11 +98,11 @@ class ConnectionLimits:
     """How many connections the server, each listener and each client have, and may have.
 
     Args:
-        max_connections: of the server; 0 for any number.
+        max_connections: of the server; None: any number.
         per_client: the limits of each client.
     """
 
-    max_connections: int = 0
+    max_connections: int | None = None
     per_client: ClientLimits = field(default_factory=ClientLimits)
     count: int = 0
     accepted: int = 0  # connections, ever
@@ -233,8 +233,8 @@ class ConnectionLimits:
         return use
 
 
-def _is_full(count: int, most: int) -> bool:
-    return 0 < most <= count
+def _is_full(count: int, most: int | None) -> bool:
+    return most is not None and count >= most
 
 
 def client_name(peer: Peer) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ def prepare(accepted: socket.socket, send_timeout: float) -> None:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
         return
     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if send_timeout:  # for bytes that only the kernel still has
+    if send_timeout != math.inf:  # for bytes that only the kernel still has
         accepted.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(send_timeout * 1000))
 
 

@@ -53,9 +53,9 @@ def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
         # C core has a timeout of its own for a ping's answer, by default a minute
         ("grpc.http2.ping_timeout_ms", milliseconds(policy.keepalive_timeout)),
         ("grpc.keepalive_permit_without_calls", int(policy.permit_without_calls)),
-        ("grpc.http2.max_pings_without_data", policy.max_pings_without_data),
+        ("grpc.http2.max_pings_without_data", policy.max_pings_without_data or 0),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds(policy.min_ping_interval)),
-        ("grpc.http2.max_ping_strikes", policy.max_ping_strikes),
+        ("grpc.http2.max_ping_strikes", policy.max_ping_strikes or 0),
         ("grpc.max_connection_age_ms", milliseconds(policy.max_age)),
         ("grpc.max_connection_age_grace_ms", milliseconds(policy.age_grace)),
         ("grpc.server_handshake_timeout_ms", milliseconds(policy.handshake_timeout)),
@@ -65,17 +65,18 @@ def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
 
 def channel_options(
     *,
-    max_message_bytes: int = UNLIMITED,
+    max_message_bytes: int | None = None,
     reuse_port: bool = False,
     policy: ConnectionPolicy = DEFAULT_POLICY,
     compression_level: str = "none",
 ) -> tuple[tuple[str, int], ...]:
-    """The options of the C core server; `max_message_bytes` limits requests and responses, UNLIMITED as in Triton."""
+    """The options of the C core server; `max_message_bytes` limits requests and responses, None: nothing does."""
+    limit = UNLIMITED if max_message_bytes is None else max_message_bytes
     return (
         *_OPTIONS,
         *policy_options(policy),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_send_message_length", limit),
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.default_compression_level", COMPRESSION_LEVELS[compression_level]),
     )
@@ -87,7 +88,7 @@ class GrpcioDoor:
     def __init__(
         self,
         *,
-        max_message_bytes: int = UNLIMITED,
+        max_message_bytes: int | None = None,
         access: Access | None = None,
         compression_level: str = "none",
         policy: ListenPolicy | None = None,

@@ -32,9 +32,9 @@ class ConnectionPolicy:
     keepalive_time: float = 7200.0
     keepalive_timeout: float = 20.0
     permit_without_calls: bool = True
-    max_pings_without_data: int = 2  # 0: no limit
+    max_pings_without_data: int | None = 2  # None: no limit
     min_ping_interval: float = 10.0
-    max_ping_strikes: int = 2  # 0: no limit
+    max_ping_strikes: int | None = 2  # None: no limit
     max_age: float = math.inf
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface
@@ -85,7 +85,7 @@ class Keepalive:
             self._response_frames = response_frames
             self._pings_without_data = 0
         at = max(received_at, self._last_ping) + policy.keepalive_time
-        if policy.max_pings_without_data and self._pings_without_data >= policy.max_pings_without_data:
+        if policy.max_pings_without_data is not None and self._pings_without_data >= policy.max_pings_without_data:
             at = max(at, self._last_ping + THROTTLED)
         if now < at:
             self.deadline = at
@@ -128,7 +128,7 @@ class PingStrikes:
         if now < self._last + (IDLE_PING_INTERVAL if idle else policy.min_ping_interval):
             self._strikes += 1
         self._last = now
-        return 0 < policy.max_ping_strikes < self._strikes
+        return policy.max_ping_strikes is not None and self._strikes > policy.max_ping_strikes
 
 
 class Age:

@@ -102,15 +102,15 @@ class NativeDoor:
     Args:
         infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.
         access: the rules of access; None: every caller may call every method.
-        max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
-        max_held_bytes: of unanswered requests and unread responses; None for no limit.
-        receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
+        max_message_bytes: largest request message; None: no limit.
+        max_held_bytes: of unanswered requests and unread responses; None: no limit.
+        receive_timeout: seconds in which a request must arrive, see `Endpoint`; infinity: any time.
         send_timeout: seconds in which a client must read a response, the same.
-        max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
+        max_decompressed_bytes: largest request message after decompression; None: no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
         connections: limits of silence, age and pings.
-        max_connections: open at a time; further ones are closed at once. 0 for any number.
+        max_connections: open at a time; further ones are closed at once. None: any number.
         clients: the limits of each client.
         io_threads: how many threads read and write the sockets.
         io_busy_poll: seconds for which such a thread polls before it sleeps.
@@ -121,15 +121,15 @@ class NativeDoor:
         infer: InferService | None = None,
         *,
         access: Access | None = None,
-        max_message_bytes: int = -1,
+        max_message_bytes: int | None = None,
         max_held_bytes: int | None = None,
         receive_timeout: float = 30.0,
         send_timeout: float = 30.0,
-        max_decompressed_bytes: int = 0,
+        max_decompressed_bytes: int | None = None,
         compression_level: str = "none",
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
-        max_connections: int = 0,
+        max_connections: int | None = None,
         clients: ClientLimits = NO_LIMITS,
         io_threads: int = 1,
         io_busy_poll: float = 0.0,
@@ -141,7 +141,7 @@ class NativeDoor:
         self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
         self._endpoint = Endpoint(
             self._on_call,
-            max_message=max(0, max_message_bytes),
+            max_message=max_message_bytes,
             max_held_bytes=max_held_bytes,
             receive_timeout=receive_timeout,
             send_timeout=send_timeout,
@@ -166,7 +166,7 @@ class NativeDoor:
         self._io_busy_poll = io_busy_poll
         self._drivers: set[SocketDriver] = set()
         self._handshakes: set[PendingHandshake] = set()
-        self._connections = replace(connections, send_timeout=send_timeout or math.inf)
+        self._connections = replace(connections, send_timeout=send_timeout)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
         self._contexts: set[NativeContext] = set()  # of calls that Python handles
@@ -334,7 +334,7 @@ class NativeDoor:
             if getattr(rules, option) is not None
         }
         listener_policy = ListenerPolicy(
-            connections=replace(self._connections, **given), max_connections=rules.max_connections or 0
+            connections=replace(self._connections, **given), max_connections=rules.max_connections or None
         )
         groups = set(GROUPS if rules.groups is None else rules.groups)
         if rules.reflection is not None:

@@ -182,7 +182,7 @@ def connected(process: Process):
 def _arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("door", choices=NAMES)
-    parser.add_argument("--max-message-bytes", type=int, default=-1)
+    parser.add_argument("--max-message-bytes", type=int)
     parser.add_argument("--stream-window", type=int, default=128)
     parser.add_argument("--library-health", action="store_true", help="only the library's health servicer")
     return parser.parse_args()

@@ -176,7 +176,7 @@ async def serving(
     hardware: Hardware | None = None,
     control: ModelControl | None = None,
     cache: CacheConfig = None,
-    max_inflight: int = 0,
+    max_inflight: int | None = None,
     load_threads: int | None = None,
     **configs: str,
 ) -> AsyncIterator[Engine]:

@@ -102,7 +102,7 @@ def test_answers_lift_the_limit_on_pings():
 
 
 def test_zero_pings_without_data_is_no_limit():
-    assert len(Answering(ConnectionPolicy(keepalive_time=10, max_pings_without_data=0)).run(100)) >= 9
+    assert len(Answering(ConnectionPolicy(keepalive_time=10, max_pings_without_data=None)).run(100)) >= 9
 
 
 # -- strikes --
@@ -124,7 +124,7 @@ def test_an_answer_forgives():
 
 
 def test_zero_strikes_is_no_limit():
-    strikes = PingStrikes(ConnectionPolicy(max_ping_strikes=0))
+    strikes = PingStrikes(ConnectionPolicy(max_ping_strikes=None))
     assert not any(strikes.pinged(0.0, response_frames=0, streams=1) for _ in range(1000))
 
 

@@ -70,7 +70,7 @@ class Calls(RuleBasedStateMachine):
         self.endpoint.clock = Clock()
         self.lanes.service.install(self.endpoint)
         self.lanes.endpoint = self.endpoint
-        self.uses = [ClientUse(f"client {number}", max_bytes=0) for number in range(2)]
+        self.uses = [ClientUse(f"client {number}", max_bytes=None) for number in range(2)]
         self.peers = [self._peer(self.uses[number % 2]) for number in range(4)]
         self.all: list[Sent] = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from inferd._native.memory.resource import live_counters
@@ -328,7 +330,7 @@ def test_the_deadline_counts_from_the_arrival_of_the_headers(made_lanes):
     peer.close()
 
 
-@pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
+@pytest.mark.parametrize("receive_timeout", [math.inf, 30.0])
 def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made_lanes, receive_timeout):
     lanes = made_lanes(receive_timeout=receive_timeout)
     peer = Peer(lanes.endpoint)
@@ -345,7 +347,7 @@ def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made_la
     peer.close()
 
 
-@pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
+@pytest.mark.parametrize("receive_timeout", [math.inf, 30.0])
 def test_a_deadline_holds_where_the_headers_come_in_parts(made_lanes, receive_timeout):
     """The deadline cannot end the call before its headers are complete, and ends it as soon as they are."""
     lanes = made_lanes(receive_timeout=receive_timeout)

@@ -435,7 +435,7 @@ def outline_of(folder: ModelFolder, _: configuration.Options) -> Outline:
     return Outline(folder.versions, frozenset(step.model for step in KINDS[folder.name].steps))
 
 
-def make_engine(simulation: Simulation, *, max_inflight: int, ttl: float, resources: Any) -> Engine:
+def make_engine(simulation: Simulation, *, max_inflight: int | None, ttl: float, resources: Any) -> Engine:
     """The engine of a simulation, with its repository."""
     for each in WATCHED:
         each.shop = simulation.shop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -15,6 +16,7 @@ from inferd._native.memory.shm import Regions
 from inferd._native.memory.spoiling import spoil_memory
 from inferd.server.engine.instances import instances as engine_instances
 from inferd.server.engine.instances.resources import Resources
+from inferd.server.engine.instances.shared_memory import MOST_COPIED
 from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
 from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES, Drops
@@ -197,7 +199,7 @@ class Simulation:
         self.demand = Demand(self)
         self.shelf, self.shop, self.operator = Shelf(self), Shop(self), Operator(self)
         self.engine = make_engine(
-            self, max_inflight=self.service_limit, ttl=ttl, resources=Resources({("R", None): resources})
+            self, max_inflight=self.service_limit or None, ttl=ttl, resources=Resources({("R", None): resources})
         )
         self.service = self.engine.infer
         self.rights = Rights(self)
@@ -206,11 +208,11 @@ class Simulation:
         self.town = Town(self)
         self.traces = Traces(self)
         self.regions = Regions(max_count=1000, max_byte_size=1 << 36)
-        self.service.use_regions(self.regions, shared=True)
+        self.service.use_regions(self.regions, shared=True, max_copied=MOST_COPIED)
         # threads that compress and inflate what is large
         self.sockets = Sockets(self)
         self.strikes = self.has("strikes", 0.5, when=not scale.crowd)  # PINGs in a row end a connection
-        policy = ConnectionPolicy(max_streams=100, max_ping_strikes=STRIKES if self.strikes else 0)
+        policy = ConnectionPolicy(max_streams=100, max_ping_strikes=STRIKES if self.strikes else None)
         if self.ages:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
         self.drops = Drops(self)
@@ -218,7 +220,7 @@ class Simulation:
         if self.has("keepalive", 0.3, when=not scale.crowd):
             often, patience = Random(f"{seed} keepalive").choice(SILENCES)
             policy = replace(
-                policy, keepalive_time=self.pace * often, keepalive_timeout=patience, max_pings_without_data=0
+                policy, keepalive_time=self.pace * often, keepalive_timeout=patience, max_pings_without_data=None
             )
             self.silence_ns = int(patience * SECOND)
         pool = int(self._draw("pool", 1, 2))
@@ -227,7 +229,7 @@ class Simulation:
             self.service,
             pool,
             policy,
-            receive_timeout=self.receive_timeout,
+            receive_timeout=self.receive_timeout or math.inf,
             max_held_bytes=self.held_limit or None,
             compression="low" if self.packing else "none",
         )

@@ -38,6 +38,8 @@ from inferd.server.errors import (
 __all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
 
 DIRECTORY = "/dev/shm"
+MOST_COPIED = 2**31 - 1
+"""Bytes of one input that are copied out of a region, by default: as many as a message of protobuf may have."""
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 LONGEST_NAME = 255
 
@@ -57,7 +59,7 @@ class SharedMemoryPolicy:
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
-        user_regions, user_byte_size: the same for the regions of one user; 0: half of it. Without effect with
+        user_regions, user_byte_size: the same for the regions of one user; None: half of it. Without effect with
             `shared`.
         max_copied: bytes of one input that are copied out of a region.
     """
@@ -67,9 +69,9 @@ class SharedMemoryPolicy:
     prefixes: tuple[str, ...] = ()
     max_regions: int = 1024
     max_byte_size: int = 64 << 30
-    user_regions: int = 0
-    user_byte_size: int = 0
-    max_copied: int = 2**31 - 1
+    user_regions: int | None = None
+    user_byte_size: int | None = None
+    max_copied: int = MOST_COPIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +278,9 @@ class SharedMemory:
         return user is not None and user.uid == own and owner in (own, None) and user.pid > 0
 
 
-def _of_user(most: int, of_all: int) -> int:
+def _of_user(most: int | None, of_all: int) -> int:
     """The limit of one user; by default half of the limit of all, so that no user can take all."""
-    return min(most, of_all) if most else -(-of_all // 2)
+    return -(-of_all // 2) if most is None else min(most, of_all)
 
 
 def check_name(name: str) -> None:
