@@ -1,6 +1,13 @@
 class ClientUse:
     connections: int
-    def __init__(self, name: str, *, max_calls: int = 0, max_streams: int = 0, max_bytes: int = 0) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_calls: int | None = None,
+        max_streams: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None: ...
     @property
     def name(self) -> str: ...
     @property

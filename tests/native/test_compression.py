@@ -47,7 +47,7 @@ def text(size, seed=0):
     return np.frombuffer(b"abc ", np.uint8)[np.random.default_rng(seed).integers(0, 4, size)].tobytes()
 
 
-def refusal(encoding, data, limit=0):
+def refusal(encoding, data, limit=64 * MIB):
     with pytest.raises(ValueError, match=r"corrupt|truncated|too large") as caught:
         _inflate(ENCODINGS[encoding], data, limit)
     return str(caught.value)
