@@ -1,5 +1,7 @@
 # Formatting of error texts without the GIL.
 
+from libc.stdint cimport uint32_t
+
 from inferd._native.protobuf.codec cimport Str
 
 cdef extern from *:
@@ -37,17 +39,28 @@ cdef extern from *:
         return out;
     }
 
-    /* the number of bytes to print of a name that a peer chose */
-    static inline int inferd_clip(uint32_t size) { return size > 256 ? 256 : (int)size; }
-
     /* the text, or another one if there was no memory for it */
     static inline const char *inferd_text(const char *text) { return text ? text : "out of memory"; }
     """
     char *format_text "inferd_format"(const char *format, ...) noexcept nogil
     const char *shape_text "inferd_shape"(char *out, size_t room, bint has_batch, const long *dims,
                                           unsigned int rank) noexcept nogil
-    int clip "inferd_clip"(unsigned int size) noexcept nogil
     const char *text_or_no_memory "inferd_text"(const char *text) noexcept nogil
+
+
+cdef enum:
+    MOST_SHOWN = 256         # bytes
+
+# How many bytes of a text that a peer chose are shown in a message. The rest is cut off between two characters: a
+# message must be UTF-8, or clients cannot parse the response of a stream that contains it.
+cdef inline int clip(Str text) noexcept nogil:
+    cdef uint32_t size = text.size
+    if size <= <uint32_t>MOST_SHOWN:
+        return <int>size
+    size = MOST_SHOWN
+    while size and (text.data[size] & 0xc0) == 0x80:
+        size -= 1
+    return <int>size
 
 
 # The message of an exception, or its type if the message is empty.

@@ -157,9 +157,12 @@ def _advice(number: int | None) -> str:
 
 
 def answer(error: BaseException) -> tuple[Status, str]:
-    """The status and text that a client gets for `error`; an unforeseen one is INTERNAL, without its text."""
+    """The status and text that a client gets for `error`; an unforeseen one is INTERNAL, without its text.
+
+    The text has no null byte, even if a name in it has one: texts in C end there.
+    """
     if isinstance(error, ServerError):
-        return error.status, str(error)
+        return error.status, str(error).replace("\0", " ")
     if isinstance(error, MemoryError):
         return Status.RESOURCE_EXHAUSTED, "the server has no memory for this call"
     return Status.INTERNAL, f"internal error: {type(error).__name__}"

@@ -486,7 +486,7 @@ cdef void fail_deadlocked(Run *run) noexcept nogil:
     cdef char *text = format_text(
         "[request id: %.*s] unexpected deadlock, at least one output is not set while no more ensemble steps can be "
         "made",
-        clip(id.size), id.data)
+        clip(id), id.data)
     fail(run, STATUS_INVALID_ARGUMENT, REFUSAL_NONE, text)
     free(text)
     finish_failed(run)

@@ -180,7 +180,7 @@ cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_siz
     # negative numbers are very large ones, as in Triton
     cdef uint64_t start = <uint64_t>offset
     cdef uint64_t size = <uint64_t>byte_size
-    cdef int length = clip(region.name.size)
+    cdef int length = clip(region.name)
     if start >= region.size:
         return format_text("Invalid offset for shared memory region: '%.*s', expected less than %zu, got %lld",
                            length, region.name.data, region.size, <long long>offset)

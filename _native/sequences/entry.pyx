@@ -67,7 +67,7 @@ cdef char *id_text(const Correlation *correlation) noexcept nogil:
     # from malloc
     if correlation.text.data == NULL:
         return format_text("%llu", <unsigned long long>correlation.number)
-    return format_text("%.*s", clip(correlation.text.size), correlation.text.data)
+    return format_text("%.*s", clip(correlation.text), correlation.text.data)
 
 
 cdef const char *end_text(int32_t reason) noexcept nogil:

@@ -223,7 +223,7 @@ cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t gro
     if verdict == MODEL_DENIED and model.size == 0:
         return format_text("the token does not allow what concerns all models: expecting one without 'models='")
     if verdict == MODEL_DENIED:
-        return format_text("the token does not allow model '%.*s'", clip(model.size), model.data)
+        return format_text("the token does not allow model '%.*s'", clip(model), model.data)
     if verdict == OVERRIDE_DENIED and access.tokens != NULL:
         return format_text("the token does not allow loads with a configuration or files of their own: expecting "
                            "the right 'overrides'")

@@ -83,12 +83,12 @@ cdef void refuse_version(const ModelEntry *entry, Str name, int64_t version, int
         known = known or entry.versions[i].version == version
     status[0] = STATUS_UNAVAILABLE if known else STATUS_NOT_FOUND
     if entry == NULL:
-        details[0] = format_text("Request for unknown model: '%.*s' is not found", clip(name.size), name.data)
+        details[0] = format_text("Request for unknown model: '%.*s' is not found", clip(name), name.data)
     elif version < 0:
         details[0] = format_text("Request for unknown model: '%.*s' has no available versions",
-                                 clip(name.size), name.data)
+                                 clip(name), name.data)
     else:
-        details[0] = format_text("Request for unknown model: '%.*s' version %lld is not %s", clip(name.size),
+        details[0] = format_text("Request for unknown model: '%.*s' version %lld is not %s", clip(name),
                                  name.data, <long long>version, b"at ready state" if known else b"found")
 
 
@@ -102,7 +102,7 @@ cdef bint choose_version(const ModelEntry *entry, Str version, int64_t *number, 
             return True
         status[0] = STATUS_INVALID_ARGUMENT
         details[0] = format_text("invalid model version specified: '%.*s', version should be an integral value > 0",
-                                 clip(version.size), version.data)
+                                 clip(version), version.data)
         return False
     number[0] = -1
     for i in range(0 if entry == NULL else entry.label_count):
@@ -115,7 +115,7 @@ cdef bint choose_version(const ModelEntry *entry, Str version, int64_t *number, 
     status[0] = STATUS_INVALID_ARGUMENT
     details[0] = format_text(
         "failed to get model version from specified version string '%.*s' (details: stol), version should be an "
-        "integral value > 0%s", clip(version.size), version.data,
+        "integral value > 0%s", clip(version), version.data,
         b", or a version label of the model" if entry.label_count else b"")
     return False
 
@@ -197,7 +197,7 @@ cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, i
     status[0] = STATUS_UNAVAILABLE
     details[0] = format_text(
         "Request for unknown model: '%.*s' is unloading: only requests of sequences that have begun on it are served",
-        clip(name.size), name.data)
+        clip(name), name.data)
 
 
 cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, bint labelled,

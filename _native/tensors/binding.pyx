@@ -102,11 +102,11 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
         if index < 0 or <uint32_t>index >= signature.input_count:
             request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
                 "unexpected inference input '%.*s' for model '%.*s'",
-                clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
+                clip(head.name), head.name.data, signature.name.size, signature.name.data))
             return False
         if request.inputs[index].present:
             refuse_invalid(request, format_text("input '%.*s' already exists in request",
-                                                clip(head.name.size), head.name.data))
+                                                clip(head.name), head.name.data))
             return False
         if not bind_input(request, regions, head, &raw, index):
             request.inputs[index].present = False  # some of its fields are not set
@@ -231,7 +231,7 @@ cdef bint check_datatype(Request *request, const InputHead *head, int index) noe
     if head.datatype.size != strlen(expected) or memcmp(head.datatype.data, expected, head.datatype.size) != 0:
         refuse_invalid(request, format_text(
             "inference input '%.*s' data-type is '%.*s', but model '%.*s' expects '%s'",
-            tensor.name.size, tensor.name.data, clip(head.datatype.size), head.datatype.data,
+            tensor.name.size, tensor.name.data, clip(head.datatype), head.datatype.data,
             signature.name.size, signature.name.data, expected))
         return False
     return True
@@ -391,11 +391,11 @@ cdef bint bind_outputs(Request *request, const RegionAccess *regions) noexcept n
         if index < 0 or <uint32_t>index >= signature.output_count:
             request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
                 "unexpected inference output '%.*s' for model '%.*s'",
-                clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
+                clip(head.name), head.name.data, signature.name.size, signature.name.data))
             return False
         if request.response.outputs[index].wanted:
             refuse_invalid(request, format_text("output '%.*s' already exists in request",
-                                                clip(head.name.size), head.name.data))
+                                                clip(head.name), head.name.data))
             return False
         request.response.outputs[index].wanted = True
         if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):

@@ -142,7 +142,7 @@ cdef const char *expected(Fault fault) noexcept nogil:
 
 cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil:
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-        "invalid value type for '%.*s' parameter, expected %s", clip(key.size), key.data, expected))
+        "invalid value type for '%.*s' parameter, expected %s", clip(key), key.data, expected))
     return False
 
 
@@ -157,7 +157,7 @@ cdef bint refuse_parameter(Request *request, const Parameter *p) noexcept nogil:
         return wrong_parameter(request, p.key, expected(fault))
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
         "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified, got '%.*s'",
-        clip(p.key.size), p.key.data))
+        clip(p.key), p.key.data))
     return False
 
 

@@ -82,7 +82,7 @@ cdef inline const Parameter *find(const Request *request, uint32_t first, uint32
 
 cdef bint wrong_kind(Request *request, Str tensor, const char *key, const char *expected) noexcept nogil:
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-        "invalid value type for '%s' parameter for tensor '%.*s', expected %s.", key, clip(tensor.size), tensor.data,
+        "invalid value type for '%s' parameter for tensor '%.*s', expected %s.", key, clip(tensor), tensor.data,
         expected))
     return False
 
@@ -96,7 +96,7 @@ cdef bint take_number(Request *request, Str tensor, uint32_t first, uint32_t cou
     if not has_region:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "'%s' can not be specified without 'shared_memory_region' parameter for tensor '%.*s'", key,
-            clip(tensor.size), tensor.data))
+            clip(tensor), tensor.data))
         return False
     if p.kind != PARAMETER_INT64:
         return wrong_kind(request, tensor, key, "int64_param")
@@ -119,13 +119,13 @@ cdef bint take_reference(Request *request, Str tensor, uint32_t first, uint32_t 
     if has_region and not has_size:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '%.*s'",
-            clip(tensor.size), tensor.data))
+            clip(tensor), tensor.data))
         return False
     if has_region:
         out.region = region.text
         return True
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-        "tensor '%.*s' has a parameter that begins with 'shared_memory_' and is not known", clip(tensor.size),
+        "tensor '%.*s' has a parameter that begins with 'shared_memory_' and is not known", clip(tensor),
         tensor.data))
     return False
 
@@ -150,12 +150,12 @@ cdef Placement *take_placement(Request *request, const RegionAccess *access, Str
         return NULL
     if scope == SCOPE_NONE:
         request_fail(request, STATUS_UNIMPLEMENTED, format_text(
-            "%s Tensor '%.*s' refers to a region.", SHM_DISABLED, clip(tensor.size), tensor.data))
+            "%s Tensor '%.*s' refers to a region.", SHM_DISABLED, clip(tensor), tensor.data))
         return NULL
     region = region_find(access.registry, scope, wanted.region)
     if region == NULL:
         request_fail(request, STATUS_NOT_FOUND, format_text(
-            "Unable to find shared memory region: '%.*s'", clip(wanted.region.size), wanted.region.data))
+            "Unable to find shared memory region: '%.*s'", clip(wanted.region), wanted.region.data))
         return NULL
     refusal = region_refusal(region, wanted.offset, wanted.byte_size)
     placement = <Placement *>calloc(1, sizeof(Placement)) if refusal == NULL else NULL
@@ -236,7 +236,7 @@ cdef bint fetch_input(Request *request, uint32_t index) noexcept nogil:
         block_give(block)
         request_fail(request, STATUS_INTERNAL, format_text(
             "input '%.*s' cannot be read from CUDA shared memory region '%.*s': device %d does not copy it", name.size,
-            name.data, clip(region.name.size), region.name.data, region.device))
+            name.data, clip(region.name), region.name.data, region.device))
         return False
     input.region = NULL
     block_give(input.block)
@@ -276,7 +276,7 @@ cdef char *shortened_text(const Placement *placement) noexcept nogil:
     return format_text(
         "the object of shared memory region '%.*s' has been shortened since it was registered, or the system has no "
         "memory for it: register it again",
-        clip(name.size), name.data)
+        clip(name), name.data)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ cdef bint place_output(Request *request, const RegionAccess *access, const Outpu
     if not placement.region.writable:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "output '%.*s' cannot be written to shared memory region '%.*s': the server may only read its object",
-            clip(head.name.size), head.name.data, clip(placement.region.name.size), placement.region.name.data))
+            clip(head.name), head.name.data, clip(placement.region.name), placement.region.name.data))
         return False
     return True
 
@@ -359,7 +359,7 @@ cdef bint write_output(Response *response, const Placement *placement) noexcept 
         if out.size and not cuda_region_write(placement.region, placement.offset, out.data, out.size):
             response_fail(response, STATUS_INTERNAL, format_text(
                 "output '%.*s' cannot be written to CUDA shared memory region '%.*s': device %d does not copy it",
-                name.size, name.data, clip(placement.region.name.size), placement.region.name.data,
+                name.size, name.data, clip(placement.region.name), placement.region.name.data,
                 placement.region.device))
             return False
     elif out.size and out.data != to:

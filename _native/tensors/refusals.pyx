@@ -18,7 +18,7 @@ cdef void refuse_invalid(Request *request, char *text) noexcept nogil:
         request_fail(request, STATUS_INVALID_ARGUMENT, NULL)
         return
     if id.size:
-        whole = format_text("[request id: %.*s] %s", clip(id.size), id.data, text)
+        whole = format_text("[request id: %.*s] %s", clip(id), id.data, text)
     else:
         whole = format_text("[request id: <id_unknown>] %s", text)
     free(text)

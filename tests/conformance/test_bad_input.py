@@ -97,6 +97,8 @@ def text(*elements):
 MODEL = [
     Case("unknown model", request("nothing", floats(1)),
         ("Request for unknown model: 'nothing' is not found",), NOT_FOUND),
+    Case("unknown model with a long name, which is cut between two characters", request("x" + 200 * "ä", floats(1)),
+        ("Request for unknown model: 'x" + 127 * "ä", "' is not found",), NOT_FOUND),
     Case("no model name", request("", floats(1)), ("unknown model: ''",), NOT_FOUND),
     Case("empty message", pb.ModelInferRequest(), ("unknown model: ''",), NOT_FOUND),
     Case("unknown version", request("versions", floats(1, 2, 3, 4), version="2"), ("is not found",), NOT_FOUND),
@@ -109,6 +111,8 @@ MODEL = [
 NAMES_AND_COUNTS = [
     Case("unknown input", simple(name="INPUT7"),
         ("unexpected inference input 'INPUT7' for model 'simple'",), prefixed=False),
+    Case("unknown input with a long name, which is cut between two characters", simple(name="x" + 200 * "ä"),
+        ("unexpected inference input 'x" + 127 * "ä", "' for model 'simple'",), prefixed=False),
     Case("no input name", simple(name=""), ("unexpected inference input '' for model 'simple'",), prefixed=False),
     Case("unknown output", with_output("OUTPUT7"),
         ("unexpected inference output 'OUTPUT7' for model 'simple'",), prefixed=False),

@@ -190,6 +190,7 @@ def test_log_settings_are_shown_and_changed(server, client):
         ("log_format", {"bool_param": True}, "INVALID_ARGUMENT", "expect string for log_format"),
         ("log_format", {"string_param": "xml"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: xml"),
         ("log_colour", {"bool_param": True}, "INVALID_ARGUMENT", "unknown log setting 'log_colour'"),
+        ("log\0colour", {"bool_param": True}, "INVALID_ARGUMENT", "unknown log setting 'log colour'"),
     ],
 )
 def test_wrong_log_settings_change_nothing(server, name, value, code, text):
@@ -202,6 +203,7 @@ def test_wrong_log_settings_change_nothing(server, name, value, code, text):
             stub.LogSettings(message)
         assert error.value.code() is grpc.StatusCode[code]
         assert error.value.details().startswith(text)
+        richerrors.of(error.value)  # checks that the details repeat the text
         assert stub.LogSettings(pb.LogSettingsRequest()) == before
 
 
