@@ -82,7 +82,7 @@ def _is_reflected_at(settings: Settings, bind: Bind) -> bool:
 
 
 def is_reflected(settings: Settings) -> bool:
-    """Whether the server offers reflection; with grpcio no single address can refuse it."""
+    """Whether the server offers reflection. With grpcio all addresses offer it, or none."""
     every = all if settings.transport == "grpcio" else any
     return every(_is_reflected_at(settings, bind) for bind in settings.binds)
 
@@ -133,7 +133,7 @@ def read_delays() -> Delays:
 
 
 def make_door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access, *, native_infer: bool) -> Door:
-    """The front door of --transport; `native_infer`: the native one answers inference without Python."""
+    """The front door of --transport; with `native_infer` the native door answers inference without Python."""
     if settings.transport == "grpcio":
         return GrpcioDoor(
             access=access,

@@ -1,8 +1,8 @@
 """Every option of the server, once: its name, type, default and meaning.
 
 The names are tritonserver's if it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
-variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `inferd.server.cli` derives all three from
-here.
+variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `inferd.server.program` derives all three
+from here.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class Options:
     """Ask clients for a certificate that --grpc-root-cert has signed; implies --grpc-use-ssl."""
 
     grpc_server_cert: Path | None = None
-    """PEM file with the server's certificate chain; read again when it changes, as are the other two."""
+    """PEM file with the server's certificate chain. The server reads this file, the key and the root certificates again
+    when they change."""
 
     grpc_server_key: Path | None = None
     """PEM file with the private key of the certificate."""
@@ -235,14 +236,15 @@ class Options:
     """Regions of shared memory that clients may have registered."""
 
     client_shm_max_byte_size: int = 64 << 30
-    """Bytes of all these regions together."""
+    """Bytes of all regions that clients may have registered."""
 
     client_shm_max_regions_per_user: int = 0
     """Regions that one user may have registered; 0: half of what all may have, so that no user can take all. Without
     effect with --allow-client-shm, where all users share."""
 
     client_shm_max_byte_size_per_user: int = 0
-    """Bytes of the regions of one user together; 0 and --allow-client-shm as for the number of regions."""
+    """Bytes of all regions that one user may have registered; 0: half of what all may have. Without effect with
+    --allow-client-shm."""
 
     # -- GPUs --
 
@@ -273,7 +275,8 @@ class Options:
     """Milliseconds that must lie between two pings of a client if nothing is sent to it between them."""
 
     grpc_http2_max_ping_strikes: int = 2
-    """Pings that may come sooner than that before the connection is ended; 0 for no limit."""
+    """Pings of a client that may come sooner than --grpc-http2-min-recv-ping-interval-without-data allows, before its
+    connection is ended; 0 for no limit."""
 
     grpc_max_connection_age: int = 0
     """Milliseconds after which a connection is ended, more or less a tenth; 0 for no limit."""
@@ -296,7 +299,7 @@ class Options:
     )
 
     io_busy_poll_us: int = 0
-    """Microseconds for which such a thread polls for requests before it sleeps: by default it sleeps at once. Polling
+    """Microseconds for which an I/O thread polls for requests before it sleeps: by default it sleeps at once. Polling
     saves the time of waking, 10 to 50 microseconds a request, for clients that send one request after the other, and
     takes a core for each thread while requests come. Not with --transport grpcio."""
 
@@ -339,7 +342,8 @@ class Options:
     """Seconds for which a stopping server reports that it is not ready and still serves, for balancers to notice."""
 
     exit_timeout_secs: int = 30
-    """Seconds in which running requests must finish when the server stops; sequences, in three quarters of it."""
+    """Seconds within which running requests must finish when the server stops. Sequences must end within three quarters
+    of that time."""
 
     # -- Metrics --
 
@@ -356,7 +360,7 @@ class Options:
     """Where metrics are served: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. The address has no authentication."""
 
     metrics_port: int = 8002
-    """Port of that address if it has none; 0 for any free one."""
+    """Port of --metrics-address if that names none; 0 for any free one."""
 
     metrics_interval_ms: int = 2000
     """Milliseconds for which sampled values of GPUs and processors are shown before they are sampled again."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable
 
-from inferd.server.addresses import Rules, SettingsError
+from inferd.server.addresses import Address, Rules, SettingsError, TcpAddress
 from inferd.server.caching import CacheConfigError, RedisCache, parse_cache_config
 from inferd.server.settings.options import Options
 from inferd.server.settings.tracing import parse_trace_config
@@ -23,28 +24,32 @@ MOST_REGIONS = 4096  # the server can guard this many regions against clients th
 LEAST_HELD = 1 << 20
 """The least --max-held-bytes: with fewer bytes, hardly any request could be served."""
 
-AT_LEAST_0 = (
+MOST_BYTES = 1 << 62
+MOST_COUNT = (1 << 31) - 1
+
+BYTES = (
     "grpc_max_message_size",
     "grpc_max_decompressed_size",
     "max_held_bytes",
     "grpc_max_bytes_per_client",
-    "model_load_retry_count",
     "model_memory_budget",
-    "max_inflight_requests",
-    "max_queued_requests_per_model",
-    "client_shm_max_regions",
     "client_shm_max_byte_size",
-    "client_shm_max_regions_per_user",
     "client_shm_max_byte_size_per_user",
     "pinned_memory_pool_byte_size",
+)
+"""Options from 0 to MOST_BYTES."""
+FROM_0 = (
+    "model_load_retry_count",
+    "repository_poll_secs",
+    "max_inflight_requests",
+    "max_queued_requests_per_model",
+    "client_shm_max_regions_per_user",
     "drain_delay",
     "metrics_interval_ms",
     "access_log",
     "slow_request_ms",
     "exit_timeout_secs",
     "log_verbose",
-)
-INT32_FROM_0 = (
     "grpc_http2_max_pings_without_data",
     "grpc_http2_min_recv_ping_interval_without_data",
     "grpc_http2_max_ping_strikes",
@@ -59,12 +64,15 @@ INT32_FROM_0 = (
     "grpc_max_calls_per_client",
     "grpc_max_streams_per_client",
 )
-INT32_FROM_1 = (
+"""Options from 0 to MOST_COUNT."""
+FROM_1 = (
+    "model_load_thread_count",
     "grpc_keepalive_time",
     "grpc_keepalive_timeout",
     "grpc_handshake_timeout",
     "grpc_max_concurrent_streams",
 )
+"""Options from 1 to MOST_COUNT."""
 NATIVE_ONLY = (
     "io_threads",
     "io_busy_poll_us",
@@ -84,7 +92,8 @@ def check(options: Options) -> None:
     """Check every value.
 
     Raises:
-        SettingsError: values are out of their ranges or contradict each other; the text has a line for each.
+        SettingsError: values are out of their ranges or contradict each other; the text has a line for each rule that
+            is broken.
     """
     wrong: list[str] = []
     failed: set[Callable[[Options], None]] = set()
@@ -112,7 +121,7 @@ def _check_values(options: Options) -> None:
     except CacheConfigError as error:
         raise SettingsError(f"cache-config: {error}") from error
     if options.cache_per_caller and isinstance(cache, RedisCache):
-        raise SettingsError("cache-per-caller: it needs the local cache: other servers do not know who calls here")
+        raise SettingsError("cache-per-caller: it needs the local cache: other servers do not know the callers")
 
 
 def _check_repository(options: Options) -> None:
@@ -129,26 +138,26 @@ def _check_repository(options: Options) -> None:
         raise SettingsError("model-memory-budget: it needs --model-control-mode lazy")
     if "*" in options.load_model and len(options.load_model) > 1:
         raise SettingsError("load-model: Wildcard model name '*' must be the ONLY startup model if specified at all.")
-    least = 1 if options.model_control_mode == "poll" else 0
-    if options.repository_poll_secs < least:
-        raise SettingsError(f"repository-poll-secs: expected {least} or more, got {options.repository_poll_secs}")
-    if options.model_load_thread_count < 1:
-        raise SettingsError(f"model-load-thread-count: expected 1 or more, got {options.model_load_thread_count}")
+    if options.model_control_mode == "poll" and options.repository_poll_secs == 0:
+        raise SettingsError("repository-poll-secs: expected 1 or more with --model-control-mode poll, got 0")
 
 
 def _check_numbers(options: Options) -> None:
-    for name in AT_LEAST_0:
-        if getattr(options, name) < 0:
-            raise SettingsError(f"{_option(name)}: expected 0 or more, got {getattr(options, name)}")
+    ranges: tuple[tuple[tuple[str, ...], int, int], ...] = (
+        (BYTES, 0, MOST_BYTES),
+        (FROM_0, 0, MOST_COUNT),
+        (FROM_1, 1, MOST_COUNT),
+        (("client_shm_max_regions",), 0, MOST_REGIONS),
+    )
+    for names, least, most in ranges:
+        for name in names:
+            if not least <= (value := getattr(options, name)) <= most:
+                raise SettingsError(f"{_option(name)}: expected {least} to {most}, got {value}")
     if 0 < options.max_held_bytes < LEAST_HELD:
         raise SettingsError(
             f"max-held-bytes: expected {LEAST_HELD} or more, or 0 for a share of the memory, got "
             f"{options.max_held_bytes}: larger requests and responses could not be served"
         )
-    for least, names in enumerate((INT32_FROM_0, INT32_FROM_1)):
-        for name in names:
-            if not least <= getattr(options, name) < 2**31:
-                raise SettingsError(f"{_option(name)}: expected {least} to 2147483647, got {getattr(options, name)}")
 
 
 def _check_addresses(options: Options) -> None:
@@ -156,8 +165,14 @@ def _check_addresses(options: Options) -> None:
         raise SettingsError(f"grpc-port: expected 0 to 65535, got {options.grpc_port}")
     if not options.grpc_address:
         raise SettingsError("grpc-address: give at least one")
-    if len(set(options.addresses)) < len(options.addresses) and options.grpc_port:
-        raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, options.addresses))}")
+    repeated = [address for address, count in Counter(options.addresses).items() if count > 1 and not _is_any(address)]
+    if repeated:
+        raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, repeated))}")
+
+
+def _is_any(address: Address) -> bool:
+    """Whether the system chooses the port: two such addresses differ."""
+    return isinstance(address, TcpAddress) and address.port == 0
 
 
 def _check_metrics(options: Options) -> None:
@@ -168,8 +183,9 @@ def _check_metrics(options: Options) -> None:
 
 def _check_apart(options: Options) -> None:
     """Check that metrics have an address of their own."""
-    if options.allow_metrics and options.metrics_port and options.metrics_bind in options.addresses:
-        raise SettingsError(f"metrics-port: gRPC is served at {options.metrics_bind}: choose another port")
+    address = options.metrics_bind
+    if options.allow_metrics and address in options.addresses and not _is_any(address):
+        raise SettingsError(f"metrics-address: gRPC is served at {address}: choose another address or port")
 
 
 def _check_traces(options: Options) -> None:
@@ -211,12 +227,17 @@ def _check_grpcio(options: Options) -> None:
     if options.transport != "grpcio":
         return
     for bind in options.binds:
-        known = dataclasses.replace(bind.rules, tls=None, mode=None, owner=None)
-        if known != Rules():
+        native = dataclasses.replace(bind.rules, tls=None, mode=None, owner=None)
+        if native != Rules():
             raise SettingsError(
                 f"grpc-address: {bind.address}: gRPC's C core has only tls, mode and owner for one address, "
-                f"got {str(known)[1:]}; use --transport native"
+                f"got {str(native)[1:]}; use --transport native"
             )
+    if options.grpc_max_message_size > MOST_COUNT:
+        raise SettingsError(
+            f"grpc-max-message-size: gRPC's C core has limits up to {MOST_COUNT}, or 0 for none, got "
+            f"{options.grpc_max_message_size}"
+        )
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in NATIVE_ONLY:
         if getattr(options, name) != defaults[name]:
@@ -229,10 +250,6 @@ def _check_grpcio(options: Options) -> None:
 
 
 def _check_shared_memory(options: Options) -> None:
-    if options.client_shm_max_regions > MOST_REGIONS:
-        raise SettingsError(
-            f"client-shm-max-regions: expected at most {MOST_REGIONS}, got {options.client_shm_max_regions}"
-        )
     for prefix in options.client_shm_prefix:
         if not prefix or "/" in prefix:
             raise SettingsError(f"client-shm-prefix: expected the beginning of a name, got {prefix!r}")
@@ -241,7 +258,7 @@ def _check_shared_memory(options: Options) -> None:
 def _check_header_pattern(options: Options) -> None:
     try:
         re.compile(options.grpc_header_forward_pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise SettingsError(f"grpc-header-forward-pattern: not a regular expression: {error}") from None
 
 

@@ -35,7 +35,7 @@ def _shown(settings: Settings, name: str) -> Any:
 
 
 def show_options(settings: Settings, origins: Mapping[str, str], *, as_json: bool) -> None:
-    """Print each option, its value and its origin; `origins`, by field, lacks options with their default."""
+    """Print each option, its value and its origin: that in `origins`, by field, else the default."""
     rows = []
     for field in dataclasses.fields(settings):
         origin = origins.get(field.name, "the default")

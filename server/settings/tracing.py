@@ -29,14 +29,14 @@ class TraceConfig:
         levels: TIMESTAMPS, TENSORS; without any, nothing is traced.
         rate: trace one request in this number; 0: only requests whose clients have sampled their traces.
         count: how many requests are traced; -1: any number.
-        slow_ms: also trace all requests that fail or take longer; 0: do not.
+        slow_ms: if not 0, also trace all requests that fail or take longer than this.
         mode: the kind of output, one of MODES.
-        file: of the mode triton.
-        log_frequency: traces in a file; 0: all in one.
+        file: path of the output of the mode triton.
+        log_frequency: how many traces one file gets; 0: one file gets all.
         url: of the collector, for the mode opentelemetry.
-        protocol: to the collector: http or grpc.
-        resource: attributes of the server.
-        batching: of the span processor.
+        protocol: between the server and the collector: http or grpc.
+        resource: attributes of the server in its traces.
+        batching: settings of OpenTelemetry's span processor.
     """
 
     levels: tuple[str, ...] = ()

@@ -6,6 +6,9 @@ import re
 
 from inferd.server.addresses import RESTRICTABLE, SettingsError
 
+_POOL = re.compile(r"([0-9]{1,4}):([0-9]{1,18})")
+_FRACTION = re.compile(r"([0-9]{1,4}):(.+)")
+
 
 def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
     """`("0:67108864",)` as bytes by GPU.
@@ -15,10 +18,10 @@ def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for entry in entries:
-        gpu, colon, size = entry.partition(":")
-        if not colon or not gpu.isdecimal() or not size.isdecimal():
+        pool = _POOL.fullmatch(entry)
+        if pool is None:
             raise SettingsError(f"cuda-memory-pool-byte-size: expected GPU:BYTES, got {entry!r}")
-        found[int(gpu)] = int(size)
+        found[int(pool[1])] = int(pool[2])
     return found
 
 
@@ -30,14 +33,14 @@ def parse_fractions(entries: tuple[str, ...]) -> dict[int, float]:
     """
     found: dict[int, float] = {}
     for entry in entries:
-        gpu, colon, text = entry.partition(":")
+        limit = _FRACTION.fullmatch(entry)
         try:
-            fraction = float(text)
+            fraction = float(limit[2]) if limit is not None else -1.0
         except ValueError:
             fraction = -1.0
-        if not colon or not gpu.isdecimal() or not 0.0 <= fraction <= 1.0:
+        if limit is None or not 0.0 <= fraction <= 1.0:
             raise SettingsError(f"model-load-gpu-limit: expected GPU:FRACTION with a fraction of 0 to 1, got {entry!r}")
-        found[int(gpu)] = fraction
+        found[int(limit[1])] = fraction
     return found
 
 
@@ -73,7 +76,7 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """`("onnxruntime,threads=2", "default-max-batch-size=8")` by backend.
 
     Raises:
-        SettingsError: an entry has no `=`, no key, or a default-max-batch-size that is not a number.
+        SettingsError: an entry has no `=`, no key, or a default-max-batch-size that is no number of at most 9 digits.
     """
     found: dict[str, dict[str, str]] = {}
     for entry in entries:
@@ -81,7 +84,7 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
         backend, comma, key = head.rpartition(",")
         if not equals or not key or (comma and not backend):
             raise SettingsError(f"backend-config: expected BACKEND,KEY=VALUE or KEY=VALUE, got {entry!r}")
-        if not backend and key == "default-max-batch-size" and not value.isdecimal():
+        if not backend and key == "default-max-batch-size" and not re.fullmatch("[0-9]{1,9}", value):
             raise SettingsError(f"backend-config: default-max-batch-size must be a number, got {value!r}")
         found.setdefault(backend, {})[key] = value
     return found
@@ -95,7 +98,8 @@ def parse_restricted_protocols(entries: tuple[str, ...]) -> tuple[tuple[tuple[st
     """`("inference,health:key=value",)` as groups, name and value of the header.
 
     Raises:
-        SettingsError: an entry has another form, an unknown group, or a group of another entry. The text has no value.
+        SettingsError: an entry has another form, an unknown group, or a group of another entry. The text shows no
+            value, because values are secrets.
     """
     found: list[tuple[tuple[str, ...], str, str]] = []
     taken: set[str] = set()
@@ -107,7 +111,7 @@ def parse_restricted_protocols(entries: tuple[str, ...]) -> tuple[tuple[tuple[st
             raise SettingsError(f"grpc-restricted-protocol: key {key!r} must not end with -bin")
         if not (colon and equals and _HEADER_KEY.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
             raise SettingsError(
-                f"grpc-restricted-protocol: expected GROUP,GROUP:KEY=VALUE, got {head!r} with another form of KEY=VALUE"
+                f"grpc-restricted-protocol: expected GROUP,GROUP:KEY=VALUE: behind {head!r} stands no valid KEY=VALUE"
             )
         groups = tuple(head.split(","))
         for group in groups:

@@ -300,7 +300,7 @@ async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
         ),
         (
             STATIC + 'optimization { cuda { graph_spec { input { key: "x" value { dim: 5 } } } } }',
-            "the shape of input 'x' in a graph_spec must be one of [4], without the batch dimension",
+            "the shape of input 'x' in a graph_spec, without the batch dimension, must match [4]",
         ),
         (
             CONFIG

@@ -26,6 +26,7 @@ from inferd.server.engine.repository.folders import (
     versions_of,
     warn_misnamed_versions,
 )
+from inferd.server.engine.repository.sources import Repositories, open_sources
 from inferd.server.errors import ConfigError, InvalidArgument
 from inferd_client.pb import model_config_pb2 as pb
 
@@ -72,6 +73,10 @@ def test_a_repository_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a directory"):
         scan([tmp_path / "file"])
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("absent", "loop"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Repositories(open_sources([tmp_path / name])).scan()
 
 
 def test_what_is_no_version_is_ignored_aloud(tmp_path: Path, caplog) -> None:

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator
 from inferd.backends.api import QueuePolicySpec, QueueSpec
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import QUEUE_PREFIX, of_server
+from inferd.server.engine.config.tensors import NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.source import FieldPath
 from inferd_client.pb import model_config_pb2 as pb
 
 
 def named_sizes(sizes: Iterable[int], largest: int) -> tuple[int, ...]:
-    """The preferred sizes that say something, ascending; none, if only the largest batch is preferred.
+    """The preferred sizes in ascending order; none if max_batch_size is the only one.
 
-    A batch waits for the largest size anyway: as the only preferred size, which Triton's default is, it adds nothing.
+    A batch waits for max_batch_size anyway. As the only preferred size, as in Triton's default, it has no effect.
     """
     named = sorted(set(sizes))
     return () if named == [largest] else tuple(named)
@@ -28,13 +29,13 @@ def named_sizes(sizes: Iterable[int], largest: int) -> tuple[int, ...]:
 MAX_LEVELS = 256
 
 OF_SEQUENCES = ("max_queue_size", "default_timeout_microseconds")
-"""The parameters that models with sequence_batching take; a late request of theirs cannot be moved behind others."""
+"""The queue parameters of models with sequence_batching, which cannot move a late request behind others."""
 
 DELAY = pb.ModelQueuePolicy.DELAY
 
 
 def queue_spec(config: pb.ModelConfig) -> QueueSpec:
-    """How requests wait for the model, with any scheduler; its configuration obeys the rules below."""
+    """How requests wait for the model, with any scheduler, by a configuration that obeys the rules below."""
     if not config.HasField("dynamic_batching"):
         return QueueSpec((_from_parameters(config),))
     batching = config.dynamic_batching
@@ -126,6 +127,18 @@ def _ordering(config: pb.ModelConfig) -> Iterator[Finding]:
     if config.response_cache.enable or of_server(config)["coalesce_requests"]:
         text = "'preserve_ordering' can not be combined with 'response_cache' or coalesce_requests"
         yield Finding(path, text, "remove one of them: known responses would have to wait for others")
+
+
+LARGEST = {"FP16": 65504.0, "FP32": 3.4028235e38}
+
+
+def _has_value(datatype: str, value: float) -> bool:
+    """Whether an element of this datatype may have the value; a fraction may be rounded."""
+    if datatype.startswith("FP"):
+        return not math.isfinite(value) or abs(value) <= LARGEST.get(datatype, math.inf)
+    bits = 1 if datatype == "BOOL" else 8 * SIZE_OF.get(datatype, 8)
+    lowest, end = (-(1 << bits - 1), 1 << bits - 1) if datatype.startswith("INT") else (0, 1 << bits)
+    return lowest <= value < end and value == int(value)
 
 
 UNPADDED = {pb.TYPE_STRING, pb.TYPE_BF16}
@@ -224,7 +237,7 @@ def _padding(config: pb.ModelConfig) -> Iterator[Finding]:
     outputs = {tensor.name: tensor for tensor in config.output}
     if own["pad"] and config.max_batch_size == 0:
         yield Finding(("parameters", "pad"), "inputs are padded, but max_batch_size is 0", "write max_batch_size")
-    for name in own["pad"]:
+    for name, value in own["pad"].items():
         path: FieldPath = ("parameters", "pad")
         tensor = inputs.get(name)
         if tensor is None:
@@ -235,6 +248,8 @@ def _padding(config: pb.ModelConfig) -> Iterator[Finding]:
             yield Finding(
                 path, f"input '{name}' cannot be padded", "not with TYPE_STRING, TYPE_BF16, ragged or reshape"
             )
+        elif not _has_value(NAME_OF.get(tensor.data_type, ""), value):
+            yield Finding(path, f"input '{name}' cannot be padded with {value:g}", "write a value of its data_type")
     for name, source in own["unpad"].items():
         path = ("parameters", "unpad")
         output = outputs.get(name)

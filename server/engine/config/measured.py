@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -30,6 +29,9 @@ FIRST_RESPONSE = tuple(bound * 1_000_000 for bound in (100, 500, 2000, 5000))
 MOST_BUCKETS = 32
 """The most buckets of a model's histograms together: each costs memory, and time for every request."""
 
+LARGEST_NS = 1 << 62
+"""The bounds of buckets are smaller, in nanoseconds."""
+
 _TAG = re.compile(r"[a-zA-Z0-9_]+")
 
 
@@ -43,9 +45,12 @@ def wrong_metrics(config: pb.ModelConfig) -> Iterator[Finding]:
         family = control.metric_identifier.family
         if family not in HISTOGRAMS:
             yield Finding(path, f"model_metrics names '{family}'", f"use one of {', '.join(HISTOGRAMS)}")
+            continue
         buckets = list(control.histogram_options.buckets)
-        if not all(0 < bound < math.inf for bound in buckets) or buckets != sorted(set(buckets)):
-            yield Finding(path, f"the buckets of '{family}' are {buckets}", "write positive numbers in ascending order")
+        bounds = [_ns(family, bound) for bound in buckets]
+        if 0 in bounds or bounds != sorted(set(bounds)):
+            instead = "write numbers in ascending order, of at least a nanosecond"
+            yield Finding(path, f"the buckets of '{family}' are {buckets}", instead)
     if len(_bounds(config)) > MOST_BUCKETS:
         yield Finding(
             ("model_metrics",), f"model_metrics has {len(_bounds(config))} buckets, at most {MOST_BUCKETS} are served"
@@ -58,14 +63,20 @@ def bounds_of(config: pb.ModelConfig) -> list[int]:
 
 
 def own_bounds(config: pb.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The bounds in nanoseconds of histograms for which the configuration has its own."""
+    """The bounds in nanoseconds of histograms for which the configuration has its own; it obeys `wrong_metrics`."""
     found = {}
     for control in config.model_metrics.metric_control:
         family = control.metric_identifier.family
         if family in HISTOGRAMS and control.histogram_options.buckets:
-            found[family] = tuple(round(bound * HISTOGRAMS[family]) for bound in control.histogram_options.buckets)
+            found[family] = tuple(_ns(family, bound) for bound in control.histogram_options.buckets)
     return found
 
 
+def _ns(family: str, bound: float) -> int:
+    """A bucket's bound in nanoseconds; 0 for one that cannot be served, such as NaN."""
+    ns = bound * HISTOGRAMS[family]
+    return round(ns) if 0 < ns < LARGEST_NS else 0
+
+
 def _bounds(config: pb.ModelConfig) -> set[int]:
-    return {bound for bounds in own_bounds(config).values() for bound in bounds if 0 < bound < 2**62}
+    return {bound for bounds in own_bounds(config).values() for bound in bounds}

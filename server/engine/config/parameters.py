@@ -55,7 +55,7 @@ def numbers_by_name(text: str) -> dict[str, float]:
 
 
 def labels(text: str) -> dict[str, int]:
-    """`pairs` of a name, which cannot be read as a number, and a version.
+    """`pairs` of a label, which begins with a letter, and a version.
 
     Raises:
         ValueError: it has another form.
@@ -70,7 +70,7 @@ def labels(text: str) -> dict[str, int]:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Ascending whole numbers, separated by commas.
+    """Ascending whole numbers below 2^31, separated by commas.
 
     Raises:
         ValueError: it has another form.
@@ -79,7 +79,7 @@ def lengths(text: str) -> tuple[int, ...]:
         found = tuple(int(each) for each in text.split(","))
     except ValueError:
         found = ()
-    if not found or found[0] < 1 or list(found) != sorted(set(found)):
+    if not found or found[0] < 1 or found[-1] >= 1 << 31 or list(found) != sorted(set(found)):
         raise ValueError("expected ascending whole numbers such as 32,64,128")
     return found
 
@@ -135,7 +135,7 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelParameter:
-    """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
+    """One parameter; `read` makes its value of a text, or raises ValueError with the expected form."""
 
     name: str
     default: Any
@@ -267,7 +267,7 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType({each.name: each.default for eac
 
 
 def of_server(config: pb.ModelConfig) -> Mapping[str, Any]:
-    """The value of each of PARAMETERS, by name, in a configuration without `wrong` ones."""
+    """The value of each of PARAMETERS, by name, in a configuration for which `wrong` has no finding."""
     if not config.parameters:
         return _DEFAULTS
     return {
@@ -279,12 +279,12 @@ def of_server(config: pb.ModelConfig) -> Mapping[str, Any]:
 
 
 def version_labels(config: pb.ModelConfig) -> Mapping[str, int]:
-    """The version that each label stands for, in a configuration without `wrong` parameters."""
+    """The version that each label stands for, in a configuration for which `wrong` has no finding."""
     return of_server(config)[VERSION_LABELS] if VERSION_LABELS in config.parameters else {}
 
 
 def of_backend(config: pb.ModelConfig) -> dict[str, str]:
-    """The others."""
+    """The parameters that the backend gets: all but those of the server."""
     return {key: value.string_value for key, value in config.parameters.items() if key not in _BY_NAME}
 
 

@@ -269,7 +269,7 @@ class _Preparation:
         backend = self._backend(config, source, path)
         if not backend.completes or (backend.completes_missing and not _lacks(config, source)):
             return
-        raise_any(refusals(config), config.name, source)  # before the model's code runs
+        raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's code runs
         text = backend.complete(self._incomplete(config, source, path, version))
         if text is None:
             return

@@ -12,7 +12,7 @@ from inferd.server.engine.config.batching import queue_rules, wrong_batches
 from inferd.server.engine.config.ensemble import ensemble_rules
 from inferd.server.engine.config.findings import Finding, raise_any
 from inferd.server.engine.config.measured import wrong_metrics
-from inferd.server.engine.config.parameters import wrong
+from inferd.server.engine.config.parameters import of_server, wrong
 from inferd.server.engine.config.refused import refusals
 from inferd.server.engine.config.sequences import broken_sequence_rules
 from inferd.server.engine.config.tensors import NAME_OF
@@ -22,7 +22,7 @@ from inferd_client.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
-# No real model comes near these limits; a file beyond them would take memory or threads unnoticed.
+# No real model comes near these limits. A larger number would use up memory or threads before anyone noticed it.
 MAX_BATCH_SIZE = 1 << 20
 MAX_INSTANCES = 1024
 MAX_TENSORS = 4096
@@ -43,7 +43,7 @@ def validate(
     """Check a complete configuration.
 
     Args:
-        scalars: tensors without dims in the model file, which may have none here.
+        scalars: names of tensors that are scalars in the model file: the configuration may leave out their dims.
         gpus: how many GPUs the machine has.
         needs_tensors: there must be an input and an output.
 
@@ -64,21 +64,20 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str], gpus: int) ->
     for index, tensor in enumerate(config.input):
         yield from _format(tensor, ("input", index))
     yield from _dynamic_batching(config)
-    if not any(wrong(config)):
-        yield from queue_rules(config)
     yield from broken_sequence_rules(config)
     yield from _instance_groups(config, gpus)
     yield from _gpu_options(config)
+    yield from ensemble_rules(config)
     unreadable = list(wrong(config))
     yield from unreadable
     if not unreadable:
+        yield from queue_rules(config)
         yield from broken_plan_rules(config)
         yield from wrong_batches(config)
         yield from wrong_warmup(config)
         yield from too_many_warmups(config)
-    yield from _response_cache(config)
-    yield from _splitting(config)
-    yield from ensemble_rules(config)
+        yield from _response_cache(config)
+        yield from _splitting(config)
 
 
 def _max_batch_size(config: pb.ModelConfig) -> Iterator[Finding]:
@@ -129,9 +128,8 @@ def _tensor(
     which = f"model {kind} '{tensor.name}'"
     if not tensor.name:
         yield Finding(path, f"model {kind} must specify 'name'")
-    elif len(tensor.name.encode()) > MAX_NAME_BYTES or not tensor.name.isprintable():
-        text = f"the name of model {kind} {path[1]} must be printable and at most {MAX_NAME_BYTES} bytes long"
-        yield Finding((*path, "name"), text)
+    elif not _is_name(tensor.name):
+        yield Finding((*path, "name"), f"the name of model {kind} {path[1]} {A_NAME}")
     if tensor.data_type not in NAME_OF:
         yield Finding(path, f"{which} must specify 'data_type'", "write data_type: TYPE_FP32 or another of the types")
     if not tensor.dims and tensor.name not in scalars:
@@ -147,6 +145,13 @@ def _tensor(
     if elements > MAX_ELEMENTS:
         text = f"{which} has {elements} elements in the largest batch, at most {MAX_ELEMENTS} are served"
         yield Finding((*path, "dims"), text, "write smaller dims or max_batch_size")
+
+
+A_NAME = f"must be printable and at most {MAX_NAME_BYTES} bytes long"
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and len(text.encode()) <= MAX_NAME_BYTES
 
 
 def _format(tensor: pb.ModelInput, path: FieldPath) -> Iterator[Finding]:
@@ -176,7 +181,7 @@ def _dynamic_batching(config: pb.ModelConfig) -> Iterator[Finding]:
 
 def _splitting(config: pb.ModelConfig) -> Iterator[Finding]:
     path: FieldPath = ("parameters", "split_requests")
-    if "split_requests" not in config.parameters:
+    if not of_server(config)["split_requests"]:
         return
     if config.max_batch_size == 0:
         yield Finding(path, "requests without a batch dimension cannot be split", "write max_batch_size")
@@ -187,10 +192,10 @@ def _splitting(config: pb.ModelConfig) -> Iterator[Finding]:
 
 
 def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
-    # answers of such models depend on more than the request
+    # the responses of such models depend on more than the request
     reuse = "Response Cache" if config.response_cache.enable else "coalesce_requests"
     path: FieldPath = ("response_cache",) if config.response_cache.enable else ("parameters", "coalesce_requests")
-    if not config.response_cache.enable and "coalesce_requests" not in config.parameters:
+    if not config.response_cache.enable and not of_server(config)["coalesce_requests"]:
         return
     if config.HasField("sequence_batching"):
         yield Finding(path, f"{reuse} does not currently support model with 'sequence_batching' scheduler", "remove it")
@@ -210,7 +215,7 @@ def _gpus(group: pb.ModelInstanceGroup, path: FieldPath, which: str, gpus: int) 
     for gpu in group.gpus:
         if not 0 <= gpu < gpus:
             text = f"{which} specifies invalid or unsupported gpu id {gpu}"
-            instead = f"there are {', '.join(map(str, range(gpus)))}"
+            instead = f"the ids of GPUs are {', '.join(map(str, range(gpus)))}"
             yield Finding((*path, "gpus"), text, instead, names_model=True)
 
 
@@ -219,7 +224,7 @@ def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
         path = ("optimization", "cuda", "graph_spec", index)
         lowest = spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
         if not 0 <= spec.batch_size <= config.max_batch_size:
-            text = f"the batch_size of a graph_spec must be at most max_batch_size {config.max_batch_size}"
+            text = f"the batch_size of a graph_spec must be in range [0, {config.max_batch_size}], up to max_batch_size"
             yield Finding((*path, "batch_size"), text, f"got {spec.batch_size}")
         if lowest > spec.batch_size:
             text = f"graph_lower_bound must not be above the batch_size {spec.batch_size} of its graph_spec"
@@ -239,12 +244,12 @@ def _graph_shapes(
         wanted = list(inputs[name])
         fits = len(shape.dim) == len(wanted) and all(d == w or w == -1 for d, w in zip(shape.dim, wanted, strict=True))
         if not fits or min(shape.dim, default=0) < 0:
-            text = f"the shape of input '{name}' in a graph_spec must be one of {wanted}, without the batch dimension"
+            text = f"the shape of input '{name}' in a graph_spec, without the batch dimension, must match {wanted}"
             yield Finding((*path, "input"), text, f"got {list(shape.dim)}")
     for name, shape in spec.graph_lower_bound.input.items():
         if name not in spec.input or list(spec.input[name].dim) != list(shape.dim):
-            text = f"a graph computes one shape: that of input '{name}' in graph_lower_bound must be that of graph_spec"
-            rest = "fill lengths up to buckets (parameter 'pad') and capture a graph for each"
+            text = f"the shape of input '{name}' in graph_lower_bound must be the same as in its graph_spec"
+            rest = "for several lengths, pad to fixed ones (parameter pad_buckets) and write a graph_spec for each"
             yield Finding((*path, "graph_lower_bound"), text, rest)
 
 
@@ -266,23 +271,23 @@ def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:
         path = ("instance_group", index)
         which = f"instance group {group.name} of model {config.name}"
         if group.count < 0:
-            text = f"{which} must have a positive count"
+            text = f"{which} must not have a negative count"
             yield Finding((*path, "count"), text, f"got {group.count}", names_model=True)
         if group.kind == KIND.KIND_GPU:
             yield from _gpus(group, path, which, gpus)
         elif group.gpus:
             text = f"{which} has kind {KIND.Name(group.kind)} but specifies one or more GPUs"
             yield Finding((*path, "gpus"), text, "remove gpus", names_model=True)
-        if not group.name.isprintable() or len(group.name.encode()) > MAX_NAME_BYTES:
-            yield Finding((*path, "name"), f"the name of instance group {index} must be printable")
+        if not _is_name(group.name):
+            yield Finding((*path, "name"), f"the name of instance group {index} {A_NAME}")
         if group.name in names:
             text = f"there are two instance groups named '{group.name}'"
             yield Finding((*path, "name"), text, "name them differently")
         names.add(group.name)
         yield from _rate_limiter(group, path)
     if config.instance_group and all(group.passive for group in config.instance_group):
-        text = "all instances are passive: requests would wait for ever"
-        yield Finding(("instance_group",), text, "write passive: false for one group")
+        text = f"requests for model '{config.name}' would wait for ever, because all its instances are passive"
+        yield Finding(("instance_group",), text, "write passive: false for one group", names_model=True)
     yield from _too_many_instances(config)
 
 

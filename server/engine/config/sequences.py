@@ -13,7 +13,7 @@ from pathlib import Path
 from inferd.backends.api import SequenceSpec, StateSpec
 from inferd.server.engine.config.batching import named_sizes
 from inferd.server.engine.config.findings import Finding
-from inferd.server.engine.config.parameters import of_server
+from inferd.server.engine.config.parameters import of_server, wrong
 from inferd.server.engine.config.tensors import END_REASON, NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.files import read_bytes
 from inferd.server.engine.pbtxt.source import FieldPath, Source
@@ -207,9 +207,8 @@ def _initial_state(
 def _notice(config: pb.ModelConfig) -> Iterator[Finding]:
     controls = config.sequence_batching.control_input
     kinds = {control.kind for control_input in controls for control in control_input.control}
-    if "sequence_end_notice" in config.parameters and (
-        Control.CONTROL_SEQUENCE_END not in kinds and END_REASON not in config.parameters
-    ):
+    notices = not any(wrong(config)) and of_server(config)["sequence_end_notice"]
+    if notices and Control.CONTROL_SEQUENCE_END not in kinds and END_REASON not in config.parameters:
         text = "parameter 'sequence_end_notice' needs a control input CONTROL_SEQUENCE_END or the parameter"
         yield Finding(("parameters", "sequence_end_notice"), f"{text} '{END_REASON}'")
     if END_REASON in config.parameters and not config.parameters[END_REASON].string_value:

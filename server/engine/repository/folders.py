@@ -101,8 +101,8 @@ def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder
         ConfigError: a path is no readable folder.
     """
     found: dict[str, ModelFolder] = {}
-    for repository in dict.fromkeys(path.resolve() for path in paths):
-        for folder in _scan_one(repository, but):
+    for repository in dict.fromkeys(map(os.path.realpath, paths)):  # which raises no error
+        for folder in _scan_one(Path(repository), but):
             known = found.get(folder.name)
             found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
     return [found[name] for name in sorted(found)]
@@ -156,7 +156,7 @@ def look(path: Path, watch: Watch) -> dict[str, object]:
         Exhausted: the server has no descriptor or no memory to look at it.
         InterruptedError: `watch` was ended.
     """
-    repository = path.resolve()
+    repository = Path(os.path.realpath(path))  # which raises no error
     try:
         digests = watch.look(str(repository), NOT_MODELS, MAX_FILES)
     except InterruptedError:

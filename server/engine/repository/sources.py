@@ -7,6 +7,7 @@ block; several threads may call them.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
@@ -275,13 +276,13 @@ class Repositories:
 
     def __init__(self, sources: Iterable[RepositorySource | Path]) -> None:
         self.unreached: set[str] | None = None  # models that could not be fetched lately; None: not recorded
-        paths: set[Path] = set()
+        paths: set[str] = set()
         self._sources: list[RepositorySource] = []
         for source in sources:
             if not isinstance(source, Path):
                 self._sources.append(source)
-            elif source.resolve() not in paths:
-                paths.add(source.resolve())
+            elif (resolved := os.path.realpath(source)) not in paths:
+                paths.add(resolved)
                 self._sources.append(FolderSource(source))
 
     def __str__(self) -> str:
@@ -379,7 +380,9 @@ def open_sources(given: Sequence[str | Path], name: str = "") -> list[Repository
         else:
             forms = ", ".join((*SCHEMES, HUB))
             raise ConfigError(f"model-repository: {url}: expected a path, or a URL that begins with one of {forms}")
-    for path in {path.resolve(): path for path in (Path(each) for each in given if "://" not in str(each))}.values():
+    for path in {
+        os.path.realpath(path): path for path in (Path(each) for each in given if "://" not in str(each))
+    }.values():
         _look_at(path)
         if is_single(path):
             single.append(str(path))

@@ -38,9 +38,33 @@ output { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] }
         (BASE % "" + 'parameters { key: "pad" value { string_value: "z=0" } }', "there is no input 'z'"),
         (BASE % "" + 'parameters { key: "pad" value { string_value: "x" } }', "expected NAME=NUMBER"),
         (BASE % "" + 'parameters { key: "pad_buckets" value { string_value: "8,4" } }', "expected ascending"),
+        (BASE % "" + 'parameters { key: "pad_buckets" value { string_value: "4294967296" } }', "expected ascending"),
+        (BASE % "" + 'parameters { key: "pad" value { string_value: "x=1e39" } }', "cannot be padded with"),
         (BASE % "" + 'parameters { key: "unpad" value { string_value: "y=x" } }', "input 'x' is not padded"),
     ],
 )
 def test_a_broken_rule_is_told(prepared, text, problem):
     with pytest.raises(ConfigError, match=problem):
         prepared(text)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "good", "bad"),
+    [
+        ("UINT8", ("0", "255"), ("-1", "256", "1.5", "nan")),
+        ("INT8", ("-128", "127"), ("-129", "128")),
+        ("INT64", ("-9223372036854775808",), ("9223372036854775808", "inf")),
+        ("BOOL", ("0", "1"), ("2",)),
+        ("FP16", ("0.1", "-65504", "-inf", "nan"), ("65536",)),
+        ("FP64", ("1e300",), ()),
+    ],
+)
+def test_an_input_is_padded_only_with_what_its_datatype_has(prepared, datatype, good, bad) -> None:
+    text = (
+        BASE.replace("TYPE_FP32", f"TYPE_{datatype}") % "" + 'parameters { key: "pad" value { string_value: "x=%s" } }'
+    )
+    for value in good:
+        assert prepared(text % value).spec.inputs[0].pad_value == pytest.approx(float(value), nan_ok=True)
+    for value in bad:
+        with pytest.raises(ConfigError, match="input 'x' cannot be padded with"):
+            prepared(text % value)

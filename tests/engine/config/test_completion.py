@@ -95,3 +95,15 @@ def test_without_auto_complete_the_file_is_all(prepared) -> None:
 def test_a_format_that_records_nothing_completes_nothing(prepared) -> None:
     with pytest.raises(ConfigError, match="must contain at least one output"):
         prepared(HEAD + X % "[ 3 ]", None)
+
+
+def test_a_parameter_that_cannot_be_read_is_told_before_the_models_code_runs(prepared, fake_backend, io) -> None:
+    class Completing(fake_backend):
+        completes = True
+
+        def complete(self, source):
+            raise AssertionError("the model's code runs")
+
+    wrong = 'backend: "fake"\nparameters { key: "split_requests" value { string_value: "maybe" } }'
+    with pytest.raises(ConfigError, match=r"config.pbtxt:2: parameter 'split_requests' is 'maybe', expected true or"):
+        prepared(wrong + io, backend=Completing())

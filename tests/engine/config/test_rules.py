@@ -87,7 +87,7 @@ def error_of(prepared, text: str) -> str:
         ),
         ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but no GPUs are available"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
-        ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),
+        ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must not have a negative count"),
         ("max_batch_size: 8\ninstance_group { count: 1000000 }", 3, "at most 1024 instances"),
         ('max_batch_size: 8\ninstance_group [ { name: "a" },\n{ name: "a" } ]', 4, "two instance groups named 'a'"),
         ("max_batch_size: 8\nversion_policy { specific { versions: [ 1, -3 ] } }", 3, "must be non-negative"),
@@ -126,6 +126,18 @@ def test_numbers_that_would_take_all_memory_are_refused_before_it_is_taken(
 
     monkeypatch.setattr("inferd.server.engine.config.to_spec", made)
     assert fragment in error_of(prepared, f"{HEAD.replace('max_batch_size: 8', '')}{text}\n{io}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'parameters { key: "split_requests" value { string_value: "false" } }',
+        'parameters { key: "coalesce_requests" value { string_value: "0" } }\nmodel_transaction_policy { decoupled: true }',
+        'parameters { key: "sequence_end_notice" value { string_value: "false" } } sequence_batching { }',
+    ],
+)
+def test_a_feature_that_is_switched_off_breaks_no_rule(prepared, io: str, text: str) -> None:
+    assert prepared(f'backend: "fake"\n{text}{io}').config.name == "m"
 
 
 def test_all_broken_rules_are_told_at_once(prepared, io: str) -> None:
@@ -168,6 +180,14 @@ def test_many_inputs_are_refused_soon(prepared, io: str, count: int) -> None:
             'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
             "histogram_options { buckets: [ 2, 1 ] } } }",
             "the buckets of 'nv_inference_first_response_histogram_ms' are [2.0, 1.0]",
+        ),
+        *(
+            (
+                'model_metrics { metric_control { metric_identifier { family: "inference_inter_response_histogram_us" } '
+                f"histogram_options {{ buckets: [ {bound} ] }} }} }}",
+                f"the buckets of 'inference_inter_response_histogram_us' are [{float(bound)}]",
+            )
+            for bound in ("nan", "inf", "1e306", "1e17", "1e-9", "-1")
         ),
     ],
 )
