@@ -132,7 +132,7 @@ def test_numbers_that_would_take_all_memory_are_refused_before_it_is_taken(
     "text",
     [
         'parameters { key: "split_requests" value { string_value: "false" } }',
-        'parameters { key: "coalesce_requests" value { string_value: "0" } }\nmodel_transaction_policy { decoupled: true }',
+        'parameters { key: "coalesce_requests" value { string_value: "0" } }\nsequence_batching { }',
         'parameters { key: "sequence_end_notice" value { string_value: "false" } } sequence_batching { }',
     ],
 )
@@ -183,8 +183,8 @@ def test_many_inputs_are_refused_soon(prepared, io: str, count: int) -> None:
         ),
         *(
             (
-                'model_metrics { metric_control { metric_identifier { family: "inference_inter_response_histogram_us" } '
-                f"histogram_options {{ buckets: [ {bound} ] }} }} }}",
+                'model_metrics { metric_control { metric_identifier { family: "inference_inter_response_histogram_us" '
+                f"}} histogram_options {{ buckets: [ {bound} ] }} }} }}",
                 f"the buckets of 'inference_inter_response_histogram_us' are [{float(bound)}]",
             )
             for bound in ("nan", "inf", "1e306", "1e17", "1e-9", "-1")
