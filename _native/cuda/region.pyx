@@ -53,7 +53,10 @@ cdef void close_opened(void *argument) noexcept nogil:
 
 
 cdef void close_region(Region *region) noexcept nogil:
-    cdef Opened *opened = <Opened *>region.handle
+    close_soon(<Opened *>region.handle)
+
+
+cdef void close_soon(Opened *opened) noexcept nogil:
     opened.closing.close = close_opened
     opened.closing.argument = opened
     close_later(&opened.closing)
@@ -151,7 +154,7 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
         if region == NULL:
             raise MemoryError
     except BaseException:
-        close_opened(opened)
+        close_soon(opened)
         raise
     region.close = close_region
     region.handle = opened

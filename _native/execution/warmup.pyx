@@ -167,11 +167,13 @@ cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *br
 
 
 cdef int warmup_end(BridgeHandle bridge, Outcome *outcome) except -1:
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    poll.register(bridge.event_fd, select.POLLIN)
     while True:
         bridge.drain()
         if outcome.pending == 0:
             break
-        select.select([bridge.event_fd], [], [])  # an executor may respond later
+        poll.poll()  # an executor may respond later
     if outcome.status:
         text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
         free(outcome.details)

@@ -189,6 +189,7 @@ cdef Request *null_new(const Request *like) noexcept nogil:
         request.inputs[i] = like.inputs[i]
         if like.inputs[i].present:
             block_share(like.inputs[i].block)
+            request.inputs[i].exclusive = False
         else:
             request.inputs[i].block = NULL
     request.rows = 1

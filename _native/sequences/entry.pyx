@@ -157,8 +157,6 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
         return NULL
     if slots_eviction(slots, sequence.hash).hash == sequence.hash:
         slots_eviction(slots, sequence.hash).reason = END_NONE
-    if slots.tied:
-        sequence.stream = request.origin.stream
     slots.live += 1
     if slots.vacant_count:
         slots_place(slots, sequence)
@@ -209,6 +207,8 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
             slots_notify(slots, sequence, END_REPLACED, now)  # its waiting requests still run
     if request.sequence_start:
         sequence.rows = request.rows
+        if slots.tied:
+            sequence.stream = request.origin.stream
     request_move(request, REQUEST_NEW, REQUEST_QUEUED)
     request.queued_ns = now
     sequence_append(sequence, request)

@@ -229,7 +229,9 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 _HINTS: dict[int, str] = {

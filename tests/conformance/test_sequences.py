@@ -139,6 +139,22 @@ def test_a_sequence_ends_with_its_stream(client, server):
         assert "the sequence was ended with the stream that it had started on" in ended(other, "tied", 5)
 
 
+def test_a_sequence_that_starts_again_on_another_stream_ends_with_that_one(client, server):
+    first = Stream(client)
+    for sequence in (6, 16):
+        first.send("tied", 1, sequence, sequence_start=True)
+        assert first.answer("tied") == 1
+    with triton.InferenceServerClient(server.address) as other, triton.InferenceServerClient(server.address) as third:
+        second = Stream(other)
+        second.send("tied", 1, 6, sequence_start=True)
+        assert second.answer("tied") == 1
+        client.stop_stream()
+        ended(third, "tied", 16)
+        assert step(third, "tied", 1, 6) == 2
+        other.stop_stream()
+        assert "the sequence was ended with the stream that it had started on" in ended(third, "tied", 6)
+
+
 def test_statistics_count_requests_not_rows(client):
     before = client.get_inference_statistics("torch_direct").model_stats[0]
     for sequence in (11, 12, 13):

@@ -1,6 +1,8 @@
 """Decoupled models: any number of responses, through a real stream, with back-pressure and cancellation."""
 
 import asyncio
+import os
+import resource
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -465,3 +467,51 @@ async def test_the_time_of_a_decoupled_step_is_in_the_phases_of_the_ensemble(tmp
         found = engine.model("e").statistics().inference_stats
         assert found.success.count == 1
         assert 0 < found.compute_infer.ns <= found.success.ns - found.queue.ns
+
+
+RESPONDS_LATER = """
+import os, pathlib, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.told = pathlib.Path(args["model_repository"]) / "told"
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.respond, args=(request.get_response_sender(),)).start()
+
+    def respond(self, sender):
+        self.told.read_text()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros((1, 1), np.int64))]),
+                    pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+SAMPLE = """
+model_warmup {
+  name: "s" batch_size: 1
+  inputs { key: "x" value { data_type: TYPE_INT64 dims: [ 1 ] zero_data: true } }
+}
+"""
+
+
+@pytest.fixture
+def many_descriptors():
+    """This process has more than 1024 of them."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, usual[1]) if usual[1] > 0 else 4096, usual[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+async def test_a_warm_up_that_is_answered_later_beside_many_connections(tmp_path, many_descriptors):
+    add_model(tmp_path, "m", RESPONDS_LATER, DECOUPLED + SAMPLE)
+    os.mkfifo(tmp_path / "m" / "told")
+    told = asyncio.create_task(asyncio.to_thread((tmp_path / "m" / "told").write_text, "respond"))
+    async with serving(tmp_path) as engine:
+        await told
+        assert engine.model("m").ready

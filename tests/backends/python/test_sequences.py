@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 from tests.backends.python.served import add_model, serving
+from tests.conformance import doors
 from tests.engine.serving import infer, infer_all, request
 
 CONFIG = """
@@ -68,6 +70,17 @@ class TritonPythonModel:
         return responses
 """
 
+WRITES_TO_INPUTS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        for tensor in tensors:
+            tensor += 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", tensor)]) for tensor in tensors]
+"""
+
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -112,3 +125,14 @@ async def test_only_iterative_requests_are_rescheduled(tmp_path):
     async with serving(tmp_path) as engine:
         answer = await infer(engine, step(2, "s", start=True))
     assert "was released to be rescheduled, which needs 'iterative_sequence'" in answer.text
+
+
+def test_a_model_that_writes_to_the_inputs_of_idle_rows(tmp_path):
+    """An idle row has the tensors of another row, which the model does not change by writing to it."""
+    add_model(tmp_path, "m", WRITES_TO_INPUTS, CONFIG + SEQUENCES % "direct { }")
+    with doors.running_server("native", tmp_path) as server, triton.InferenceServerClient(server.address) as client:
+        for sequence in (1, 2, 2, 2):  # the first one keeps the row before the second one
+            x = triton.InferInput("x", [1, 100_000], "INT64")
+            x.set_data_from_numpy(np.full((1, 100_000), sequence))
+            answer = client.infer("m", [x], sequence_id=str(sequence), sequence_start=True).as_numpy("y")
+            assert np.unique(answer).tolist() == [sequence + 1]
