@@ -1,4 +1,4 @@
-"""Spreads calls over the addresses of a name: it decides which connection takes the next call, and when to connect.
+"""Spreads calls over the addresses of a name: decides which connection takes the next call, and when to connect.
 
 Nothing here waits or connects; `_channel` and `_loops` do that for threads and for event loops.
 """
@@ -19,7 +19,7 @@ PICK_FIRST, ROUND_ROBIN = POLICIES = ("pick_first", "round_robin")
 LOOK_SECONDS = 0.1
 """The least seconds between two checks of the addresses, while there are calls."""
 RESOLVE_SECONDS, RESOLVE_AGAIN_SECONDS = 30.0, 1.0
-"""Seconds after which the name is resolved again; also after a connection was lost or not made."""
+"""Seconds after which the name is resolved again: while all addresses are connected, and while one is not."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 20.0
 """Seconds until an unreachable address is tried again: the first pause and the longest."""
 OTHERS_SECONDS = 0.1
@@ -42,7 +42,7 @@ class Place:
         watch: the call that reports the server's health.
         serving: whether the server serves; True if it does not report that.
         busy: whether a connection is being made.
-        due: when the next one may be made, in time.monotonic().
+        due: when the next connection may be made, in time.monotonic().
         gone: the name no longer has this address.
     """
 
@@ -98,7 +98,7 @@ class Places:
 
     Args:
         target: a name, or several addresses.
-        connections: to each address.
+        connections: how many to each address.
     """
 
     def __init__(self, target: Target, connections: int) -> None:
@@ -112,12 +112,13 @@ class Places:
 
     def pick(self) -> Place | None:
         """The next place in turn that takes calls; one whose server does not serve only if there is no other."""
-        places, other = self.all, None
+        places, turn, other = self.all, self._turn, None  # threads may pick at the same time
         for _ in range(len(places)):
-            self._turn = (self._turn + 1) % len(places)
-            place = places[self._turn]
-            if place.link is not None and place.link.usable:
+            turn = (turn + 1) % len(places)
+            place, link = places[turn], places[turn].link
+            if link is not None and link.usable:
                 if place.serving:
+                    self._turn = turn
                     return place
                 other = place
         return other
@@ -190,5 +191,8 @@ def addresses_of(target: Target) -> list[tuple[str, int]]:
 
 
 def numeric(places: Sequence[Any]) -> list[tuple[str, int]]:
-    """Hosts and ports of getaddrinfo's results."""
-    return [address[:2] for *_, address in places]
+    """Hosts and ports of getaddrinfo's results; a link-local address is nothing without its interface."""
+    return [
+        (f"{address[0]}%{address[3]}" if len(address) == 4 and address[3] else address[0], address[1])
+        for *_, address in places
+    ]

@@ -47,15 +47,15 @@ def failure(call: Call) -> InferenceServerException:
 
 
 def too_late() -> InferenceServerException:
-    """The error of a call whose deadline passed before the server's answer."""
+    """The error of a call whose deadline passed before the server's response."""
     return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 class Failed:
     """The last attempt to connect to a server, if it failed.
 
-    Calls that wait for a connection while an attempt to make one fails share that failure. If each of many calls tried
-    again, the last one would learn only after hours that a host drops packets.
+    All calls that wait for a connection while an attempt fails share that failure. If each of many calls tried again,
+    the last one would learn only after hours that a host drops packets.
     """
 
     __slots__ = ("_began", "_error", "_target")
@@ -66,13 +66,15 @@ class Failed:
         self._error: OSError | None = None
 
     def note(self, began: float, error: OSError, timeout: float | None) -> InferenceServerException:
-        """Record a failed attempt by its begin, in time.monotonic(), for a call with `timeout` seconds left.
+        """Record an attempt that failed. Returns the exception for the call that made it.
 
-        Returns:
-            The exception for this call.
+        Args:
+            began: when the attempt began, in time.monotonic().
+            error: its failure.
+            timeout: seconds that the call had left at that time; None: it has no deadline.
         """
         if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
-            return too_late()  # such an error says nothing about the server
+            return too_late()  # the deadline ended the attempt, so this says nothing about the server
         self._began, self._error = began, error
         return self._unreachable(error)
 
@@ -81,10 +83,13 @@ class Failed:
         self._error = None
 
     def check(self, since: float) -> None:
-        """Check for a call that has waited since then, in time.monotonic().
+        """Let a call share the failure of an attempt, if the call has waited since before the attempt began.
+
+        Args:
+            since: when the call began to wait, in time.monotonic().
 
         Raises:
-            InferenceServerException: an attempt has begun and failed meanwhile.
+            InferenceServerException: the attempt's failure.
         """
         if self._error is not None and self._began >= since:
             raise self._unreachable(self._error)
@@ -208,32 +213,32 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
     if not encoding:
         return message
     if encoding not in ENCODINGS:
-        raise error_of(INTERNAL, f"the answer is said to be compressed with {encoding!r}: expected gzip or deflate")
+        raise error_of(INTERNAL, f"the response is said to be compressed with {encoding!r}: expected gzip or deflate")
     opener = zlib.decompressobj(wbits=ENCODINGS[encoding])
     try:
         found = opener.decompress(memoryview(message), limit + 1)
     except zlib.error as error:
-        raise error_of(INTERNAL, f"the answer cannot be decompressed with {encoding}: {error}") from None
+        raise error_of(INTERNAL, f"the response cannot be decompressed with {encoding}: {error}") from None
     if len(found) > limit:
         raise error_of(RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, vs. {limit})")
     if not opener.eof:
-        raise error_of(INTERNAL, f"the answer cannot be decompressed with {encoding}: its end is missing")
+        raise error_of(INTERNAL, f"the response cannot be decompressed with {encoding}: its end is missing")
     return found
 
 
-def answer_of(call: Call, limit: int) -> Any | None:
+def response_of(call: Call, limit: int) -> Any | None:
     """The bytes of the only message of a call that has ended: a buffer. None if the call failed.
 
     Raises:
-        InferenceServerException: the call ended with OK, but there is not one message, or see `plain`.
+        InferenceServerException: the call ended with OK, but without exactly one message, or see `plain`.
     """
-    if (answer := call.answer()) is not None:
-        return answer
+    if (response := call.response()) is not None:
+        return response
     if call.status()[0] != 0:
         return None
     found = call.message()
     if found is None:
-        raise error_of(INTERNAL, "the answer is not one message")
+        raise error_of(INTERNAL, "the response is not one message")
     return plain(*found, limit)
 
 
@@ -243,16 +248,16 @@ def answer_of(call: Call, limit: int) -> Any | None:
 class RetryOptions(NamedTuple):
     """The rules by which the client repeats a call that has failed, or that got no connection.
 
-    The client waits as long as the server requests (google.rpc.RetryInfo, at most an hour); otherwise the pause grows
-    from try to try, with a random part. It never repeats a call after the call's deadline, nor if the pause would pass
-    the deadline. Even without these options, it repeats calls that the server has not touched, because the connection
-    ended before or the server said so. It does not restart streams.
+    The client waits as long as the server requests (google.rpc.RetryInfo, at most an hour). If the server requests no
+    time, the pause grows from attempt to attempt, with a random part. The client never repeats a call whose deadline
+    has passed, or would pass during the pause. Even without these options, it repeats calls that the server has not
+    touched: the connection ended before, or the server said so. It does not restart streams.
 
     If the connection is lost before the server sends a status, the server may have executed the call, and would execute
     a repeated call twice. The client then does not repeat requests of sequences, nor loads and unloads of models.
 
     Attributes:
-        attempts: how many at most, the first included.
+        attempts: how many attempts at most, the first included.
         initial_backoff: seconds of the pause after the first attempt.
         max_backoff: seconds of a pause at most.
         statuses: names of the statuses after which the client repeats a call.
@@ -267,12 +272,13 @@ class RetryOptions(NamedTuple):
         """Seconds until the next attempt after `tried` attempts; None: there is none."""
         if tried >= self.attempts or str(error.status()).removeprefix("StatusCode.") not in self.statuses:
             return None
-        told = retry_delay(error.debug_details() or b"")
-        if told is not None:
-            return told
+        requested = retry_delay(error.debug_details() or b"")
+        if requested is not None:
+            return requested
         from random import uniform
 
-        return float(min(self.initial_backoff * 2.0 ** min(tried - 1, 100), self.max_backoff) * uniform(0.8, 1.2))
+        pause = min(self.initial_backoff * 2.0 ** min(tried - 1, 100), self.max_backoff) * uniform(0.8, 1.2)
+        return float(max(pause, 0.0))
 
 
 class Attempts:
@@ -281,7 +287,7 @@ class Attempts:
     Args:
         retries: None: only calls that the server has not touched are repeated.
         ends: the call's deadline, in time.monotonic(); None: no deadline.
-        once: no further attempt after one that the server may have executed.
+        once: make no further attempt after one that the server may have executed.
     """
 
     __slots__ = ("_ends", "_once", "_repeated", "_retries", "_tried")
@@ -296,9 +302,9 @@ class Attempts:
         """Seconds until the next attempt; None: there is none.
 
         Args:
-            error: of this attempt.
-            safe: the server has not touched this attempt.
-            answered: whether the server has sent a status; None: the attempt did not begin.
+            error: the failure of the last attempt.
+            safe: whether the server has not touched that attempt.
+            answered: whether the server has sent a status; None: the attempt got no connection.
         """
         if safe and self._repeated < TRANSPARENT:
             self._repeated += 1
@@ -320,7 +326,7 @@ def _decoded(details: bytes) -> bytes:
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: numbers and ints or bytes, up to the first malformed one."""
+    """The fields of a protobuf message, up to the first malformed one: pairs of the number, and an int or bytes."""
     at = 0
 
     def number() -> int:
@@ -369,7 +375,7 @@ def _delay(duration: Any) -> float | None:
     seconds, nanoseconds = parts.get(1, 0), parts.get(2, 0)
     if not isinstance(seconds, int) or not isinstance(nanoseconds, int):
         return None
-    # negative numbers are huge ones here
+    # a negative number was read as a huge one
     if seconds > LONGEST_DELAY or nanoseconds >= 10**9 or seconds * 10**9 + nanoseconds > LONGEST_DELAY * 10**9:
         return None
     return seconds + nanoseconds / 1e9

@@ -14,19 +14,20 @@ from typing import Any, Protocol
 
 from inferd_client._balancing import HEALTH_SECONDS, OTHERS_SECONDS, ROUND_ROBIN, Place, Places, addresses_of, known_as
 from inferd_client._calling import (
+    RESOURCE_EXHAUSTED,
     Attempts,
     Failed,
     Headers,
     Pieces,
     RetryOptions,
-    answer_of,
     end_of,
     error_of,
     failure,
     left_of,
+    response_of,
     too_late,
 )
-from inferd_client._connecting import Options, Target, connect
+from inferd_client._connecting import CONNECT_SECONDS, Options, Target, connect, share_of
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
@@ -48,10 +49,24 @@ forking: weakref.WeakSet[Forking] = weakref.WeakSet()
 
 
 class EndListener(Protocol):
-    """Takes the end of a call."""
+    """Is told of the end of a call."""
 
     def ended(self, message: Any, error: InferenceServerException | None) -> None:
-        """The call has ended, with the bytes of the answer or with an error."""
+        """The call has ended, with the bytes of the response or with an error."""
+
+
+def started(function: Callable[..., None], *arguments: Any) -> threading.Thread:
+    """A new thread of the client that runs a function.
+
+    Raises:
+        InferenceServerException: the process can have no further thread.
+    """
+    thread = threading.Thread(target=function, args=arguments, name="inferd-client", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise error_of(RESOURCE_EXHAUSTED, f"the client needs another thread: {error}") from None
+    return thread
 
 
 class TimerThread:
@@ -70,12 +85,13 @@ class TimerThread:
 
         Returns:
             A number, for `forget`.
+
+        Raises:
+            InferenceServerException: see `started`.
         """
         with self._changed:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
-                thread.start()  # it waits for the lock
-                self._thread = thread
+                self._thread = started(self._run)  # it waits for the lock
             self._count += 1
             number = self._count
             self._functions[number] = what
@@ -135,8 +151,8 @@ class Channel:
         self.target = target
         self.options = options
         self.retries = retries
-        self.timers = TimerThread()  # deadlines of calls between attempts; its functions never wait
-        self.attempts = TimerThread()  # next attempts of calls, which may wait for a connection
+        self.timers = TimerThread()  # ends calls whose deadline passes between attempts; its functions never wait
+        self.attempts = TimerThread()  # makes the next attempts of calls, which may wait for a connection
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
@@ -158,10 +174,10 @@ class Channel:
 
         Args:
             ends: the deadline, in time.monotonic(); None: no deadline.
-            since: when the call began to wait, likewise; None: now.
+            since: when the call began to wait, in time.monotonic(); None: now.
 
         Raises:
-            InferenceServerException: no connection can be made, or not in time, or the client is closed.
+            InferenceServerException: no connection was made, or none in time, or the client is closed.
         """
         best = self.usable()
         if best is not None:
@@ -203,7 +219,7 @@ class Channel:
     # ---- calls that a thread waits for
 
     def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None, once: bool = False) -> Any:
-        """Make a call and wait. Returns the bytes of the answer, a buffer.
+        """Make a call and wait. Returns the bytes of the response, a buffer.
 
         Args:
             headers, pieces, timeout: see Call.
@@ -224,8 +240,8 @@ class Channel:
                 call = Call(headers, pieces, left_of(ends))
                 if not link.run(call):
                     continue
-                if (answer := answer_of(call, self.options.limit)) is not None:
-                    return answer
+                if (response := response_of(call, self.options.limit)) is not None:
+                    return response
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self.retries, ends, once)
@@ -244,8 +260,8 @@ class Channel:
     ) -> Pending:
         """Begin a call; the arguments are those of `unary`.
 
-        Another thread calls `listener.ended` at its end. If it needs a new connection, another thread makes that, so
-        this method never waits. Calls begin in the order in which they were started.
+        Another thread calls `listener.ended` when the call has ended. Another thread also makes the connection, if the
+        call needs a new one, so this method never waits. Calls begin in the order in which they were started.
         """
         pending = Pending(self, headers, pieces, end_of(timeout), listener, once)
         if self._waiting or not pending.begin(connect=False):
@@ -254,7 +270,7 @@ class Channel:
         return pending
 
     def announced(self, call: Call, ends: float | None, since: float | None = None) -> Link:
-        """Begin a call with a callback; returns its link, see `link`."""
+        """Begin a call that ends in a callback. Returns its link; further arguments and errors are those of `link`."""
         while True:
             link = self.link(ends, since)
             self._attend(link)
@@ -262,7 +278,7 @@ class Channel:
                 return link
 
     def announced_if_connected(self, call: Call) -> Link | None:
-        """The same, on an existing link; None if none takes calls."""
+        """The same, but only on an existing link; None: no link takes calls."""
         while (link := self.usable()) is not None:
             self._attend(link)
             if link.start(call):
@@ -273,14 +289,12 @@ class Channel:
         if link.owner is None:
             with self._attending:
                 if link.owner is None:
-                    owner = threading.Thread(target=link.attend, name="inferd-client", daemon=True)
-                    owner.start()
-                    link.owner = owner
+                    link.owner = started(link.attend)
 
     # ---- the end
 
     def close(self) -> None:
-        """End all calls and links, without waiting for a connection being made: it is closed once made."""
+        """End all calls and links. A connection that is being made is not waited for; it is closed when it is made."""
         self._closed = True
         if sys.is_finalizing():
             return  # the threads to wait for have stopped, and may hold locks; the system closes the connections
@@ -293,7 +307,7 @@ class Channel:
         self.timers.hurry()
 
     def _taken(self) -> list[Link]:
-        """Give away its links."""
+        """The links, which the channel no longer has."""
         links, self._links = self._links, [None] * len(self._links)
         return [each for each in links if each is not None]
 
@@ -311,7 +325,7 @@ class Channel:
 class BalancedChannel(Channel):
     """Links to all addresses of a server's name, which take calls in turn; see `_balancing`.
 
-    Calls look at the addresses: a client that makes none connects to none.
+    Only calls cause connections: while a client makes no calls, it neither connects nor resolves.
     """
 
     def __init__(self, target: Target, options: Options, headers: Headers, connections: int, retries: Any) -> None:
@@ -320,6 +334,7 @@ class BalancedChannel(Channel):
         self._connections = connections
         self._places = Places(target, connections)
         self._leaving: list[Link] = []
+        self._tending = threading.RLock()  # guards changes of places and `_leaving`; a signal handler may close
 
     def usable(self) -> Link | None:
         if self._places.due():
@@ -340,24 +355,25 @@ class BalancedChannel(Channel):
                     raise too_late()
                 continue
             try:
-                if (place := self._places.pick()) is None:
+                if self._places.pick() is None:
                     self._failed.check(since)
                     return self._any(ends)
-                return place.link  # type: ignore[no-any-return]
             finally:
                 self._connecting.release()
 
     def _any(self, ends: float | None) -> Link:
-        """A link to whichever address answers."""
+        """A link to the first address to which a connection can be made."""
         began = time.monotonic()
         error: OSError = OSError(f"{self.target.host} has no address")
         try:
             self._resolve()
         except OSError as found:
             error = found
-        for place in list(self._places.all):
+        places = list(self._places.all)
+        until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
             try:
-                self._connect(place, left_of(ends))
+                self._connect(place, share_of(until, left))
             except OSError as found:
                 error = found
                 place.failed()
@@ -370,28 +386,39 @@ class BalancedChannel(Channel):
         raise self._failed.note(began, error, left_of(ends)) from None
 
     def _tend(self) -> list[threading.Thread]:
-        """Begin due connections, without waiting for them. Returns the threads."""
-        for each in [each for each in self._leaving if not each.count]:
-            self._leaving.remove(each)
-            each.close()
-        if not any(place.link is not None for place in self._places.all):
-            return []  # a call connects, and gets the error on failure
-        begun = [
-            threading.Thread(target=self._try, args=(place,), name="inferd-client", daemon=True)
-            for place in self._places.to_connect()
-        ]
-        if self._places.to_resolve():
-            begun.append(threading.Thread(target=self._resolve_again, name="inferd-client", daemon=True))
-        for thread in begun:
-            thread.start()
-        return begun
+        """Begin due connections, without waiting for them. Returns the threads that make them."""
+        if not self._tending.acquire(blocking=False):
+            return []  # another thread does it
+        try:
+            for each in [each for each in self._leaving if not each.count]:
+                self._leaving.remove(each)
+                each.close()
+            if not any(place.link is not None for place in self._places.all):
+                return []  # the call connects, because it gets the error if that fails
+            begun = []
+            for place in self._places.to_connect():
+                try:
+                    begun.append(started(self._try, place))
+                except InferenceServerException:
+                    place.failed()
+                    place.busy = False
+            if self._places.to_resolve():
+                try:
+                    begun.append(started(self._resolve_again))
+                except InferenceServerException:
+                    self._places.resolving = False
+            return begun
+        finally:
+            self._tending.release()
 
     def _resolve(self) -> None:
-        for place in self._places.resolved(addresses_of(self.target)):
-            link = place.link
-            place.left()
-            if link is not None:
-                self._leaving.append(link)
+        addresses = addresses_of(self.target)
+        with self._tending:
+            for place in self._places.resolved(addresses):
+                link = place.link
+                place.left()
+                if link is not None:
+                    self._leaving.append(link)
 
     def _resolve_again(self) -> None:
         try:
@@ -410,27 +437,35 @@ class BalancedChannel(Channel):
 
     def _connect(self, place: Place, timeout: float | None) -> None:
         link = connect(place.target, self.options, timeout)
-        self._attend(link)
+        try:
+            self._attend(link)
+        except InferenceServerException as error:
+            link.close()
+            raise OSError(error.message()) from None
         heard = threading.Event()
         place.serving, place.heard = True, heard.set
         if link.start(place.watched(self._headers)):
             heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
-        place.connected(link, link)
-        if self._closed or place.gone:
-            place.left()
+        with self._tending:  # two threads may have connected to one place
+            unwanted = self._closed or place.gone or (place.link is not None and place.link.usable)
+            if not unwanted:
+                place.connected(link, link)
+        if unwanted:
             link.close()
 
     def _taken(self) -> list[Link]:
-        links = [place.link for place in self._places.all if place.link is not None]
-        for place in self._places.all:
-            place.left()
-        leaving, self._leaving = self._leaving, []
-        return links + leaving
+        with self._tending:
+            links = [place.link for place in self._places.all if place.link is not None]
+            for place in self._places.all:
+                place.left()
+            leaving, self._leaving = self._leaving, []
+            return links + leaving
 
     def forked(self) -> None:
         super().forked()
         self._places = Places(self.target, self._connections)
         self._leaving = []
+        self._tending = threading.RLock()
 
 
 def channel_to(
@@ -476,7 +511,10 @@ class Pending:
         self._begun: list[Callable[[], None]] = []  # called when another thread has made the first attempt
 
     def begin(self, *, connect: bool = True) -> bool:
-        """Make the call, or repeat it. False: it was not made, since there is no connection and none may be made.
+        """Make the call, or repeat it.
+
+        Args:
+            connect: whether to make a connection, if there is none. If not, False says that the call was not made.
 
         Raises:
             InferenceServerException: no connection can be made.
@@ -500,18 +538,22 @@ class Pending:
         return True
 
     def begin_later(self, pause: float, begun: Callable[[], None] | None = None) -> None:
-        """Make the call on a thread that may wait for a connection, after a delay in seconds.
+        """Make the call on a thread that may wait for a connection, after a pause in seconds.
 
-        `begun` is called after the attempt, or if there will be none.
+        `begun` is called after the attempt, or when it is certain that there will be none.
         """
-        # An attempt may wait for a connection. So it gets a thread of its own: this one may read the answers of other
-        # calls, and one more watches deadlines.
-        if self._alarm is None:
-            self._alarm = self._channel.timers.at(float("inf") if self._ends is None else self._ends, self._due)
+        # The attempt cannot be made on this thread, which may read the responses of other calls, nor on the one that
+        # watches deadlines.
         if begun is not None:
             self._begun = [begun]
         self._since = time.monotonic() + pause
-        self._next = self._channel.attempts.at(self._since if pause else 0.0, self._again)
+        try:
+            if self._alarm is None:
+                self._alarm = self._channel.timers.at(float("inf") if self._ends is None else self._ends, self._due)
+            self._next = self._channel.attempts.at(self._since if pause else 0.0, self._again)
+        except InferenceServerException as error:  # there are no threads; so this one calls back
+            self._end(None, error)
+            return
         if self._cancelled:  # `cancel` may have come before it could see the alarm
             self._due()
         if self._over:
@@ -523,7 +565,7 @@ class Pending:
         if not done:
             return
         try:
-            message = answer_of(call, self._channel.options.limit)
+            message = response_of(call, self._channel.options.limit)
         except InferenceServerException as error:
             self._end(None, error)
             return
@@ -533,8 +575,10 @@ class Pending:
             self._end(message, None)
 
     def failed(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> None:
-        """An attempt has failed: make another, now or later, or end the call. The arguments are those of
-        Attempts.pause."""
+        """An attempt has failed: make another one, now or later, or end the call.
+
+        The arguments are those of Attempts.pause.
+        """
         with self._changing:
             self._call = self._link = None
             cancelled = self._cancelled
@@ -562,7 +606,10 @@ class Pending:
             self._begun.pop()()
 
     def _due(self) -> None:
-        """The deadline has passed: end the call, unless an attempt is under way, which its link ends."""
+        """End the call, because its deadline has passed, it was cancelled, or the client is closed.
+
+        If an attempt is under way, its link does that.
+        """
         with self._changing:
             if self._link is not None:
                 return
@@ -587,7 +634,7 @@ class Pending:
         self._listener.ended(message, error)
 
     def cancel(self) -> None:
-        """Cancel the call: the callback gets CANCELLED, unless there is an answer already."""
+        """Cancel the call: the callback gets CANCELLED, unless the response is already here."""
         if self._forks != self._channel.forks:
             return  # the call is the parent process's
         with self._changing:
@@ -596,7 +643,8 @@ class Pending:
         if link is not None and call is not None:
             link.give_up(call)
         elif self._alarm is not None:
-            self._channel.timers.at(0.0, self._due)
+            with suppress(InferenceServerException):  # without a thread, the call ends at its deadline
+                self._channel.timers.at(0.0, self._due)
 
 
 def _after_fork() -> None:

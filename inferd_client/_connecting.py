@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferd_client._native.link import Link
 
@@ -25,8 +25,8 @@ class Target(NamedTuple):
 
     Attributes:
         host: its name or address; empty for a unix socket.
-        port: of TCP.
-        path: of a unix socket; begins with a NUL for an abstract one.
+        port: its TCP port.
+        path: of its unix socket; begins with a NUL for an abstract one.
         authority: the header :authority of requests.
         more: further hosts and ports of the same server.
     """
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The address, for messages."""
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -72,7 +72,12 @@ def target_of(url: str) -> Target:
     host, colon, port = rest.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535 or "/" in host or not host:
         raise ValueError(f"{url!r}: expected HOST:PORT or unix:PATH")
-    return Target(host.strip("[]"), int(port), authority=rest)
+    host = host.strip("[]")
+    try:
+        host.encode("idna")  # as getaddrinfo does
+    except UnicodeError:
+        raise ValueError(f"{url!r}: expected a HOST whose parts between dots have 1 to 63 characters") from None
+    return Target(host, int(port), authority=rest)
 
 
 class Options:
@@ -80,11 +85,11 @@ class Options:
 
     Args:
         context: of TLS; None: plain text.
-        server_name: that the certificate must have; empty: the host's.
+        server_name: the name that the certificate must have; empty: that of the host.
         keepalive: seconds until a PING, seconds to wait for its answer, and whether idle links send PINGs; None: no
             PINGs.
-        limit: bytes of an answer at most.
-        busy_poll: seconds for which a thread that waits for an answer polls before it sleeps.
+        limit: bytes of the largest message that is received.
+        busy_poll: seconds for which a thread that waits for a response polls before it sleeps.
     """
 
     __slots__ = ("busy_poll", "context", "keepalive", "limit", "server_name")
@@ -108,7 +113,7 @@ def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSL
     """A TLS context of PEM files: trusted roots (None: the system's), and this client's key and certificate chain.
 
     Raises:
-        OSError: a file cannot be read, or has the wrong content; the text names it.
+        OSError: a file cannot be read, or has the wrong content; the text names the file.
     """
     import ssl
 
@@ -145,7 +150,7 @@ class Handshake:
         self.connection = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name or None)
 
     def steps(self) -> Iterator[bytes]:
-        """The bytes to write; after each but the last, the caller gives bytes that it has read to `incoming`."""
+        """Yields bytes to write. While `version` is None, the caller then writes what it reads to `incoming`."""
         import ssl
 
         while True:
@@ -157,10 +162,6 @@ class Handshake:
                 break
         if rest := self.outgoing.read():
             yield rest
-
-    @property
-    def done(self) -> bool:
-        return self.connection.version() is not None and not self.outgoing.pending
 
 
 def secured(shake: Handshake | None, target: Target) -> Tls | None:
@@ -189,7 +190,7 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
     """A link to the server.
 
     Raises:
-        OSError: no connection can be made; TimeoutError: not in time.
+        OSError: no connection can be made; TimeoutError: none was made in time.
     """
     sock, tls = opened(target, options, timeout)
     return Link(
@@ -201,7 +202,7 @@ def opened(target: Target, options: Options, timeout: float | None) -> tuple[soc
     """A socket that is connected and does not block, and its TLS.
 
     Raises:
-        OSError: no connection can be made; TimeoutError: not in time.
+        OSError: no connection can be made; TimeoutError: none was made in time.
     """
     ends = time.monotonic() + min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)
     left = max(ends - time.monotonic(), 0.001)
@@ -232,15 +233,38 @@ def opened(target: Target, options: Options, timeout: float | None) -> tuple[soc
         raise
 
 
+def share_of(ends: float, attempts: int) -> float:
+    """Seconds for the next of so many attempts until `ends`: an attempt that hangs leaves time for the others."""
+    return max((ends - time.monotonic()) / attempts, 0.001)
+
+
 def _reached(target: Target, ends: float) -> socket.socket:
-    """A connected socket of the first address that has a server."""
-    for last, address in enumerate(target.all, 1 - len(target.all)):
+    """A socket that is connected to the first address that accepts connections."""
+    places: list[Any] = []
+    error: OSError | None = None
+    for host, port in target.all:
         try:
-            return socket.create_connection(address, timeout=max(ends - time.monotonic(), 0.001))
-        except OSError:
-            if last == 0:
-                raise
-    raise AssertionError
+            places += socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as found:
+            error = found
+    for left, (family, kind, protocol, _, address) in zip(range(len(places), 0, -1), places, strict=True):
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as found:  # such as an address of IPv6 where the system has none
+            error = found
+            continue
+        try:
+            sock.settimeout(share_of(ends, left))
+            sock.connect(address)
+        except OSError as found:
+            sock.close()
+            error = found
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise error or OSError(f"{target.text}: there is no such host")
 
 
 def take(shake: Handshake, data: bytes, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""The asynchronous side: links that an event loop polls, and calls that coroutines wait for. No thread is made."""
+"""The asynchronous side: links that an event loop polls, and calls that coroutines wait for. It makes no thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from inferd_client._calling import (
     Headers,
     Pieces,
     RetryOptions,
-    answer_of,
     end_of,
     error_of,
     failure,
     left_of,
+    response_of,
     too_late,
 )
 from inferd_client._channel import CLOSED, HeaderList, forking
-from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
+from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, share_of, take
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
@@ -75,7 +75,7 @@ class Polled:
                 self._loop.remove_writer(self._fd)
 
     def flush_soon(self) -> None:
-        """Write the calls' output: at once for one call and for TOGETHER calls, else at the end of this loop turn."""
+        """Write the output of new calls: at once for a single call or for TOGETHER calls, else after this loop turn."""
         self._unwritten += 1
         if self.link.count <= 1 or self._unwritten >= TOGETHER:
             self._flush()
@@ -113,7 +113,7 @@ class Polled:
             self._alarm = self._loop.call_later(due, self.keep_alive)
 
     def forget(self) -> None:
-        """Poll no more."""
+        """Poll the link no more."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._polled:
@@ -129,7 +129,7 @@ class Polled:
 
 
 class LoopChannel:
-    """Links to a server in the event loop of the first call; made when they are needed.
+    """Links to a server, made when they are needed, in the event loop that makes calls.
 
     Args:
         target: the server.
@@ -147,7 +147,7 @@ class LoopChannel:
         self._connecting: asyncio.Lock | None = None
         self._failed = Failed(target)
         self._closed = False
-        self.forks = 0  # how many forks lie between the making of this and this process
+        self.forks = 0  # the number of forks between the process that made this and the present one
         forking.add(self)
 
     def __del__(self) -> None:
@@ -157,16 +157,16 @@ class LoopChannel:
     def _leave(self) -> None:
         """Have the loop close the links, which it polls and so would keep; any thread may call this."""
         if self._loop is not None and any(held := self._held()):
-            with suppress(RuntimeError):  # it is closed, and so no longer polls
+            with suppress(RuntimeError):  # the loop is closed, and so no longer polls
                 self._loop.call_soon_threadsafe(_close, held)
 
     def _held(self) -> list[Polled | None]:
-        """Give away all its links."""
+        """All links, which the channel no longer has."""
         links, self._links = self._links, [None] * len(self._links)
         return links
 
     def _moved(self) -> None:
-        """Its loop is a different one."""
+        """The channel is in another loop than before."""
 
     def forked(self) -> None:
         """See Forking. The event loop is the parent's, too: both processes share its selector."""
@@ -188,7 +188,7 @@ class LoopChannel:
         """A link that takes calls; makes one if needed. The arguments are those of Channel.link.
 
         Raises:
-            InferenceServerException: no connection can be made, or not in time, or the client is closed.
+            InferenceServerException: no connection was made, or none in time, or the client is closed.
         """
         if self._closed:
             raise error_of(1, CLOSED)
@@ -212,7 +212,7 @@ class LoopChannel:
         return made or self.usable(loop) or await self.link(ends, since)
 
     async def _made(self, ends: float | None, since: float) -> Polled | None:
-        """A new link, where one is missing."""
+        """A new link in place of a missing one; None: no link is missing."""
         for i, each in enumerate(self._links):
             if each is None or not each.link.usable:
                 self._failed.check(since)
@@ -234,7 +234,7 @@ class LoopChannel:
         return made
 
     async def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None, once: bool = False) -> Any:
-        """Make a call. Returns the bytes of the answer, a buffer. The arguments are those of Channel.unary.
+        """Make a call. Returns the bytes of the response, a buffer. The arguments are those of Channel.unary.
 
         Raises:
             InferenceServerException: the call failed.
@@ -266,8 +266,8 @@ class LoopChannel:
                 finally:
                     if alarm is not None:
                         alarm.cancel()
-                if (answer := answer_of(call, self.options.limit)) is not None:
-                    return answer
+                if (response := response_of(call, self.options.limit)) is not None:
+                    return response
                 error, answered = failure(call), call.answered
                 safe = call.safe_to_repeat and not self._closed
             attempts = attempts or Attempts(self._retries, ends, once)
@@ -288,14 +288,14 @@ class LoopChannel:
 
 
 class BalancedLoopChannel(LoopChannel):
-    """As BalancedChannel, in an event loop; each task ends with its work."""
+    """As BalancedChannel, in an event loop, with tasks in place of threads."""
 
     def __init__(self, target: Target, options: Options, headers: Headers, connections: int, retries: Any) -> None:
         super().__init__(target, known_as(options, target), 0, retries)
         self._headers = headers
         self._connections = connections
         self._places = Places(target, connections)
-        self._tasks: set[asyncio.Task[None]] = set()  # so that they are not collected
+        self._tasks: set[asyncio.Task[None]] = set()  # that connect or resolve; a loop has only weak references to them
 
     def usable(self, loop: asyncio.AbstractEventLoop) -> Polled | None:
         if loop is not self._loop:
@@ -319,9 +319,11 @@ class BalancedLoopChannel(LoopChannel):
                 await self._resolve()
         except OSError as found:
             error = found
-        for place in list(self._places.all):
+        places = list(self._places.all)
+        until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
             try:
-                await self._connect(place, left_of(ends))
+                await self._connect(place, share_of(until, left))
             except OSError as found:
                 error = found
                 place.failed()
@@ -335,12 +337,12 @@ class BalancedLoopChannel(LoopChannel):
         raise self._failed.note(began, error, left_of(ends)) from None
 
     def _tend(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
-        """Begin due connections, without waiting for them. Returns the tasks."""
+        """Begin due connections, without waiting for them. Returns the tasks that make them."""
         for idle in [each for each in self._links if each is not None and not each.link.count]:
             self._links.remove(idle)
             idle.close()
         if not any(place.link is not None for place in self._places.all):
-            return []  # a call connects, and has the error if it cannot
+            return []  # the call connects, because it gets the error if that fails
         begun = [loop.create_task(self._try(place)) for place in self._places.to_connect()]
         if self._places.to_resolve():
             begun.append(loop.create_task(self._resolve_again()))
@@ -382,10 +384,10 @@ class BalancedLoopChannel(LoopChannel):
             made.flush_soon()
             with suppress(TimeoutError):
                 await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
-        place.connected(made, link)
-        if self._closed or place.gone:
-            place.left()
-            made.close()
+        if self._closed or place.gone or (place.link is not None and place.link.usable):
+            made.close()  # another task may have connected to the same place
+        else:
+            place.connected(made, link)
 
     def _held(self) -> list[Polled | None]:
         held = [*self._links, *(place.holder for place in self._places.all)]
@@ -419,13 +421,14 @@ def give_up(polled: Polled, call: Call, expired: bool) -> None:
 
 async def connect_in_loop(target: Target, options: Options, timeout: float | None) -> Link:
     """As `connect`, in the running event loop."""
-    async with asyncio.timeout(min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)):
-        return await _connect_in_loop(target, options)
+    seconds = min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)
+    async with asyncio.timeout(seconds):
+        return await _connect_in_loop(target, options, time.monotonic() + seconds)
 
 
-async def _connect_in_loop(target: Target, options: Options) -> Link:
+async def _connect_in_loop(target: Target, options: Options, ends: float) -> Link:
     loop = asyncio.get_running_loop()
-    sock = await _dialled(target, loop)
+    sock = await _dialled(target, loop, ends)
     try:
         prepare(sock)
         shake = None
@@ -442,17 +445,25 @@ async def _connect_in_loop(target: Target, options: Options) -> Link:
         raise
 
 
-async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.socket:
-    if target.path:
-        places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
-    else:
-        places = [place for host, port in target.all for place in await _resolved(host, port, loop)]
+async def _dialled(target: Target, loop: asyncio.AbstractEventLoop, ends: float) -> socket.socket:
+    """A socket that is connected to the first address that accepts connections."""
+    places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)] if target.path else []
     error: OSError | None = None
-    for family, kind, protocol, _, address in places:
-        sock = socket.socket(family, kind, protocol)
+    for host, port in [] if target.path else target.all:
+        try:
+            places += await _resolved(host, port, loop)
+        except OSError as found:
+            error = found
+    for left, (family, kind, protocol, _, address) in zip(range(len(places), 0, -1), places, strict=True):
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as found:  # such as an address of IPv6 where the system has none
+            error = found
+            continue
         sock.setblocking(False)
         try:
-            await loop.sock_connect(sock, address)
+            async with asyncio.timeout(share_of(ends, left)):
+                await loop.sock_connect(sock, address)
         except OSError as found:
             sock.close()
             error = found
@@ -465,7 +476,7 @@ async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.so
 
 
 async def _resolved(host: str, port: int, loop: asyncio.AbstractEventLoop) -> list[Any]:
-    """getaddrinfo's results; for an address without a thread."""
+    """getaddrinfo's results. Only a name, not an address, needs a thread of the loop."""
     if _is_address(host):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

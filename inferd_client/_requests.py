@@ -1,4 +1,4 @@
-"""Inputs and requested outputs, and the message of a request; for both clients."""
+"""Inputs and requested outputs, and the message of a request, for both clients."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ if TYPE_CHECKING:
 IN_REGION = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 
+def _parameter(field: int, key: str, kind: str, value: Any) -> bytes:
+    try:
+        return parameter(field, key, kind, value)
+    except ValueError as error:
+        return raise_error(str(error))
+
+
 def _region(field: int, name: str, byte_size: int, offset: int) -> list[bytes]:
-    placed = [parameter(field, IN_REGION[0], "string", name), parameter(field, IN_REGION[1], "int64", byte_size)]
-    return [*placed, parameter(field, IN_REGION[2], "int64", offset)] if offset else placed
+    placed = [_parameter(field, IN_REGION[0], "string", name), _parameter(field, IN_REGION[1], "int64", byte_size)]
+    return [*placed, _parameter(field, IN_REGION[2], "int64", offset)] if offset else placed
 
 
 def host_array(data: Any) -> np.ndarray:
-    """An array over the memory of a DLPack tensor of any framework; an array is returned itself.
+    """An array over the memory of a tensor that speaks DLPack; an array is returned itself.
 
     Raises:
         InferenceServerException: the host cannot read the memory of the tensor.
@@ -61,9 +68,9 @@ class InferInput:
     """One input of a request.
 
     Args:
-        name: of the input.
+        name: the input's name.
         shape: its dimensions.
-        datatype: of the protocol, such as "FP32".
+        datatype: its datatype in the protocol, such as "FP32".
     """
 
     __slots__ = ("_content", "_datatype", "_encoded", "_name", "_region", "_shape")
@@ -134,16 +141,26 @@ class InferInput:
             self._region = []
             self._encoded = None
         if self._datatype == "BYTES":
-            self._content = Content(packed_strings(array.ravel().tolist()))
-        elif copy:
+            try:
+                self._content = Content(packed_strings(array.ravel().tolist()))
+            except UnicodeEncodeError as error:
+                raise_error(f"input {self._name!r}: a string cannot be encoded in UTF-8: {error}")
+            return self
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        if copy:
             self._content = Content(array.tobytes())
         else:
-            lying = np.ascontiguousarray(array)
-            self._content = Content(lying.reshape(-1).view(np.uint8) if lying.size else b"")
+            contiguous = np.ascontiguousarray(array)
+            self._content = Content(contiguous.reshape(-1).view(np.uint8) if contiguous.size else b"")
         return self
 
     def set_shared_memory(self, region_name: str, byte_size: int, offset: int = 0) -> InferInput:
-        """Take the content from a registered region. Returns the input itself."""
+        """Take the content from a registered region. Returns the input itself.
+
+        Raises:
+            InferenceServerException: a number does not fit 64 bits.
+        """
         self._content = None
         self._region = _region(4, region_name, byte_size, offset)
         self._encoded = None
@@ -160,7 +177,7 @@ class InferRequestedOutput:
 
     Args:
         name: of the output.
-        class_count: the number of likeliest classes that the server sends instead; 0: the output itself.
+        class_count: if not 0, the server sends this many of the likeliest classes in place of the output.
     """
 
     __slots__ = ("_class_count", "_encoded", "_name", "_region")
@@ -179,7 +196,7 @@ class InferRequestedOutput:
         """Have the server write the output to a registered region.
 
         Raises:
-            InferenceServerException: the output is one of classes.
+            InferenceServerException: `class_count` is set, or a number does not fit 64 bits.
         """
         if self._class_count:
             raise_error("shared memory can't be set on classification output")
@@ -187,13 +204,13 @@ class InferRequestedOutput:
         self._encoded = None
 
     def unset_shared_memory(self) -> None:
-        """Have the server put the output into the answer."""
+        """Have the server put the output into the response."""
         self._region = []
         self._encoded = None
 
     def _written(self) -> bytes:
         if self._encoded is None:
-            classes = [parameter(2, "classification", "int64", self._class_count)] if self._class_count else []
+            classes = [_parameter(2, "classification", "int64", self._class_count)] if self._class_count else []
             self._encoded = requested_output(self._name, classes + self._region)
         return self._encoded
 
@@ -219,18 +236,18 @@ def request_pieces(
     """
     if type(model_version) is not str:
         raise_error("model version must be a string")
-    said: list[bytes] = []
+    encoded: list[bytes] = []
     if sequence_id or priority or timeout is not None or parameters or final_response:
-        said = _said(sequence_id, sequence_start, sequence_end, priority, timeout, parameters)
+        encoded = _parameters(sequence_id, sequence_start, sequence_end, priority, timeout, parameters)
         if final_response:
-            said.append(parameter(4, "triton_enable_empty_final_response", "bool", True))
+            encoded.append(_parameter(4, "triton_enable_empty_final_response", "bool", True))
     try:
-        return infer_request(request_head(model_name, model_version, request_id, said), inputs, outputs)
+        return infer_request(request_head(model_name, model_version, request_id, encoded), inputs, outputs)
     except ValueError as error:
         return raise_error(str(error))
 
 
-def _said(
+def _parameters(
     sequence_id: int | str,
     sequence_start: bool,
     sequence_end: bool,
@@ -238,22 +255,22 @@ def _said(
     timeout: int | None,
     parameters: Mapping[str, Any] | None,
 ) -> list[bytes]:
-    """The parameters of a request."""
-    said = []
+    """The encoded parameters of a request."""
+    encoded = []
     if sequence_id:
         kind = "string" if isinstance(sequence_id, str) else "int64"
-        said.append(parameter(4, "sequence_id", kind, sequence_id))
-        said.append(parameter(4, "sequence_start", "bool", sequence_start))
-        said.append(parameter(4, "sequence_end", "bool", sequence_end))
+        encoded.append(_parameter(4, "sequence_id", kind, sequence_id))
+        encoded.append(_parameter(4, "sequence_start", "bool", sequence_start))
+        encoded.append(_parameter(4, "sequence_end", "bool", sequence_end))
     if priority:
-        said.append(parameter(4, "priority", "uint64", priority))
+        encoded.append(_parameter(4, "priority", "uint64", priority))
     if timeout is not None:
-        said.append(parameter(4, "timeout", "int64", timeout))
+        encoded.append(_parameter(4, "timeout", "int64", timeout))
     for key, value in (parameters or {}).items():
         if key in TRITON_RESERVED_REQUEST_PARAMS or key.startswith(TRITON_RESERVED_REQUEST_PARAMS_PREFIX):
             raise_error(f'Parameter "{key}" is a reserved parameter and cannot be specified.')
-        said.append(parameter(4, key, _kind(key, value), value))
-    return said
+        encoded.append(_parameter(4, key, _kind(key, value), value))
+    return encoded
 
 
 def _kind(key: str, value: Any) -> str:

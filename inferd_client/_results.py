@@ -1,4 +1,4 @@
-"""The answer to a request, for both clients."""
+"""The response to a request, for both clients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from inferd_client.utils import NUMBERS, InferenceServerException, raise_error, 
 if TYPE_CHECKING:
     import numpy as np
 
-IN_SHARED_MEMORY = "output '{}' has no bytes in the answer: it is in shared memory"
+IN_SHARED_MEMORY = "output '{}' has no bytes in the response: it is in shared memory"
 ALIGNED_BELOW = 1 << 14
 """A tensor of fewer bytes is copied if its memory is not aligned for its datatype."""
 
 
 class InferResult:
-    """An answer. Its tensors are views of the received message, whose memory lives as long as one of them.
+    """A response. Its tensors are views of the received message, whose memory lives as long as one of them.
 
     Args:
-        result: a serialised ModelInferResponse, in any buffer, or such a message of protobuf.
-        start, end: of the message in the buffer; 0 and 0: the whole buffer.
+        result: a serialised ModelInferResponse, in any buffer, or a ModelInferResponse of protobuf.
+        start, end: where in the buffer the message begins and ends; 0 and 0: it is the whole buffer.
     """
 
     __slots__ = ("_end", "_message", "_proto", "_read", "_start")
@@ -38,7 +38,7 @@ class InferResult:
         self._read: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy: the message alone, in memory that can be written to."""
+        """For pickle and copy: only the message is copied, to memory that can be written to."""
         return type(self), (bytearray(self.as_bytes()),)
 
     def _found(self) -> Any:
@@ -77,9 +77,9 @@ class InferResult:
         """
         try:
             array: np.ndarray | None = array_of(self._message, self._start, self._end, name, *_arrays())
-        except ValueError as error:
+            return self._any_output(name) if array is None else array
+        except (OverflowError, ValueError) as error:  # numpy has no array of this shape, or no such element
             raise unreadable(error) from None
-        return self._any_output(name) if array is None else array
 
     def _any_output(self, name: str) -> np.ndarray | None:
         import numpy as np
@@ -90,7 +90,7 @@ class InferResult:
         datatype, shape, offset, size = found
         known = triton_to_np_dtype(datatype)
         if known is None or any(each < 0 for each in shape):
-            raise unreadable(f"output '{name}' is of {datatype!r} and {list(shape)}, which no tensor is")
+            raise unreadable(f"output '{name}': there is no tensor of datatype {datatype!r} and shape {list(shape)}")
         if offset < 0:
             return self._from_contents(name, datatype, shape)
         if datatype == "BYTES":
@@ -102,7 +102,7 @@ class InferResult:
                 raise_error(IN_SHARED_MEMORY.format(name))
             return np.empty(shape, kind)
         if size != expected:
-            raise unreadable(f"output '{name}' has {size} bytes, its datatype and shape say {expected}")
+            raise unreadable(f"output '{name}' has {size} bytes, but its datatype and shape need {expected}")
         array = np.frombuffer(self._message, kind, size // kind.itemsize, offset)
         if size < ALIGNED_BELOW and not array.flags.aligned:
             array = array.copy()
@@ -119,13 +119,13 @@ class InferResult:
         if expected and not strings:
             raise_error(IN_SHARED_MEMORY.format(name))
         if len(strings) != expected:
-            raise unreadable(f"output '{name}' has {len(strings)} strings, its shape says {expected}")
+            raise unreadable(f"output '{name}' has {len(strings)} strings, but its shape needs {expected}")
         elements = np.empty(len(strings), dtype=np.object_)
         elements[:] = strings
         return elements.reshape(shape)
 
     def _from_contents(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The tensor of an answer with typed contents in place of raw bytes."""
+        """The tensor of a response with typed contents in place of raw bytes."""
         import numpy as np
 
         contents = self.get_output(name).contents
@@ -135,13 +135,13 @@ class InferResult:
         field = fields.get(datatype, f"{unsigned}int{width}_contents")
         values = list(getattr(contents, field))
         if len(values) != prod(shape):
-            raise unreadable(f"output '{name}' has {len(values)} elements, its shape says {prod(shape)}")
+            raise unreadable(f"output '{name}' has {len(values)} elements, but its shape needs {prod(shape)}")
         array = np.empty(len(values), triton_to_np_dtype(datatype))
         array[:] = values
         return array.reshape(shape)
 
     def as_torch(self, name: str) -> Any:
-        """The tensor of an output as torch tensor, over the memory of `as_numpy`; None: there is no such output."""
+        """The output as a torch tensor, which shares the memory of `as_numpy`; None: there is no such output."""
         import torch
 
         array = self.as_numpy(name)
@@ -174,7 +174,7 @@ class InferResult:
 
 @cache
 def _arrays() -> tuple[Any, dict[str, tuple[Any, int]]]:
-    """numpy's array type, and by datatypes of raw elements its types and their bytes."""
+    """numpy's array type; and for each datatype of raw elements numpy's type and the bytes of an element."""
     import numpy as np
 
     types = [(datatype, np.dtype(triton_to_np_dtype(datatype))) for datatype in (*NUMBERS, "BF16")]
@@ -182,8 +182,8 @@ def _arrays() -> tuple[Any, dict[str, tuple[Any, int]]]:
 
 
 def unreadable(what: object) -> InferenceServerException:
-    """The exception for a malformed answer."""
-    return InferenceServerException(f"the answer cannot be read: {what}", "StatusCode.INTERNAL")
+    """The exception for a malformed response; `what` says what is wrong."""
+    return InferenceServerException(f"the response cannot be read: {what}", "StatusCode.INTERNAL")
 
 
 def parsed(kind: Any, content: Any) -> Any:

@@ -1,6 +1,6 @@
 """The RPCs other than inference, for both clients: their requests, and the values for callers.
 
-A method returns what `_ask` returns: in the synchronous client the answer, in the other one a coroutine.
+A method returns what `_ask` returns: the response in the synchronous client, a coroutine in the asynchronous one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _message(as_json: bool) -> Then:
     return message_as_json if as_json else _itself
 
 
-def _itself(answer: Any) -> Any:
-    return answer
+def _itself(response: Any) -> Any:
+    return response
 
 
 def _nothing(_: Any) -> None:
@@ -46,8 +46,8 @@ def _nothing(_: Any) -> None:
 class Rpcs:
     """Requests of both clients.
 
-    In all methods `headers` are further headers of the request, and `client_timeout` is the seconds that the answer may
-    take. Without an answer they raise InferenceServerException with the reason.
+    In all methods `headers` are further headers of the request, and `client_timeout` is the number of seconds that the
+    call may take. A method that gets no response raises InferenceServerException with the reason.
     """
 
     _plugin: InferenceServerClientPlugin | None = None
@@ -89,19 +89,21 @@ class Rpcs:
 
     def is_server_live(self, headers: Metadata = None, client_timeout: float | None = None) -> Any:
         """Whether the server is live."""
-        return self._ask("ServerLive", _pb().ServerLiveRequest(), lambda answer: answer.live, headers, client_timeout)
+        return self._ask(
+            "ServerLive", _pb().ServerLiveRequest(), lambda response: response.live, headers, client_timeout
+        )
 
     def is_server_ready(self, headers: Metadata = None, client_timeout: float | None = None) -> Any:
         """Whether the server is ready."""
         request = _pb().ServerReadyRequest()
-        return self._ask("ServerReady", request, lambda answer: answer.ready, headers, client_timeout)
+        return self._ask("ServerReady", request, lambda response: response.ready, headers, client_timeout)
 
     def is_model_ready(
         self, model_name: str, model_version: str = "", headers: Metadata = None, client_timeout: float | None = None
     ) -> Any:
         """Whether a model is ready."""
         request = _pb().ModelReadyRequest(name=model_name, version=_version(model_version))
-        return self._ask("ModelReady", request, lambda answer: answer.ready, headers, client_timeout)
+        return self._ask("ModelReady", request, lambda response: response.ready, headers, client_timeout)
 
     def get_server_metadata(
         self, headers: Metadata = None, as_json: bool = False, client_timeout: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import uuid
 from collections.abc import Mapping
@@ -45,10 +46,10 @@ class SharedArrays:
     The server reads the arrays' content at the time of a request, so they can be refilled between requests.
 
     Args:
-        client: of the server, which must run on this machine and allow regions of clients.
-        arrays: by names: arrays, tensors of any framework that speaks DLPack, or pairs (shape, dtype) of room for
-            outputs.
-        name: of the region; a new one unless given.
+        client: a client of the server, which must run on this machine and allow regions of clients.
+        arrays: arrays by name. Each is an array, a tensor of any framework that speaks DLPack, or a pair (shape,
+            dtype), which is an array for an output.
+        name: the name of the region; None: a new name.
 
     Raises:
         InferenceServerException: an array has a datatype that cannot be shared, or the server refuses the region.
@@ -70,9 +71,14 @@ class SharedArrays:
                 self._given[key] = host_array(given)
                 shape, kind = self._given[key].shape, self._given[key].dtype
             if kind.kind in "OSU":
-                raise_error(f"{key!r}: strings have no place of a fixed size, so they cannot be shared")
+                raise_error(f"{key!r}: strings have no fixed size, so they cannot be shared")
+            if np_to_triton_dtype(kind) is None:
+                raise_error(f"{key!r}: the protocol has no datatype for {kind}, so it cannot be shared")
+            kind = kind.newbyteorder("<")
             self._places[key] = (end, shape, kind)
-            size = kind.itemsize * int(np.prod(shape))
+            if key in self._given:
+                self._given[key] = self._given[key].astype(kind, copy=False)
+            size = kind.itemsize * math.prod(shape)
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self.byte_size = max(end, ALIGNMENT)
 

@@ -73,14 +73,14 @@ cdef Verdict nonce_verify(void *context, Call *call) noexcept nogil:
     if call.exchange.grpc_status != expected or call.exchange.http_status != 200:
         return WRONG_STATUS
     if expected != 0:
-        return CORRECT if call.answer_size == 0 else MALFORMED
-    if call.answer_size < 5 or call.answer[0] != 0:
+        return CORRECT if call.response_size == 0 else MALFORMED
+    if call.response_size < 5 or call.response[0] != 0:
         return MALFORMED
-    size = (<uint32_t> call.answer[1] << 24 | <uint32_t> call.answer[2] << 16 | <uint32_t> call.answer[3] << 8
-            | call.answer[4])
-    if size != call.answer_size - 5:
+    size = (<uint32_t> call.response[1] << 24 | <uint32_t> call.response[2] << 16 | <uint32_t> call.response[3] << 8
+            | call.response[4])
+    if size != call.response_size - 5:
         return MALFORMED
-    return verify_response(call.answer + 5, size, plan)
+    return verify_response(call.response + 5, size, plan)
 
 
 cdef class NonceWorkload(Workload):
@@ -146,8 +146,8 @@ cdef class NonceWorkload(Workload):
         try:
             if not nonce_prepare(&self.catalogue, &call):
                 raise MemoryError
-            call.answer = <uint8_t *> <char *> framed
-            call.answer_size = len(framed)
+            call.response = <uint8_t *> <char *> framed
+            call.response_size = len(framed)
             return <int> nonce_verify(&self.catalogue, &call)
         finally:
             free(call.scratch)

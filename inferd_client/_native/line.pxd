@@ -24,9 +24,9 @@ cdef struct Arrived:
 cdef enum GivenUp:
     NOT_GIVEN_UP
     EXPIRED                  # its deadline has passed
-    CANCELLED                # the caller wants no answer
-    TOO_LARGE                # its answer exceeds the limit
-    NO_MEMORY                # for its answer
+    CANCELLED                # the caller wants no response
+    TOO_LARGE                # its response exceeds the limit
+    NO_MEMORY                # for its response
 
 cdef enum:
     LOOK = 1                 # news of a call
@@ -47,7 +47,7 @@ cdef struct Wire:
     bint waiting             # a thread waits for `word`
     uint32_t word            # to that thread: 0, LOOK or ENDED
     bint locks               # that thread must take the lock even after ENDED
-    bint many                # the answer is a stream of messages
+    bint many                # the response is a stream of messages
     uint64_t deadline_ns     # 0: none
     Ending ending
     uint32_t error           # an HTTP/2 error code
@@ -82,10 +82,10 @@ cdef struct Line:
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
     uint64_t busy_ns         # how long the reader polls before it sleeps; 0: it sleeps at once
-    Wire *flight             # those in flight
-    uint32_t count           # their number
-    uint32_t announcing      # those of them that announce
-    uint32_t timed           # those of them with a deadline
+    Wire *flight             # the calls in flight
+    uint32_t count           # of calls in flight
+    uint32_t announcing      # of these, the calls that announce
+    uint32_t timed           # of these, the calls with a deadline
     Wire *news
     Wire *last_news
     uint8_t *buffer          # READ_SIZE bytes
@@ -118,8 +118,8 @@ cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil
 # Make another thread the reader, if one waits.
 cdef void line_hand_over(Line *line) noexcept nogil
 cdef void line_wake_reader(Line *line) noexcept nogil
-# Wait for work for the attendant, at most until then.
+# As the attendant: wait for work, at most until `until_ns`.
 cdef void line_attend(Line *line, uint64_t until_ns) noexcept nogil
-# Wait for the end of the call or for a message, while another thread reads, at most until then. Returns True, and gives
-# back the lock, if it has ended and nothing is left to do; else the lock is held.
+# While another thread reads: wait for the end of the call or for a message, at most until `until_ns`. True: the call
+# has ended, and the lock is released. False: look again; the lock is held.
 cdef bint line_wait(Line *line, Wire *wire, uint64_t until_ns) noexcept nogil

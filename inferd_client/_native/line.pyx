@@ -46,8 +46,8 @@ cdef bint line_open(Line *line) noexcept nogil:
     pthread_mutex_init(&line.lock, NULL)
     condition_open(&line.attendant)
     line.heard_ns = now_ns()
-    line.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     line.buffer = <uint8_t *> malloc(READ_SIZE)
+    line.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     return line.wake >= 0 and line.buffer != NULL
 
 
@@ -123,13 +123,13 @@ cdef void announce(Line *line, Wire *wire) noexcept nogil:
 
 
 cdef void tell(Wire *wire, uint32_t word) noexcept nogil:
-    """Its thread waits. With ENDED, the call may be gone when this returns."""
+    """Wake the thread that waits for this call. With ENDED, the call may be gone when this returns."""
     atomic_store(&wire.word, word)
     futex_wake(&wire.word)
 
 
 cdef void finish(Line *line, Wire *wire, Ending ending, uint32_t error) noexcept nogil:
-    """It has ended, even if the session still has it. If its thread waits for that, the call may then be gone."""
+    """The call has ended, even if the session still has it. If a thread waits for it, it may be gone afterwards."""
     take_off(line, wire)
     wire.ending = ending
     wire.error = error
@@ -156,7 +156,7 @@ cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil:
     session_reset(&line.session, &wire.exchange)
     line_flush(line)
     if wire.in_flight:
-        # the peer takes no data: the session drops it when the peer does
+        # the socket takes no output: the session drops the call when the reset is written
         wire.orphaned = True
         finish(line, wire, STREAM_RESET, NGHTTP2_NO_ERROR)
 
@@ -279,8 +279,8 @@ cdef void line_receive(Line *line) noexcept nogil:
     cdef ssize_t size, direct
     cdef size_t wanted
     while not line.dead:
-        # the bytes of a large message are read to where they stay, those behind it to the buffer; few are read where
-        # a large message may begin, because those of it are copied
+        # The bytes of a large message are read to where they stay, and what follows it to the buffer. Where a large
+        # message may begin, little is read, because what the buffer gets of the message is copied from there.
         wire = arriving(line)
         parts[0] = iovec(NULL, 0)
         if wire != NULL:

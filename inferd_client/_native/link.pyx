@@ -10,6 +10,7 @@ import sys
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport errno
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -62,12 +63,12 @@ cdef class Call:
 
     Args:
         headers: pairs of bytes, those that begin with ":" first.
-        pieces: the framed message or messages: bytes, or Content. They must not change until it has ended.
+        pieces: of the framed messages: bytes, or Content. They must not change until the call has ended.
         timeout: seconds, or None.
-        many: its answer is a stream.
-        goes_on: further messages follow.
-        owner: its `call_changed(call, done)` is called when messages have come, and at the end; None: a thread waits.
-        future: of asyncio, instead of an owner; its result is set when the call has ended.
+        many: whether the server may send several messages.
+        goes_on: whether `Link.send` sends further messages.
+        owner: its `call_changed(call, done)` is called when messages have come, and at the end. None: a thread waits.
+        future: of asyncio, instead of an owner: gets a result when the call has ended.
     """
 
     def __cinit__(self, list headers, list pieces, timeout=None, *, bint many=False, bint goes_on=False, owner=None,
@@ -106,7 +107,7 @@ cdef class Call:
             free(self.parts)
 
     cdef iovec *parts_of(self, list pieces, iovec *room) except NULL:
-        """Of pieces; in `room` where they fit."""
+        """The memory of the pieces; in `room` if PARTS is enough, else in memory that the caller frees."""
         cdef size_t i, count = len(pieces)
         cdef iovec *parts = room
         if room == NULL or count > PARTS:
@@ -156,9 +157,8 @@ cdef class Call:
         self.wire.first = self.wire.last = NULL
         return self.taken(arrived)[0]
 
-    def answer(self):
-        """Of a call that has ended: its message, if there is one only, it is not compressed, and the status is OK; else
-        None."""
+    def response(self):
+        """The message of a call that has ended with OK and exactly one message, which is not compressed; else None."""
         cdef Arrived *arrived = self.wire.first
         if (self.wire.given_up != NOT_GIVEN_UP or self.wire.exchange.grpc_status != 0 or arrived == NULL
                 or arrived.next != NULL or arrived.compressed):
@@ -183,7 +183,7 @@ cdef class Call:
 
     @property
     def safe_to_repeat(self):
-        """Whether it has ended untouched by the server."""
+        """Of a call that has ended: whether the server has not touched it."""
         if self.wire.given_up != NOT_GIVEN_UP or self.wire.exchange.grpc_status >= 0:
             return False
         if self.wire.ending == STREAM_RESET and self.wire.error == NGHTTP2_REFUSED_STREAM:
@@ -192,7 +192,7 @@ cdef class Call:
 
     @property
     def answered(self):
-        """Whether it has ended with a status from the server."""
+        """Of a call that has ended: whether the server has sent its status."""
         return self.wire.given_up == NOT_GIVEN_UP and self.wire.exchange.grpc_status >= 0
 
     def status(self):
@@ -206,7 +206,7 @@ cdef class Call:
             return (STATUS_RESOURCE_EXHAUSTED, f"Received message larger than max ({self.wire.message_size} vs. "
                     f"{self.link.line.limit})")
         if self.wire.given_up == NO_MEMORY:
-            return STATUS_RESOURCE_EXHAUSTED, f"there is no memory for {self.wire.message_size} bytes of an answer"
+            return STATUS_RESOURCE_EXHAUSTED, f"there is no memory for {self.wire.message_size} bytes of a response"
         if status >= 0:
             text = (<bytes> self.wire.text).decode("utf-8", "replace") if self.wire.text != NULL else ""
             if "%" in text:
@@ -233,7 +233,7 @@ cdef class Call:
 
 
 cdef bint wait_for(Link link, Call call, bint message) noexcept nogil:
-    """Wait for its end, or a message; called with the lock, which it releases. False: check for signals."""
+    """Wait for the call's end, or also for a message; releases the lock of the line. False: check for signals first."""
     cdef bint heard
     cdef int turns = 0
     while not call.wire.done and not (message and call.wire.first != NULL):
@@ -287,7 +287,11 @@ cdef class Link:
             self.line.ping_every_ns = <uint64_t> (<double> keepalive[0] * 1e9)
             self.line.ping_timeout_ns = <uint64_t> (<double> keepalive[1] * 1e9)
             self.line.ping_idle = keepalive[2]
-        if not line_open(&self.line) or not session_open(&self.line.session, window, CONNECTION_WINDOW, 1 << 20):
+        if not line_open(&self.line):
+            if self.line.wake < 0:
+                raise OSError(errno, "no eventfd for another connection")
+            raise MemoryError
+        if not session_open(&self.line.session, window, CONNECTION_WINDOW, 1 << 20):
             raise MemoryError
 
     def __dealloc__(self):
@@ -349,7 +353,7 @@ cdef class Link:
         """Make the call and wait for its end. False: the link takes no calls any more, and the call was not made.
 
         Raises:
-            KeyboardInterrupt, or what else a signal's handler raises: the call is given up.
+            BaseException: what a signal's handler raises, such as KeyboardInterrupt; the call is given up.
         """
         cdef bint taken, ended = False
         self.forget()
@@ -377,7 +381,7 @@ cdef class Link:
         """Wait until a started call has ended, or, if requested, has a message.
 
         Raises:
-            KeyboardInterrupt, or what else a signal's handler raises: the call is given up.
+            BaseException: what a signal's handler raises, such as KeyboardInterrupt; the call is given up.
         """
         cdef bint ended = False
         while not ended:
@@ -453,14 +457,14 @@ cdef class Link:
             free(old)
         if no_memory:
             raise MemoryError
-        # drop the written ones
+        # drop the pieces that are written
         sent = len(call.pieces) - left
         written = sent if drained else call.sealed if emptied != call.emptied else 0
         call.pieces = call.pieces[<Py_ssize_t> written:] + pieces
         call.sealed, call.emptied = sent - written, emptied
 
     def give_up(self, Call call not None, *, bint expired=False):
-        """The caller wants no answer: the call ends with CANCELLED, or DEADLINE_EXCEEDED."""
+        """The caller wants no response: the call ends with CANCELLED, or DEADLINE_EXCEEDED."""
         cdef GivenUp why = EXPIRED if expired else CANCELLED
         with nogil:
             pthread_mutex_lock(&self.line.lock)
@@ -499,8 +503,10 @@ cdef class Link:
                         owner.call_changed(call, done[i])
                     elif done[i] and not future.done():
                         future.set_result(None)
-                except Exception:
-                    sys.excepthook(*sys.exc_info())
+                except BaseException as error:
+                    if self.line.evented and not isinstance(error, Exception):
+                        raise  # such as KeyboardInterrupt, in the thread of an event loop
+                    sys.excepthook(*sys.exc_info())  # the other calls need this thread
 
     def attend(self):
         """Read while calls that announce themselves are in flight, and tell their owners; until it is closed or

@@ -1,7 +1,7 @@
-"""Messages of ModelInfer: it builds requests and reads answers.
+"""Messages of ModelInfer: builds requests and reads responses.
 
-Requests are written field by field as `proto/grpc_service.proto` has them; tensors are not copied into them, but sent
-from their own memory. Answers and their tensors are read in place.
+Requests are written field by field as `proto/grpc_service.proto` has them; large tensors are not copied into them, but
+sent from their own memory. Responses and their tensors are read in place.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -175,12 +175,12 @@ def infer_request(bytes head, inputs, outputs):
 
     Args:
         head: see `request_head`.
-        inputs: each with `_written()`, a field; `_encoded`, its last result, or None; and `_content`, None or
-            the Content that is in the request.
-        outputs: likewise, but for `_content`; or None.
+        inputs: each has `_written()`, which returns its encoded field; `_encoded`, the kept result of that, or None;
+            and `_content`, the Content to send in the request, or None.
+        outputs: each has `_written()`; or None.
 
     Raises:
-        ValueError: it is longer than a gRPC message can be.
+        ValueError: the request is longer than a gRPC message can be.
     """
     cdef list fields = [head], contents = []
     for each in inputs:
@@ -196,7 +196,7 @@ def infer_request(bytes head, inputs, outputs):
 
 
 cdef list framed_request(list fields, list contents):
-    """The fields without raw_input_contents, which are bytes, and those."""
+    """A framed message of `fields` (each is encoded) and of raw_input_contents, which `contents` has."""
     cdef size_t size = 0, raw = 0, tags = 0
     cdef bytes each, head
     cdef Content content
@@ -246,15 +246,15 @@ def packed_strings(elements):
     """The content of a BYTES tensor: each element after its length, in 4 bytes.
 
     Args:
-        elements: of an array, in C order: bytes, or anything else by its str().
+        elements: of an array, in C order: bytes, bytearrays, or other objects, of which str() is sent.
     """
     import struct
 
     pack = struct.Struct("<I").pack
     out = []
     for element in elements:
-        if type(element) is not bytes:
-            element = str(element).encode()
+        if type(element) is not bytes:  # numpy.bytes_ is a subclass
+            element = bytes(element) if isinstance(element, (bytes, bytearray)) else str(element).encode()
         out.append(pack(len(<bytes> element)))
         out.append(element)
     return b"".join(out)
@@ -305,7 +305,7 @@ cdef int read_varint(Reader *reader, uint64_t *value) except -1:
         if (reader.at - 1)[0] < 0x80:
             return 0
         shift += 7
-    raise ValueError("the answer is no protobuf message: a number does not end")
+    raise ValueError("the response is no protobuf message: a number does not end")
 
 
 cdef int read_field(Reader *reader, uint32_t *number, uint32_t *wire, Reader *content) except -1:
@@ -326,9 +326,9 @@ cdef int read_field(Reader *reader, uint32_t *number, uint32_t *wire, Reader *co
     elif wire[0] == 1 or wire[0] == 5:
         value = 8 if wire[0] == 1 else 4
     else:
-        raise ValueError(f"the answer is no protobuf message: wire type {wire[0]}")
+        raise ValueError(f"the response is no protobuf message: wire type {wire[0]}")
     if value > <uint64_t> (reader.end - reader.at):
-        raise ValueError("the answer is no protobuf message: a field is longer than what is there")
+        raise ValueError("the response is no protobuf message: a field is longer than what is there")
     content.at = reader.at
     content.end = reader.at = reader.at + value
     return 1
@@ -368,11 +368,10 @@ def read_response(message, size_t start=0, size_t end=0):
         start, end: where in it the response lies; 0 and 0 for all of it.
 
     Returns:
-        of each output its name: (datatype, shape, offset in the buffer, bytes); the offset is -1 where the tensor is
-        not raw.
+        outputs by name: (datatype, shape, offset in the buffer, bytes); the offset is -1 where the tensor is not raw.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: the bytes are no such message.
     """
     cdef Py_buffer view
     cdef Reader reader, content
@@ -442,7 +441,7 @@ cdef int read_raw_output(Reader reader, RawOutput *output) except -1:
 
 
 cdef bint find_raw_output(Reader reader, str name, RawOutput *output, Reader *raw) except -1:
-    """The first output of this name, and its bytes. False: it is not found in this way."""
+    """Find the first output of this name, and its bytes. False: `read_response` must look for it."""
     cdef uint32_t number = 0, wire = 0
     cdef Reader content
     cdef Py_ssize_t size = 0

@@ -15,7 +15,8 @@ cdef enum Ending:
 cdef struct Exchange:
     int32_t stream           # -1: not on the wire
     bint began               # a part of it was serialised: the server may have seen it
-    # what to send; referenced if `stays`: until the exchange has ended and the output is empty
+    # What to send. With `stays`, bytes are not copied: they must not change until the exchange has ended and the output
+    # is empty.
     const iovec *parts
     uint32_t part_count
     uint32_t part            # the first part that is not completely sent
@@ -27,7 +28,7 @@ cdef struct Exchange:
     int32_t http_status      # 0: not received
     int32_t grpc_status      # -1: not received
     bint held                # the owner is holding the response: the peer may send at most its window
-    size_t unacknowledged    # bytes that have come since then
+    size_t unacknowledged    # bytes that have come since `held` was set
 
 # A header or trailer of a response, except :status and grpc-status.
 ctypedef void (*header_fn)(Session *session, Exchange *exchange, const uint8_t *name, size_t name_size,
@@ -51,7 +52,7 @@ cdef struct Session:
     size_t frame_size        # bytes of the data of the DATA frame that came last
     uint64_t pongs           # own PINGs that were answered
     bint in_order            # send large bodies one after the other, not concurrently
-    int32_t last_large       # the stream of the last of them
+    int32_t last_large       # the stream of the last large body
     Output output
 
 # Begin the handshake. The hooks are set, everything else is 0. The flow control windows are in bytes, for each stream

@@ -11,12 +11,12 @@ from inferd_client._native.output cimport ARENA, output_copy, output_empty, outp
 NGHTTP2 = NGHTTP2_VERSION.decode()
 
 cdef enum:
-    REFERENCE_FROM = 4096     # a slice of this size is written in place
-    COPIED_SLICE = 1 << 14    # the largest DATA frames of the two kinds
-    REFERENCED_SLICE = 1 << 20
+    REFERENCE_FROM = 4096     # a slice of this size or more is written in place
+    COPIED_SLICE = 1 << 14    # bytes of the largest DATA frame that is copied
+    REFERENCED_SLICE = 1 << 20  # and of the largest that is written in place
     SPAN = 16                 # parts in one slice, at most
     LARGE = 1 << 16           # bytes of a body
-    SMALL_PART = 256          # shorter ones are copied into a slice that is written in place
+    SMALL_PART = 256          # shorter parts are copied, even in a slice that is written in place
 
 
 cdef bint session_open(Session *session, int32_t stream_window, int32_t window, uint32_t max_frame_size) noexcept nogil:
@@ -87,7 +87,8 @@ cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv 
     provider.source.ptr = exchange
     provider.read_callback = read_body
     if session.in_order and exchange.unsent >= LARGE:
-        # it waits while the previous one can be sent: the first answer then comes after its own request, not after all
+        # A large body waits while the previous large body can be sent. Otherwise all would be sent concurrently, and
+        # the server could answer none before it has received all.
         if session.last_large != 0 and nghttp2_session_get_stream_user_data(session.http2, session.last_large) != NULL:
             nghttp2_priority_spec_init(&after, session.last_large, NGHTTP2_DEFAULT_WEIGHT, 0)
             priority = &after
@@ -146,7 +147,7 @@ cdef bint session_wants_read(Session *session) noexcept nogil:
 # --- the body
 
 cdef size_t span(const Exchange *exchange, size_t space) noexcept nogil:
-    """The unsent bytes that lie in few enough parts."""
+    """How many of the unsent bytes the next slice takes: at most `space`, from at most SPAN parts."""
     cdef size_t size = 0
     cdef uint32_t i, last
     if exchange.part_count - exchange.part <= SPAN:
@@ -221,7 +222,7 @@ cdef ssize_t slice_limit(nghttp2_session *http2, uint8_t frame_type, int32_t str
     return min(min(session_window, stream_window), <int32_t> min(frame_limit, <uint32_t> REFERENCED_SLICE))
 
 
-# --- the answer
+# --- the response
 
 cdef int32_t parse_number(const uint8_t *text, size_t size) noexcept nogil:
     """A short decimal number; 999 for anything else."""
@@ -270,7 +271,7 @@ cdef int on_data(nghttp2_session *http2, uint8_t flags, int32_t stream, const ui
     if exchange != NULL and session.data != NULL and not session.data(session, exchange, data, size):
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if exchange != NULL and exchange.held:
-        # other answers on the connection continue
+        # other responses on the connection continue
         exchange.unacknowledged += size
         nghttp2_session_consume_connection(http2, size)
     else:

@@ -1,7 +1,7 @@
 """A gRPC load driver: N connections, M calls in flight on each, one thread, no Python in the loop.
 
     with Driver("127.0.0.1:8001", connections=4) as driver:
-        report = driver.run(Fixed([request], [answer]), in_flight=8, seconds=2)
+        report = driver.run(Fixed([request], [response]), in_flight=8, seconds=2)
 
 The modules, in the order of a call's way:
 
@@ -9,7 +9,7 @@ The modules, in the order of a call's way:
     loop        waits in epoll, starts calls on free slots, counts them when they have ended
     connection  one HTTP/2 connection: its socket, its session, the slots of its calls
     tally       outcomes; histogram: times
-    workload    makes requests and verifies answers; `Fixed` sends given messages in turn
+    workload    makes requests and verifies responses; `Fixed` sends given messages in turn
     sequences   makes requests of sequences: `Sequences`
     driver      all of it for Python
 

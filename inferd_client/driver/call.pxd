@@ -35,7 +35,7 @@ cdef struct Call:
     uint32_t step            # requests of the sequence so far
     uint32_t steps           # requests of the sequence in all
     # the response; its bytes are kept only if the workload verifies them
-    uint8_t *answer
-    size_t answer_size
-    size_t answer_capacity
+    uint8_t *response
+    size_t response_size
+    size_t response_capacity
     char message[MESSAGE_LIMIT]

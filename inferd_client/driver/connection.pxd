@@ -20,7 +20,7 @@ cdef struct Connection:
     call_ended_fn ended
     int epoll                # where it is polled
     uint8_t *buffer          # READ_SIZE bytes to read into, of the owner
-    bint keeps_answers       # otherwise the bytes of responses are dropped
+    bint keeps_responses     # otherwise the bytes of responses are dropped
     int fd
     PyObject *tls            # a Tls, or NULL
     bint dead

@@ -30,7 +30,7 @@ from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
 cdef int connection_open(Connection *connection, int fd, object tls, int32_t window, uint32_t max_frame_size) except -1:
     cdef epoll_event event
     connection.session.header = keep_message
-    connection.session.data = keep_answer
+    connection.session.data = keep_response
     connection.session.ended = call_ended
     connection.fd = fd
     if tls is not None:
@@ -82,7 +82,7 @@ cdef void connection_give_slots(Connection *connection) noexcept nogil:
     cdef uint32_t i
     for i in range(connection.capacity):
         free(connection.calls[i].scratch)
-        free(connection.calls[i].answer)
+        free(connection.calls[i].response)
     free(connection.calls)
     free(connection.doomed)
     connection.capacity = connection.doomed_count = 0
@@ -99,7 +99,7 @@ cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv
         block[count].value = <uint8_t *> call.timeout_text
         block[count].valuelen = snprintf(call.timeout_text, 16, b"%uu", call.timeout_us)
         count += 1
-    call.answer_size = 0
+    call.response_size = 0
     call.message[0] = 0
     call.parts[0] = iovec(<void *> call.head, call.head_size)
     call.parts[1] = iovec(<void *> call.body, call.body_size)
@@ -158,23 +158,23 @@ cdef void keep_message(Session *session, Exchange *exchange, const uint8_t *name
         call.message[value_size] = 0
 
 
-cdef bint keep_answer(Session *session, Exchange *exchange, const uint8_t *data, size_t size) noexcept nogil:
+cdef bint keep_response(Session *session, Exchange *exchange, const uint8_t *data, size_t size) noexcept nogil:
     cdef Connection *connection = <Connection *> session
     cdef Call *call = <Call *> exchange
     cdef uint8_t *grown
-    cdef size_t wanted = call.answer_size + size
-    if not connection.keeps_answers:
+    cdef size_t wanted = call.response_size + size
+    if not connection.keeps_responses:
         return True
-    if wanted > call.answer_capacity:
+    if wanted > call.response_capacity:
         wanted = max(2 * wanted, <size_t> 1024)
-        grown = <uint8_t *> realloc(call.answer, wanted)
+        grown = <uint8_t *> realloc(call.response, wanted)
         if grown == NULL:
             connection.no_memory = True
             return False
-        call.answer = grown
-        call.answer_capacity = wanted
-    memcpy(call.answer + call.answer_size, data, size)
-    call.answer_size += size
+        call.response = grown
+        call.response_capacity = wanted
+    memcpy(call.response + call.response_size, data, size)
+    call.response_size += size
     return True
 
 

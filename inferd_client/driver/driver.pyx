@@ -40,11 +40,12 @@ cdef class Driver:
 
     Raises:
         OSError: a connection cannot be made.
-        ValueError: the address is none.
+        ValueError: the address has another form.
         TimeoutError: a server does not answer the handshake within 10 seconds.
     """
     cdef Loop loop
     cdef readonly str address
+    cdef str authority
     cdef bint secure
     cdef object unfinished  # the report of a run that an exception ended
 
@@ -56,6 +57,7 @@ cdef class Driver:
             raise ValueError("expected at least one connection, got 0")
         self.address = address
         target, options = target_of(address), Options(context)
+        self.authority = target.authority
         self.secure = context is not None
 
         def dial():
@@ -95,19 +97,19 @@ cdef class Driver:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
             rate: requests per second over all connections; 0 is the closed loop.
             scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
-            gaps: seconds between requests, in turn, in place of `rate`; at least one is above 0.
-            listed: the report lists the answered calls, with their answers.
-            headers: further ones of each request, pairs of bytes.
+            gaps: seconds between requests, used in turn, in place of `rate`; at least one is above 0.
+            listed: the report lists the answered calls, with their responses.
+            headers: further headers of each request, pairs of bytes.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
-                after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
+                after up to 2 * in_flight other calls of their connection have ended; a response may come before that.
             deadline_fraction: this share of the calls carries a grpc-timeout, drawn log-uniformly from `deadline_us`.
             seed: of everything random.
             stall_seconds: if no call ends for this long, those in flight are lost and the run ends.
 
         Raises:
             ConnectionError: every connection was lost in an earlier run.
-            KeyboardInterrupt, or what else a signal's handler raises: `interrupted` has the report of what was answered
-                before; calls in flight are lost, and so are their connections.
+            BaseException: what a signal's handler raises, such as KeyboardInterrupt. `interrupted` then has the report
+                of the calls answered before; calls in flight are lost, and so are their connections.
         """
         cdef Loop *loop = &self.loop
         if requests == 0 and seconds <= 0:
@@ -153,10 +155,9 @@ cdef class Driver:
 
     cdef _set_headers(self, str path, str method, further):
         """Fill the header block; the strings it returns must live as long as the block is used."""
-        host = "localhost" if self.address.startswith("unix:") else self.address
         headers = [(b":method", method.encode()), (b":scheme", b"https" if self.secure else b"http"),
-                   (b":authority", host.encode()), (b":path", path.encode()), (b"content-type", b"application/grpc"),
-                   (b"te", b"trailers"), *further, (b"grpc-timeout", b"")]
+                   (b":authority", self.authority.encode()), (b":path", path.encode()),
+                   (b"content-type", b"application/grpc"), (b"te", b"trailers"), *further, (b"grpc-timeout", b"")]
         if len(headers) > MOST_HEADERS:
             raise ValueError(f"expected at most {MOST_HEADERS - 7} further headers, got {len(headers) - 7}")
         self.loop.header_count = <uint32_t> len(headers)
@@ -174,7 +175,7 @@ cdef class Driver:
             raise ConnectionError(f"{self.address} has closed every connection")
         for i in range(self.loop.connection_count):
             connection = &self.loop.connections[i]
-            connection.keeps_answers = self.loop.verify != NULL or self.loop.journal.kept
+            connection.keeps_responses = self.loop.verify != NULL or self.loop.journal.kept
             connection.in_turn = self.loop.unfinished != NULL
             if not connection_take_slots(connection, in_flight):
                 raise MemoryError
@@ -192,7 +193,7 @@ cdef class Driver:
             bytes_received += self.loop.connections[i].session.bytes_received
             no_memory = no_memory or self.loop.connections[i].no_memory
         if no_memory:
-            raise MemoryError("the driver has no memory for another request or answer")
+            raise MemoryError("the driver has no memory for another request or response")
         calls = [Answered(*each) for each in journal_take(&self.loop.journal)]
         return tally_report(&self.loop.tally, calls, bytes_received, elapsed, cpu)
 

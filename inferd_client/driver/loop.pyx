@@ -21,7 +21,7 @@ from inferd_client._native.linux cimport (
     epoll_ctl, epoll_event, epoll_wait, itimerspec, sched_yield, timerfd_create, timerfd_settime,
 )
 from inferd_client.driver.schedule cimport schedule_draw, schedule_gap, schedule_goes_on
-from inferd_client.driver.tally cimport journal_add, tally_answer, tally_reset
+from inferd_client.driver.tally cimport journal_add, tally_response, tally_reset
 from inferd_client.driver.workload cimport CORRECT, WRONG_STATUS, Verdict
 
 cdef enum:
@@ -120,7 +120,7 @@ cdef void count(Loop *loop, Call *call, Ending ending) noexcept nogil:
     elif ending == STREAM_RESET:
         tally_reset(&loop.tally, call)
     else:
-        tally_answer(&loop.tally, call, verify(loop, call))
+        tally_response(&loop.tally, call, verify(loop, call))
         if not journal_add(&loop.journal, call):
             loop.no_memory = True
 

@@ -31,7 +31,7 @@ class Answered(NamedTuple):
         number: of the request within the run.
         due_ns, ended_ns: when it was, or should have been, sent, and its end; of the monotonic clock.
         sequence: the id of its sequence; 0: none.
-        answer: the serialized answer; empty if the call failed.
+        answer: the serialized response; empty if the call failed.
     """
 
     number: int
@@ -46,12 +46,12 @@ class Report:
     """Every request of a run ends in exactly one of `answered`, `cancelled`, `reset` and `lost`.
 
     answered    the server closed the call with a status (`statuses` counts them) or, without gRPC, an HTTP status
-    cancelled   the driver reset the stream before the answer was complete
+    cancelled   the driver reset the stream before the response was complete
     reset       the server reset the stream
     lost        no end was seen: the connection died, or the run stalled for `stall_seconds`
 
-    Of those answered, `correct` agreed with what the workload expects and `wrong` counts the others by reason. An
-    answer OK that arrived for a call with a deadline is checked like any other.
+    Of those answered, `correct` agreed with what the workload expects and `wrong` counts the others by reason. A
+    response with OK to a call with a deadline is checked like any other.
     """
 
     requests: int
@@ -61,11 +61,11 @@ class Report:
     lost: int
     correct: int
     deadlines: int  # calls that carried a grpc-timeout
-    statuses: dict[int, int]  # grpc-status -> calls; -1 where the answer had none
+    statuses: dict[int, int]  # grpc-status -> calls; -1 where the response had none
     wrong: dict[str, int]
-    samples: list[str]  # the first few wrong answers in words
+    samples: list[str]  # the first few wrong responses in words
     seconds: float
-    rate: float  # answers per second
+    rate: float  # responses per second
     bytes_sent: int  # message bytes, without HTTP/2 framing
     bytes_received: int
     driver_cpu_seconds: float

@@ -18,7 +18,7 @@ cdef struct Schedule:
     uint32_t deadline_low_us
     uint32_t deadline_high_us
 
-# Whether a further request may start after this number.
+# Whether a further request may start after `issued` requests.
 cdef bint schedule_goes_on(const Schedule *schedule, uint64_t issued) noexcept nogil
 # Open loop: nanoseconds between the request before this index and the one at it.
 cdef uint64_t schedule_gap(const Schedule *schedule, uint64_t index) noexcept nogil

@@ -20,7 +20,7 @@ cdef struct Plan:
     const uint8_t **messages
     size_t *sizes
     uint64_t first_id
-    uint64_t ids             # how many follow it, before the first is used again
+    uint64_t ids             # how many there are; then the first is used again
     uint64_t begun           # sequences
     uint64_t seed
     uint32_t shortest
@@ -55,7 +55,7 @@ cdef bint sequence_prepare(void *context, Call *call) noexcept nogil:
     cdef uint8_t *out
     cdef size_t i, size
     if call.step == call.steps or call.exchange.grpc_status > 0:
-        # the previous one has ended or failed
+        # the previous sequence has ended or failed
         call.step = 0
         call.sequence = plan.first_id + plan.begun % plan.ids
         call.steps = plan.shortest + <uint32_t> (
@@ -89,12 +89,12 @@ cdef bint sequence_unfinished(void *context, const Call *call) noexcept nogil:
 
 
 cdef class Sequences(Workload):
-    """Sequences, of which each slot (`in_flight`) has one at a time; a run ends when all that were begun are ended.
+    """Sends sequences: each slot (`in_flight`) has one at a time. A run ends when all sequences that it began are over.
 
     Args:
         messages: serialized requests without parameters about sequences; the steps of a sequence send them in turn.
         length: requests of a sequence.
-        variation: share by which the length of one may differ from that.
+        variation: the share of `length` by which the length of a sequence may differ.
         first_id, last_id: of sequences; after the last comes the first again.
         seed: of lengths.
     """

@@ -26,8 +26,8 @@ cdef struct Entry:
     uint64_t due_ns
     uint64_t ended_ns
     uint64_t sequence        # 0: none
-    uint8_t *answer          # its bytes, framed
-    size_t answer_size
+    uint8_t *response        # its bytes, framed
+    size_t response_size
 
 cdef struct Journal:
     # the answered calls of a run, in the order of their ends
@@ -51,9 +51,9 @@ cdef struct Tally:
     Sample samples[SAMPLES]
     uint32_t sample_count
 
-cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
+cdef void tally_response(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
 cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil
-# Record an answered call, whose answer it takes. False if there is no memory.
+# Record an answered call, whose response it takes. False if there is no memory.
 cdef bint journal_add(Journal *journal, Call *call) noexcept nogil
 # The entries for Python, without which the journal is empty again.
 cdef list journal_take(Journal *journal)

@@ -30,7 +30,7 @@ cdef void keep_sample(Tally *tally, const Call *call, Verdict verdict) noexcept 
     memcpy(sample.message, call.message, MESSAGE_LIMIT)
 
 
-cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil:
+cdef void tally_response(Tally *tally, const Call *call, Verdict verdict) noexcept nogil:
     tally.answered += 1
     tally.statuses[call.exchange.grpc_status if 0 <= call.exchange.grpc_status < NO_STATUS else NO_STATUS] += 1
     tally.verdicts[<int> verdict] += 1
@@ -57,9 +57,9 @@ cdef bint journal_add(Journal *journal, Call *call) noexcept nogil:
         journal.entries, journal.capacity = <Entry *> grown, capacity
     journal.entries[journal.count] = Entry(
         index=call.index, due_ns=call.due_ns, ended_ns=call.due_ns + call.elapsed_ns, sequence=call.sequence,
-        answer=call.answer, answer_size=call.answer_size)
-    call.answer = NULL
-    call.answer_size = call.answer_capacity = 0
+        response=call.response, response_size=call.response_size)
+    call.response = NULL
+    call.response_size = call.response_capacity = 0
     journal.count += 1
     return True
 
@@ -70,9 +70,9 @@ cdef list journal_take(Journal *journal):
     found = []
     for i in range(journal.count):
         entry = &journal.entries[i]
-        answer = entry.answer[PREFIX:entry.answer_size] if entry.answer_size > PREFIX else b""
-        found.append((entry.index, entry.due_ns, entry.ended_ns, entry.sequence, answer))
-        free(entry.answer)
+        response = entry.response[PREFIX:entry.response_size] if entry.response_size > PREFIX else b""
+        found.append((entry.index, entry.due_ns, entry.ended_ns, entry.sequence, response))
+        free(entry.response)
     free(journal.entries)
     journal.entries = NULL
     journal.count = journal.capacity = 0
@@ -110,7 +110,7 @@ cdef latency(const Histogram *found):
 
 
 cdef list buckets_of(const Histogram *found):
-    """Those that are not empty."""
+    """The buckets that are not empty: their upper bounds in microseconds, and their calls."""
     return [(bucket_top(i) / 1e3, found.buckets[i]) for i in range(BUCKETS) if found.buckets[i]]
 
 

@@ -1,4 +1,4 @@
-"""Workloads make requests and verify answers: their base, and one that sends given messages in turn."""
+"""Workloads make requests and verify responses: their base, and one that sends given messages in turn."""
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
@@ -17,8 +17,8 @@ cdef struct Bodies:
     size_t count
     const uint8_t **requests
     size_t *request_sizes
-    const uint8_t **answers
-    size_t *answer_sizes
+    const uint8_t **responses
+    size_t *response_sizes
 
 
 cdef bint fixed_prepare(void *context, Call *call) noexcept nogil:
@@ -35,45 +35,45 @@ cdef Verdict fixed_verify(void *context, Call *call) noexcept nogil:
     cdef size_t i = call.index % bodies.count
     if call.exchange.grpc_status > 0 or call.exchange.http_status != 200:
         return WRONG_STATUS
-    if call.answer_size != bodies.answer_sizes[i]:
+    if call.response_size != bodies.response_sizes[i]:
         return MALFORMED
-    return CORRECT if memcmp(call.answer, bodies.answers[i], call.answer_size) == 0 else WRONG_BYTES
+    return CORRECT if memcmp(call.response, bodies.responses[i], call.response_size) == 0 else WRONG_BYTES
 
 
 cdef class Fixed(Workload):
-    """Sends the given messages in turn and, with `expect`, compares the answers byte by byte.
+    """Sends the given messages in turn and, with `expect`, compares the responses byte by byte.
 
     Args:
         messages: serialized requests, without the gRPC prefix; no messages at all sends one empty body, not framed.
-        compressed: the messages are, as the header grpc-encoding of the run says.
-        expect: the serialized answers, one a message; an answer of several messages, as a stream's, is a tuple of them.
-            None does not compare.
+        compressed: whether the messages are compressed, by the algorithm in the run's header grpc-encoding.
+        expect: the serialized responses, one for each message; a tuple where the call has several responses, as a
+            stream has. None: responses are not compared.
     """
     cdef list kept
     cdef Bodies bodies
 
     def __cinit__(self, messages=(), expect=None, *, compressed=False):
         framed = [frame_message(message, compressed=compressed) for message in messages] or [b""]
-        answers = [
+        responses = [
             b"".join(frame_message(each) for each in (message if isinstance(message, tuple) else (message,)))
             for message in (expect if expect is not None else ())
         ]
-        if answers and len(answers) != len(framed):
-            raise ValueError(f"expected {len(framed)} answers for as many messages, got {len(answers)}")
-        self.kept = framed + answers
+        if responses and len(responses) != len(framed):
+            raise ValueError(f"expected {len(framed)} responses for as many messages, got {len(responses)}")
+        self.kept = framed + responses
         self.bodies.count = len(framed)
         self.bodies.requests = <const uint8_t **> calloc(2 * len(framed), sizeof(void *))
         self.bodies.request_sizes = <size_t *> calloc(2 * len(framed), sizeof(size_t))
         if self.bodies.requests == NULL or self.bodies.request_sizes == NULL:
             raise MemoryError
-        self.bodies.answers = self.bodies.requests + len(framed)
-        self.bodies.answer_sizes = self.bodies.request_sizes + len(framed)
+        self.bodies.responses = self.bodies.requests + len(framed)
+        self.bodies.response_sizes = self.bodies.request_sizes + len(framed)
         for i, body in enumerate(self.kept):
             self.bodies.requests[<size_t> i] = <const uint8_t *> <const char *> (<bytes> body)
             self.bodies.request_sizes[<size_t> i] = len(body)
         self.context = &self.bodies
         self.prepare = fixed_prepare
-        if answers:
+        if responses:
             self.verify = fixed_verify
 
     def __dealloc__(self):

@@ -25,7 +25,7 @@ from inferd_client._native.messages import framed, read_stream_response
 from inferd_client._requests import InferInput, InferRequestedOutput, request_pieces
 from inferd_client._results import InferResult, parsed, unreadable
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client.grpc._options import KeepAliveOptions, policy_of, reached
+from inferd_client.grpc._options import KeepAliveOptions, checked, policy_of, reached
 from inferd_client.utils import InferenceServerException, raise_error
 
 if TYPE_CHECKING:
@@ -45,29 +45,31 @@ class CallContext:
         self._pending = pending
 
     def cancel(self) -> None:
-        """Cancel the call: the callback gets an error with StatusCode.CANCELLED, unless an answer has come."""
+        """Cancel the call: the callback gets an error with StatusCode.CANCELLED, unless a response has come."""
         self._pending.cancel()
 
 
 class InferenceServerClient(Rpcs):
-    """A client of one server; any number of threads may use it, but for the three methods about the stream.
+    """A client of one server. Any number of threads may use it; the methods about the stream are for one thread.
 
     Args:
         url: HOST:PORT, or unix:PATH.
-        verbose: print requests and answers.
+        verbose: print requests and responses.
         ssl: use TLS.
         root_certificates: PEM file of trusted roots; None: the system's.
         private_key, certificate_chain: PEM files of this client's identity.
         creds: an ssl.SSLContext, instead of the four before.
         keepalive_options: see KeepAliveOptions.
-        channel_args: options of gRPC channels by name: the client knows those about keepalive, lengths of messages, the
-            authority, the name in the certificate, the user agent and load balancing, and `inferd.busy_poll_us`
-            (for which a waiting thread polls before it sleeps), and ignores others.
-        connections: to the server, or with round_robin to each of its addresses; made when needed.
+        channel_args: names and values of gRPC's channel arguments. The client knows those about keepalive, lengths of
+            messages, the authority, the name in the certificate, the user agent and load balancing, and
+            `inferd.busy_poll_us` (how long a waiting thread polls before it sleeps); it ignores others.
+        connections: how many there may be to the server, or with round_robin to each of its addresses. Each is made
+            when it is needed.
         retries: see RetryOptions; None: the caller gets every failure.
-        load_balancing: "round_robin": calls take the addresses of the server in turn, without those where it does
-            not serve; "pick_first": all go to the first address that answers; None: as channel_args say, or the latter.
-        compression_level: of requests with a `compression_algorithm`: "low" is the quickest, "medium", or "high".
+        load_balancing: "round_robin": calls take the addresses of the server in turn, except those whose health service
+            says that they do not serve. "pick_first": all calls go to the first address that accepts connections. None:
+            as channel_args say, else "pick_first".
+        compression_level: of requests with a `compression_algorithm`: "low" (the quickest), "medium" or "high".
 
     Raises:
         InferenceServerException: an argument is wrong. An unreachable server is reported by the first call.
@@ -95,7 +97,7 @@ class InferenceServerClient(Rpcs):
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
         policy = policy_of(load_balancing, channel_args)
-        self._channel = channel_to(target, options, self._headers, connections, retries, policy)
+        self._channel = channel_to(target, options, self._headers, checked(connections), retries, policy)
         self._verbose = verbose
         self._begun: Stream | None = None
 
@@ -126,10 +128,10 @@ class InferenceServerClient(Rpcs):
             timeout,
             method in NOT_REPEATED,
         )
-        answer = parsed(answer_type(method), found)
+        response = parsed(response_type(method), found)
         if self._verbose:
-            print(answer)
-        return then(answer)
+            print(response)
+        return then(response)
 
     # ---- inference --------------------------------------------------------------------------------------------------
 
@@ -156,17 +158,17 @@ class InferenceServerClient(Rpcs):
             model_name, model_version: of the model; without version the server chooses.
             inputs: its inputs.
             outputs: the wanted outputs; None: all.
-            request_id: the answer has it, too.
+            request_id: the id of the request; the response has the same.
             sequence_id, sequence_start, sequence_end: the request's sequence; 0 and "": none.
             priority: a priority level of the model; 0: the model's default.
             timeout: microseconds that the request may wait in the model's queue.
-            client_timeout: seconds that the answer may take.
+            client_timeout: seconds that the response may take.
             headers: of the request.
             compression_algorithm: "gzip", "deflate" or None.
             parameters: for the model: text, bool, int or float.
 
         Raises:
-            InferenceServerException: there is no answer; with the reason.
+            InferenceServerException: there is no response; the text says why.
         """
         pieces = request_pieces(
             model_name,
@@ -234,7 +236,7 @@ class InferenceServerClient(Rpcs):
         )
         said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
         once = bool(sequence_id or sequence_start or sequence_end)
-        return CallContext(self._channel.start(said, pieces, client_timeout, _Answer(callback), once))
+        return CallContext(self._channel.start(said, pieces, client_timeout, _Response(callback), once))
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class InferenceServerClient(Rpcs):
         headers: Metadata = None,
         compression_algorithm: str | None = None,
     ) -> None:
-        """Begin the stream; another thread calls `callback(result=..., error=...)` for each answer.
+        """Begin the stream; another thread calls `callback(result=..., error=...)` for each response and for an error.
 
         Args:
             stream_timeout: seconds that the stream may last.
@@ -271,7 +273,10 @@ class InferenceServerClient(Rpcs):
         self._begun = Stream(self._channel, said, stream_timeout, packing, callback)
 
     def stop_stream(self, cancel_requests: bool = False) -> None:
-        """End the stream when all requests are answered, or at once with `cancel_requests`."""
+        """End the stream when all requests are answered, or at once with `cancel_requests`.
+
+        No callback is called after this method has returned, unless a callback calls this method.
+        """
         stream, self._begun = self._stream, None
         if stream is not None:
             stream.close(cancel_requests)
@@ -294,8 +299,8 @@ class InferenceServerClient(Rpcs):
         """Send a request like `infer`'s in the stream.
 
         Args:
-            enable_empty_final_response: the server also tells the end of a decoupled model's responses, by one without
-            outputs.
+            enable_empty_final_response: after the last response of a decoupled model, the server sends one without
+                outputs.
 
         Raises:
             InferenceServerException: there is no stream, or it has ended.
@@ -326,25 +331,23 @@ class InferenceServerClient(Rpcs):
         """Arrays in a region that the server has registered, until the `with` statement ends; see SharedArrays.
 
         Args:
-            arrays: by names: arrays, tensors of any framework that speaks DLPack, or pairs (shape, dtype) of room for
-                outputs.
-            name: of the region; a new one unless given.
-            device: in the memory of the CUDA device of that number; see DeviceArrays. None: in the host's.
+            arrays, name: see SharedArrays.
+            device: the number of the CUDA device whose memory has the region, see DeviceArrays; None: host memory.
         """
         from inferd_client.regions import DeviceArrays, SharedArrays
 
         return SharedArrays(self, arrays, name) if device is None else DeviceArrays(self, arrays, name, device)
 
 
-def answer_type(method: str) -> Any:
-    """The message class of an RPC's answer."""
+def response_type(method: str) -> Any:
+    """The message class of an RPC's response."""
     from inferd_client.pb import grpc_service_pb2 as pb
 
     return getattr(pb, f"{method}Response")
 
 
-class _Answer:
-    """Calls back."""
+class _Response:
+    """Calls back with the response to a request."""
 
     __slots__ = ("_callback",)
 
@@ -357,7 +360,7 @@ class _Answer:
 
 
 class Stream:
-    """The stream of a client: it sends requests at once, and calls back with answers."""
+    """The stream of a client: sends requests at once, and calls back with responses."""
 
     def __init__(
         self,
@@ -370,7 +373,8 @@ class Stream:
         self._channel = channel
         self._packing = packing
         self._callback = callback
-        self._ended = threading.Event()
+        self._over = False  # the call has ended
+        self._ended = threading.Event()  # and the last callback has returned
         self._sending = threading.RLock()  # a signal handler may send, too
         self._complete = False  # no request follows
         self.forks = channel.forks
@@ -385,7 +389,7 @@ class Stream:
         """
         pieces = self._packing.packed(pieces)
         with self._sending:
-            if self._ended.is_set() or self._complete:
+            if self._over or self._complete:
                 raise_error(
                     "The stream is no longer in valid state, the error detail is reported through provided callback. A "
                     "new stream should be started after stopping the current stream."
@@ -401,7 +405,7 @@ class Stream:
         else:
             with self._sending:
                 self._complete = True
-                if not self._ended.is_set():
+                if not self._over:
                     self._link.send(self._call, [], goes_on=False)
         if self._link.owner is not threading.current_thread():
             self._ended.wait()
@@ -410,22 +414,25 @@ class Stream:
         """See Owner of link.pyi."""
         try:
             for message in call.messages():
-                self._tell(**stream_answer(message, self._channel.options.limit))
+                self._tell(**stream_response(message, self._channel.options.limit))
+            if done:
+                self._over = True
+                if call.status()[0] != 0:
+                    self._tell(result=None, error=failure(call))
         finally:
             if done:
+                self._over = True
                 self._ended.set()
-        if done and call.status()[0] != 0:
-            self._tell(result=None, error=failure(call))
 
-    def _tell(self, **answer: Any) -> None:
-        """Call back; an exception of the callback is printed, and the next answers are still called back."""
+    def _tell(self, **response: Any) -> None:
+        """Call back; an exception of the callback is printed, and the next responses are still called back."""
         try:
-            self._callback(**answer)
-        except Exception:
+            self._callback(**response)
+        except BaseException:
             sys.excepthook(*sys.exc_info())
 
 
-def stream_answer(message: tuple[Any, str], limit: int) -> dict[str, Any]:
+def stream_response(message: tuple[Any, str], limit: int) -> dict[str, Any]:
     """The result and the error of a message of a stream; one of them is None."""
     try:
         content = plain(message[0], message[1], limit)

@@ -15,13 +15,13 @@ MAX_GRPC_MESSAGE_SIZE = INT32_MAX
 
 
 class KeepAliveOptions:
-    """When PINGs check that the server still responds.
+    """When the client sends PINGs, to find out whether the server still responds.
 
     Args:
-        keepalive_time_ms: milliseconds without a sign of life until a PING.
-        keepalive_timeout_ms: milliseconds to wait for its answer; then the connection is closed.
-        keepalive_permit_without_calls: also while no call is in flight.
-        http2_max_pings_without_data: not used: a PING is sent only after keepalive_time_ms without a sign of life.
+        keepalive_time_ms: milliseconds without a byte from the server until a PING.
+        keepalive_timeout_ms: milliseconds to wait for the answer to a PING; then the connection is closed.
+        keepalive_permit_without_calls: send PINGs also while no call is in flight.
+        http2_max_pings_without_data: not used, because PINGs are sent only while nothing else comes.
     """
 
     def __init__(
@@ -59,9 +59,11 @@ def reached(
         raise InferenceServerException(str(error)) from None
     if creds is not None and not hasattr(creds, "wrap_bio"):
         raise InferenceServerException(
-            f"creds: expected an ssl.SSLContext, got {type(creds).__name__}: what grpcio makes cannot be read by "
-            "others; use ssl=True with root_certificates, private_key and certificate_chain"
+            f"creds: expected an ssl.SSLContext, got {type(creds).__name__}: no other package can read credentials of "
+            "grpcio; use ssl=True with root_certificates, private_key and certificate_chain"
         )
+    if ssl and creds is None and private_key is not None and certificate_chain is None:
+        raise InferenceServerException("private_key: expected a certificate_chain, too, got none")
     options = Options()
     if creds is not None:
         options.context = creds
@@ -92,8 +94,19 @@ def reached(
     return target, options, headers
 
 
+def checked(connections: int) -> int:
+    """The number of connections that a client was given.
+
+    Raises:
+        InferenceServerException: the number is less than 1.
+    """
+    if connections < 1:
+        raise InferenceServerException(f"connections: expected 1 or more, got {connections}")
+    return connections
+
+
 def policy_of(given: str | None, channel_args: Iterable[tuple[str, Any]] | None) -> str:
-    """The policy of load balancing: the given one, else that of grpc.lb_policy_name or grpc.service_config.
+    """The policy of load balancing: `given`, else that of grpc.lb_policy_name, else that of grpc.service_config.
 
     Raises:
         InferenceServerException: there is no such policy.
@@ -111,7 +124,7 @@ def policy_of(given: str | None, channel_args: Iterable[tuple[str, Any]] | None)
 
 
 def _policy_in(config: str) -> str | None:
-    """The policy of a gRPC service config: the first known one of its list."""
+    """The policy of a gRPC service config: the first in its list that the client knows."""
     import json
 
     try:

@@ -42,9 +42,11 @@ class GRPCInferenceServiceStub:
 
     def __init__(self, channel: Any) -> None:
         for method in _SERVICE.methods:
-            asked, answered = _messages(method)
+            request_type, response_type = _messages(method)
             made = getattr(channel, _kind(method))(
-                _path(method), request_serializer=asked.SerializeToString, response_deserializer=answered.FromString
+                _path(method),
+                request_serializer=request_type.SerializeToString,
+                response_deserializer=response_type.FromString,
             )
             setattr(self, method.name, made)
 
@@ -72,11 +74,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> No
 
     handlers = {}
     for method in _SERVICE.methods:
-        asked, answered = _messages(method)
+        request_type, response_type = _messages(method)
         handlers[method.name] = getattr(grpc, f"{_kind(method)}_rpc_method_handler")(
             getattr(servicer, method.name),
-            request_deserializer=asked.FromString,
-            response_serializer=answered.SerializeToString,
+            request_deserializer=request_type.FromString,
+            response_serializer=response_type.SerializeToString,
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers),))
 
@@ -85,12 +87,12 @@ def _call(method: Any) -> Any:
     def call(request: Any, target: str, options: Any = (), **named: Any) -> Any:
         from grpc import experimental
 
-        asked, answered = _messages(method)
+        request_type, response_type = _messages(method)
         return getattr(experimental, _kind(method))(
-            request, target, _path(method), asked.SerializeToString, answered.FromString, options, **named
+            request, target, _path(method), request_type.SerializeToString, response_type.FromString, options, **named
         )
 
-    call.__doc__ = f"{method.name}, as `grpc.experimental` makes calls: without a channel of one's own."
+    call.__doc__ = f"{method.name}, as `grpc.experimental` makes calls: without a channel that the caller has made."
     return staticmethod(call)
 
 

@@ -95,7 +95,7 @@ def raise_error(msg: str) -> NoReturn:
 
 @cache
 def _bfloat16() -> Any:
-    """numpy's type for BF16: ml_dtypes.bfloat16 if installed, else uint16 for the bits."""
+    """numpy's type for BF16: ml_dtypes.bfloat16 if that is installed, else uint16, which has the bits."""
     import numpy as np
 
     try:
@@ -140,10 +140,10 @@ def np_to_triton_dtype(np_dtype: Any) -> str | None:
 
 
 def serialized_byte_size(tensor_value: np.ndarray) -> int:
-    """Bytes of the elements of an array of objects, without their lengths.
+    """The sum of the lengths of the elements of an array of objects.
 
     Raises:
-        InferenceServerException: the argument is no array of objects.
+        InferenceServerException: the array is not of objects.
     """
     import numpy as np
 
@@ -153,10 +153,10 @@ def serialized_byte_size(tensor_value: np.ndarray) -> int:
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray) -> np.ndarray:
-    """The content of a BYTES tensor, as the only element of an array; an empty array for an empty one.
+    """The content of a BYTES tensor, as the only element of an array of objects; for an empty tensor an empty array.
 
     Raises:
-        InferenceServerException: the elements are neither strings nor bytes.
+        InferenceServerException: the array is neither of objects nor of bytes.
     """
     import numpy as np
 
@@ -168,7 +168,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray) -> np.ndarray:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray:
-    """The elements of the content of a BYTES tensor, in one dimension.
+    """The elements of a BYTES tensor, from its content, as an array of one dimension.
 
     Raises:
         ValueError: an element is longer than the remaining content.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import pickle
 import socket
@@ -69,9 +70,9 @@ class Client:
     def _done(self, answer):
         return self._loop.run_until_complete(answer) if self._loop else answer
 
-    def call(self, times=1):
+    def call(self, times=1, timeout=30):
         for _ in range(times):
-            assert self._done(self._client.is_server_live(client_timeout=30))
+            assert self._done(self._client.is_server_live(client_timeout=timeout))
 
     def __enter__(self):
         return self
@@ -141,6 +142,50 @@ def test_the_first_address_that_answers(peers, module):
         client.call()
 
 
+@contextlib.contextmanager
+def dropping():
+    """A port that drops what is sent to it, as behind a firewall: its listener's queue is full."""
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield type("Dropping", (), {"port": listener.getsockname()[1]})
+
+
+@MODULES
+@pytest.mark.parametrize("policy", _balancing.POLICIES)
+def test_an_address_that_drops_packets_leaves_time_for_the_next(peers, module, policy):
+    """Guards that one address does not use up the time of the call."""
+    with dropping() as dead, Client(module, url_of([dead, peers[0]]), load_balancing=policy) as client:
+        client.call(timeout=2)
+    assert peers[0].calls == 1
+
+
+@MODULES
+def test_an_address_of_a_family_that_the_system_lacks(peers, module, monkeypatch):
+    """Guards that the next address is tried, as where a name has an address of IPv6 and the system has no IPv6."""
+    real = socket.getaddrinfo
+
+    def resolve(host, port, *arguments, **said):
+        if host != "models.test":
+            return real(host, port, *arguments, **said)
+        lacks = (socket.AF_MAX if hasattr(socket, "AF_MAX") else 12345, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))
+        return [lacks, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", peers[0].port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with Client(module, "models.test:1") as client:
+        client.call()
+
+
+def test_a_link_local_address_keeps_its_interface():
+    """Guards round_robin with fe80::1%eth0, which is nothing without the interface."""
+    found = socket.getaddrinfo("fe80::1%lo", 8001, type=socket.SOCK_STREAM)
+    ((host, port),) = _balancing.numeric(found)
+    assert socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4] == found[0][4]
+
+
 @MODULES
 def test_a_server_that_does_not_serve_gets_no_calls(peers, module):
     """Guards the health of each address: it leaves, comes back, and if nobody serves, the calls go on."""
@@ -200,8 +245,8 @@ def test_policies_that_there_are_not():
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_requests_and_answers_are_copied(again):
-    """Guards pickle and copies of inputs, requested outputs and answers, with all that was set."""
+def test_requests_and_responses_are_copied(again):
+    """Guards pickle and copies of inputs, requested outputs and responses, with all that was set."""
     given = grpcclient.InferInput("A", [2], "FP32").set_data_from_numpy(np.array([1, 2], np.float32))
     far = grpcclient.InferInput("B", [2], "FP32").set_shared_memory("region", 8, 16)
     output = grpcclient.InferRequestedOutput("C", class_count=2)
@@ -211,9 +256,11 @@ def test_requests_and_answers_are_copied(again):
         assert other._written() == each._written()
     assert bytes(again(given)._content) == bytes(given._content)
     assert again(output)._written() == output._written()
-    answer = pb.ModelInferResponse(model_name="m", id="7", raw_output_contents=[np.arange(3, dtype=np.int32).tobytes()])
-    answer.outputs.add(name="OUT", datatype="INT32", shape=[3])
-    result = again(grpcclient.InferResult(answer))
+    response = pb.ModelInferResponse(
+        model_name="m", id="7", raw_output_contents=[np.arange(3, dtype=np.int32).tobytes()]
+    )
+    response.outputs.add(name="OUT", datatype="INT32", shape=[3])
+    result = again(grpcclient.InferResult(response))
     assert (result.model_name, result.id, result.as_numpy("OUT").tolist()) == ("m", "7", [0, 1, 2])
     result.as_numpy("OUT")[0] = 9
 

@@ -28,6 +28,7 @@ import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
+from inferd_client.driver import Driver, Fixed
 from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 from tests.conformance import doors
@@ -114,8 +115,103 @@ def test_set_data_refers_and_set_data_from_numpy_copies(server):
         assert client.infer("fp32", [copies]).as_numpy("OUTPUT0").sum() == 0
 
 
-def test_answers_are_views(server):
-    """Guards that large answers are not copied, can be written to, and outlive the client."""
+def test_arrays_in_the_other_byte_order(server):
+    """Guards that their numbers are sent, not their bytes."""
+    tensor = np.array([[1.5, -2, 3]], ">f4")
+    given = grpcclient.InferInput("INPUT0", [1, 3], "FP32")
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        for each in (given.set_data_from_numpy(tensor), given.set_data(tensor)):
+            assert (client.infer("fp32", [each]).as_numpy("OUTPUT0") == tensor).all()
+        with grpcclient.InferenceServerClient(server.unix) as near, near.shared({"given": tensor}) as region:
+            found = near.infer("fp32", [region.input("INPUT0", "given")]).as_numpy("OUTPUT0")
+            assert (found == tensor).all()
+
+
+def test_strings_of_any_type(server):
+    """Guards that numpy's type for bytes is sent as bytes, not as its repr."""
+    texts = np.array([[np.bytes_(b"\xff"), b"b", "c"]], object)
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        found = client.infer("text", [made(texts, datatype="BYTES")]).as_numpy("OUTPUT0")
+    assert found.tolist() == [[b"\xff", b"b", b"c"]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda module: module.InferenceServerClient("127.0.0.1:1", connections=0),
+        lambda module: module.InferenceServerClient("127.0.0.1:1", connections=-1, load_balancing="round_robin"),
+        lambda module: module.InferenceServerClient("models..test:8001"),
+        lambda module: module.InferenceServerClient("127.0.0.1:1", ssl=True, private_key=__file__),
+        lambda module: module.InferInput("x", [1], "FP32").set_shared_memory("region", 1 << 63),
+        lambda module: made(np.array(["\ud800"], object), datatype="BYTES"),
+    ],
+)
+@pytest.mark.parametrize("module", [grpcclient, aioclient])
+def test_wrong_arguments_are_errors_of_the_client(module, wrong):
+    """Guards that they are told at once, and not as errors of Python or numpy."""
+    with pytest.raises(InferenceServerException):
+        wrong(module)
+
+
+@pytest.mark.parametrize("wrong", [{"priority": -1}, {"timeout": 1 << 63}, {"parameters": {"key": 1 << 63}}])
+def test_numbers_that_do_not_fit_are_errors_of_the_client(server, wrong):
+    """Guards the same for the arguments of a request."""
+    with (
+        grpcclient.InferenceServerClient(server.tcp) as client,
+        pytest.raises(InferenceServerException, match="does not fit"),
+    ):
+        client.infer("fp32", [made(np.ones((1, 3), np.float32))], **wrong)
+
+
+def test_arrays_that_have_no_datatype_are_not_shared(server):
+    """Guards that the client says so, before a request names a datatype that there is not."""
+    with (
+        grpcclient.InferenceServerClient(server.tcp) as client,
+        pytest.raises(InferenceServerException, match="no datatype for complex64"),
+    ):
+        client.shared({"array": np.zeros(2, np.complex64)})
+
+
+OWN_REGIONS = """
+import numpy as np
+from inferd_client.utils import serialize_byte_tensor, shared_memory as shm
+
+first, second = (shm.create_shared_memory_region(name, "/inferd-own-regions", 16) for name in "ab")
+shm.set_shared_memory_region(first, [serialize_byte_tensor(np.empty(0, object)), np.array([100, 0, 0, 0], np.uint8)])
+errors = []
+for wrong in (
+    lambda: shm.get_contents_as_numpy(second, np.object_, [1]),
+    lambda: shm.set_shared_memory_region(first, [np.zeros(4, np.uint8)], -4),
+    lambda: shm.create_shared_memory_region("c", "/no/such/place", 16),
+    lambda: [shm.destroy_shared_memory_region(each) for each in (first, second, second)],
+):
+    try:
+        wrong()
+    except shm.SharedMemoryException:
+        errors.append(1)
+print(len(errors))
+"""
+
+
+def test_errors_of_regions_and_two_handles_to_one():
+    """Guards that errors are those of the module, one of them a string longer than its region; and that a second
+    handle does not confuse the tracker of the process, which would print a traceback.
+    """
+    done = subprocess.run([sys.executable, "-c", OWN_REGIONS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("4", "")
+
+
+@pytest.mark.parametrize("scheme", ["", "grpc://", "dns:///"])
+def test_the_load_driver_takes_the_addresses_of_the_client(server, scheme):
+    """Guards that its requests name the server, not the whole address, which a server may refuse."""
+    whole = pb.ServerLiveRequest().SerializeToString()
+    with Driver(scheme + server.tcp) as driver:
+        report = driver.run(Fixed([whole]), requests=1, path="/inference.GRPCInferenceService/ServerLive")
+    assert report.statuses == {0: 1}
+
+
+def test_responses_are_views(server):
+    """Guards that large responses are not copied, can be written to, and outlive the client."""
     tensor = np.arange(300_000, dtype=np.float32).reshape(1, -1)
     with grpcclient.InferenceServerClient(server.tcp) as client:
         result = client.infer("fp32", [made(tensor)])
@@ -126,16 +222,19 @@ def test_answers_are_views(server):
     assert (again == tensor + 1).all()
 
 
-def said(datatype, shape, raw):
-    """An answer with these words about its output."""
+def said(datatype, shape, raw, **contents):
+    """A response with these words about its output."""
     message = pb.ModelInferResponse(model_name="m", id="1")
-    message.outputs.add(name="y", datatype=datatype, shape=shape)
-    message.raw_output_contents.append(raw)
+    output = message.outputs.add(name="y", datatype=datatype, shape=shape)
+    if raw is not None:
+        message.raw_output_contents.append(raw)
+    for name, values in contents.items():
+        getattr(output.contents, name).extend(values)
     return message.SerializeToString()
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b"\xff\xff",
         said("FP32", [2, 2], b"1234"),
@@ -144,16 +243,19 @@ def said(datatype, shape, raw):
         said("NOPE", [1], b"1234"),
         said("BYTES", [1], b"\xff\xff\xff\xff"),
         said("BYTES", [2], b"\1\0\0\0a"),
+        said("FP32", [1] * 65, b"1234"),
+        said("FP32", [0, 1 << 62], b""),
+        said("INT8", [1], None, int_contents=[300]),
     ],
 )
-def test_answers_that_do_not_fit_together_are_no_tensors(answer):
+def test_responses_that_do_not_fit_together_are_no_tensors(response):
     """Guards against a server that lies: an error of the client's own that says so, not one of numpy, nor a tensor."""
-    with pytest.raises(InferenceServerException, match=r"INTERNAL.*the answer cannot be read"):
-        grpcclient.InferResult(answer).as_numpy("y")
+    with pytest.raises(InferenceServerException, match=r"INTERNAL.*the response cannot be read"):
+        grpcclient.InferResult(response).as_numpy("y")
 
 
-def test_broken_answers_are_tensors_or_errors():
-    """Guards the same for answers with wrong bytes anywhere."""
+def test_broken_responses_are_tensors_or_errors():
+    """Guards the same for responses with wrong bytes anywhere."""
     chance = random.Random(1)
     whole = said("FP32", [2, 2], b"0123456789abcdef")
     for _ in range(3000):
@@ -167,7 +269,7 @@ def test_broken_answers_are_tensors_or_errors():
 
 
 def test_outputs_of_all_sizes_are_what_was_sent():
-    """Guards tensors that lie anywhere in an answer: several of any datatypes, shapes and order, aligned or not."""
+    """Guards tensors that lie anywhere in a response: several of any datatypes, shapes and order, aligned or not."""
     chance = random.Random(2)
     datatypes = [np.int8, np.uint16, np.float32, np.float64, np.bool_]
     for _ in range(300):
@@ -201,7 +303,7 @@ def test_wide_requests(server):
 
 
 def test_shared_arrays(server):
-    """Guards client.shared: tensors of requests and answers are in the region, and nothing of it is left."""
+    """Guards client.shared: tensors of requests and responses are in the region, and nothing of it is left."""
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     with grpcclient.InferenceServerClient(server.unix) as client:
         with client.shared({"INPUT0": given, "OUTPUT0": ((2, 4), "float32")}, name="inferd-shared-test") as region:
@@ -437,7 +539,7 @@ def test_how_long_threads_poll():
         grpcclient.InferenceServerClient("localhost:1", channel_args=[("inferd.busy_poll_us", -1)])
 
 
-def test_answers_too_large(server):
+def test_responses_too_large(server):
     """Guards the limit of received messages."""
     limit = [("grpc.max_receive_message_length", 1000)]
     with grpcclient.InferenceServerClient(server.tcp, channel_args=limit) as client:
@@ -446,7 +548,69 @@ def test_answers_too_large(server):
         assert client.is_server_live()
 
 
-# ---- every answer is the right one, whatever happens -----------------------------------------------------------------
+# ---- callbacks and threads -------------------------------------------------------------------------------------------
+
+
+def test_a_callback_that_exits_ends_no_other_call(server, monkeypatch):
+    """Guards that SystemExit in a callback leaves the thread that reads for the other calls, and for the stream."""
+    shown = []
+    monkeypatch.setattr(sys, "excepthook", lambda *raised: shown.append(raised[0]))
+    tensor = made(np.ones((1, 3), np.float32))
+
+    def exits(result, error):
+        sys.exit(1)
+
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        client.async_infer("late", [tensor], exits)
+        heard = [futures.Future() for _ in range(2)]
+        client.async_infer("later", [tensor], lambda result, error: heard[0].set_result(error))
+        assert heard[0].result(60) is None
+        client.start_stream(exits)
+        client.async_stream_infer("fp32", [tensor])
+        client.async_stream_infer("fp32", [tensor])
+        client.stop_stream()
+    assert shown == [SystemExit] * 3
+
+
+def test_a_stream_is_stopped_after_its_last_callback(server):
+    """Guards that stop_stream returns only when the callback that hears of the end has returned."""
+    told, go_on, heard = threading.Event(), threading.Event(), []
+
+    def hears(result, error):
+        told.set()
+        go_on.wait(60)
+        heard.append(error)
+
+    with grpcclient.InferenceServerClient(server.tcp) as client, futures.ThreadPoolExecutor(1) as pool:
+        client.start_stream(hears)
+        client.async_stream_infer("later", [made(np.ones((1, 3), np.float32))])
+        stopped = pool.submit(lambda: (client.stop_stream(cancel_requests=True), list(heard)))
+        assert told.wait(60)
+        with contextlib.suppress(futures.TimeoutError):  # it has time to return too early
+            stopped.result(0.2)
+        go_on.set()
+        assert [error.status() for error in stopped.result(60)[1]] == ["StatusCode.CANCELLED"]
+
+
+def test_without_another_thread_a_call_fails_and_is_told(monkeypatch):
+    """Guards a limit on threads: the callback hears of it, and calls go on when there are threads again."""
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "inferd-client":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    url = f"127.0.0.1:{free_port()}"
+    with grpcclient.InferenceServerClient(url) as client:
+        for limited, expected in ((True, "RESOURCE_EXHAUSTED"), (False, "UNAVAILABLE")):
+            with monkeypatch.context() as patched:
+                if limited:
+                    patched.setattr(threading.Thread, "start", start)
+                assert begun(client, "x", [])[1].result(60)[1].status() == f"StatusCode.{expected}"
+
+
+# ---- every response is the right one, whatever happens ---------------------------------------------------------------
 
 
 class Breaking:
@@ -508,7 +672,7 @@ def tensor_of(number, chance):
 
 
 def test_threads_under_cancels_and_reconnects(breaking):
-    """Guards that no answer is another call's: threads that wait, callbacks, cancels, deadlines, lost connections."""
+    """Guards that no response is another call's: threads that wait, callbacks, cancels, deadlines, lost connections."""
     right, wrong, failures = [0], [], set()
 
     def judge(number, tensor, result, error):
@@ -656,9 +820,9 @@ class Busy(grpc.GenericRpcHandler):
         self._patience = patience
 
     def service(self, details):
-        return grpc.unary_unary_rpc_method_handler(self._answer)
+        return grpc.unary_unary_rpc_method_handler(self._respond)
 
-    def _answer(self, request, context):
+    def _respond(self, request, context):
         self.asked += 1
         if self.asked % self._patience:
             context.set_trailing_metadata([("grpc-status-details-bin", retry_info(self.delay))])
@@ -942,8 +1106,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for():
             server.stop(None)
 
 
-def test_compressed_answers_are_read(busy):
-    """Guards answers that a server compresses."""
+def test_compressed_responses_are_read(busy):
+    """Guards responses that a server compresses."""
     server = grpc.server(futures.ThreadPoolExecutor(1), compression=grpc.Compression.Gzip)
     handler = grpc.unary_unary_rpc_method_handler(
         lambda request, context: pb.ServerMetadataResponse(name="x" * 5000).SerializeToString()

@@ -127,7 +127,7 @@ def test_tensors_in_regions_of_a_device(stub, served, tmp_path):
     assert found.pop("infer") == [19900.0, 39800.0]
     assert found.pop("device to device") == 39800.0
     assert found.pop("words") == ["one", "", "three"]
-    assert "800 bytes, 1600 are wanted" in found.pop("too much")
+    assert "800 bytes: 800 at offset 800 do not fit" in found.pop("too much")
     assert "list/tuple" in found.pop("no arrays")
     assert "INVALID" in found.pop("no device")
     assert "was destroyed" in found.pop("destroyed")

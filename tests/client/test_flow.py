@@ -26,7 +26,7 @@ PATIENCE = 60
 
 
 class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A server that streams answers, and counts them; it reads requests when it is told to."""
+    """A server that streams responses, and counts them; it reads requests when it is told to."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -47,15 +47,15 @@ class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
                 for data in each.raw_input_contents:
                     if (np.frombuffer(data, np.float32) != int(each.id)).any():
                         self.wrong.append(int(each.id))
-            yield answer(len(self.read), 1)
+            yield response(len(self.read), 1)
             return
         context.add_callback(self.cancelled.set)
         for i in range(MESSAGES):
             self.sent += 1
-            yield answer(i, SIZE)
+            yield response(i, SIZE)
 
 
-def answer(number, size):
+def response(number, size):
     response = pb.ModelStreamInferResponse()
     response.infer_response.id = str(number)
     response.infer_response.outputs.add(name="OUT", datatype="FP32", shape=[size])
@@ -98,15 +98,15 @@ def test_grpcio_itself_with_the_messages_and_stubs(slow):
         assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_answers_that_a_coroutine_does_not_read_stay_with_the_server(slow):
+async def test_responses_that_a_coroutine_does_not_read_stay_with_the_server(slow):
     """Guards flow control of one stream: it stops, other calls of the connection go on, and all of it comes."""
 
     async def requests():
         yield {"model_name": "source", "inputs": request()}
 
     async with aioclient.InferenceServerClient(slow.address) as client:
-        answers = client.stream_infer(requests())
-        assert right((await anext(answers))[0], 0)
+        responses = client.stream_infer(requests())
+        assert right((await anext(responses))[0], 0)
         before, still = -1, 0
         while still < 30:  # it has stopped when it is where it was, for as many calls
             assert await client.is_server_live()
@@ -114,14 +114,14 @@ async def test_answers_that_a_coroutine_does_not_read_stay_with_the_server(slow)
             before = slow.sent
         assert slow.sent < SOME
         number = 0
-        async for result, error in answers:
+        async for result, error in responses:
             number += 1
             assert error is None
             assert right(result, number)
         assert number == MESSAGES - 1
 
 
-def test_answers_for_a_callback_that_does_not_return_stay_with_the_server(slow):
+def test_responses_for_a_callback_that_does_not_return_stay_with_the_server(slow):
     """Guards the same of callbacks, while another thread reads from the connection."""
     goes_on, wrong, count = threading.Event(), [], [0]
     done = threading.Event()
@@ -148,7 +148,7 @@ def test_answers_for_a_callback_that_does_not_return_stay_with_the_server(slow):
     assert not wrong
 
 
-def test_a_callback_that_raises_hears_of_the_next_answers(slow, monkeypatch):
+def test_a_callback_that_raises_hears_of_the_next_responses(slow, monkeypatch):
     """The stream can be stopped, and the exception is shown as that of a thread."""
     heard, shown = [], []
     monkeypatch.setattr(sys, "excepthook", lambda *raised: shown.append(raised[0]))
@@ -176,8 +176,8 @@ async def test_requests_that_a_server_does_not_read_are_not_asked_for(slow):
             yield {"model_name": "sink", "inputs": request(SIZE, i), "request_id": str(i)}
 
     async with aioclient.InferenceServerClient(slow.address) as client:
-        answers = client.stream_infer(requests())
-        waits = asyncio.ensure_future(anext(answers))
+        responses = client.stream_infer(requests())
+        waits = asyncio.ensure_future(anext(responses))
         before, still = -1, 0
         while still < 30 or not asked:
             assert await client.is_server_live()
@@ -200,14 +200,14 @@ def test_threads_send_requests_that_a_server_does_not_read(slow):
         for number in range(first, first + each):
             client.async_stream_infer("sink", request(1 << 14, number), request_id=str(number))
 
-    answers = queue.Queue()
+    responses = queue.Queue()
     with grpcclient.InferenceServerClient(slow.address) as client:
-        client.start_stream(lambda result, error: answers.put(error or result.id))
+        client.start_stream(lambda result, error: responses.put(error or result.id))
         with futures.ThreadPoolExecutor(threads) as pool:
             list(pool.map(send, range(0, threads * each, each)))
         slow.reads.set()
         client.stop_stream()
-    assert answers.get(timeout=PATIENCE) == str(threads * each)
+    assert responses.get(timeout=PATIENCE) == str(threads * each)
     assert sorted(slow.read) == list(range(threads * each))
     assert not slow.wrong
 

@@ -32,12 +32,12 @@ class Peer:
     """Answers on each connection when `together` requests are there, by what `answer` says of their ids.
 
     Args:
-        answer: gets the streams and ids of requests, oldest first, and the function that encodes headers; returns the
+        response: gets the streams and ids of requests, oldest first, and the function that encodes headers; returns the
             bytes to send. Its connections stay open until the client closes them.
     """
 
-    def __init__(self, answer, together: int = 1) -> None:
-        self._answer, self._together = answer, together
+    def __init__(self, response, together: int = 1) -> None:
+        self._response, self._together = response, together
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
@@ -74,13 +74,13 @@ class Peer:
                         asked = pb.ModelInferRequest.FromString(gzip.decompress(body[5:]) if body[0] else body[5:])
                         waiting.append((frame.stream_id, asked.id))
                 if len(waiting) == self._together:
-                    near.sendall(self._answer(waiting, lambda fields: headers.encode(fields)))
+                    near.sendall(self._response(waiting, lambda fields: headers.encode(fields)))
                     waiting = []
 
 
 @contextlib.contextmanager
-def peer(answer, together=1):
-    running = Peer(answer, together)
+def peer(response, together=1):
+    running = Peer(response, together)
     try:
         yield running
     finally:
@@ -100,10 +100,10 @@ def content(number, size):
 
 def message(number, size):
     output = pb.ModelInferResponse.InferOutputTensor(name="Y", datatype="UINT8", shape=[size])
-    answer = pb.ModelInferResponse(
+    response = pb.ModelInferResponse(
         id=str(number), outputs=[output], raw_output_contents=[content(number, size).tobytes()]
     )
-    whole = answer.SerializeToString()
+    whole = response.SerializeToString()
     return b"\0" + struct.pack(">I", len(whole)) + whole
 
 
@@ -125,12 +125,12 @@ def frames(stream, whole, chance):
 SIZES = (0, 1, 100, 16_000, 32_768, 33_000, 65_530, 100_000, 1_000_000)
 
 
-def test_answers_in_any_frames():
-    """Guards that each answer has its own bytes, however the frames of several are cut, padded and mixed."""
+def test_responses_in_any_frames():
+    """Guards that each response has its own bytes, however the frames of several are cut, padded and mixed."""
     chance = random.Random(7)
     sizes = {number: max(0, chance.choice(SIZES) + chance.randint(-30, 30)) for number in range(120)}
 
-    def answer(asked, encode):
+    def response(asked, encode):
         sent = [begun(stream, encode) for stream, _ in asked]
         left = [(stream, frames(stream, message(int(number), sizes[int(number)]), chance)) for stream, number in asked]
         while left:
@@ -141,7 +141,7 @@ def test_answers_in_any_frames():
                 sent.append(begun(each[0], encode, last=True))
         return b"".join(sent)
 
-    with peer(answer, together=4) as running, grpcclient.InferenceServerClient(running.url) as client:
+    with peer(response, together=4) as running, grpcclient.InferenceServerClient(running.url) as client:
         with futures.ThreadPoolExecutor(4) as pool:
             results = pool.map(lambda number: client.infer("m", [], request_id=str(number)), sizes)
             for number, result in zip(sizes, results, strict=True):
@@ -153,17 +153,17 @@ def test_answers_in_any_frames():
     ("encoding", "damage"),
     [((), bytes), ([("grpc-encoding", "identity")], bytes), ([("grpc-encoding", "gzip")], lambda packed: packed[:-9])],
 )
-def test_answers_that_are_not_compressed_as_they_say(encoding, damage):
-    """Guards that the client tells them from answers: a flag without an encoding, and data without their end."""
+def test_responses_that_are_not_compressed_as_they_say(encoding, damage):
+    """Guards that the client tells them from responses: a flag without an encoding, and data without their end."""
 
-    def answer(asked, encode):
+    def response(asked, encode):
         stream, _ = asked[0]
         packed = damage(gzip.compress(message(1, 100_000)[5:]))
         head = HeadersFrame(stream, data=encode([*FIRST, *encoding]), flags=["END_HEADERS"]).serialize()
         body = frames(stream, b"\1" + struct.pack(">I", len(packed)) + packed, random.Random(1))
         return head + b"".join(body) + begun(stream, encode, last=True)
 
-    with peer(answer) as running, grpcclient.InferenceServerClient(running.url) as client:
+    with peer(response) as running, grpcclient.InferenceServerClient(running.url) as client:
         with pytest.raises(InferenceServerException, match="compressed") as raised:
             client.infer("m", [])
         assert raised.value.status() == "StatusCode.INTERNAL"
@@ -175,7 +175,7 @@ def test_answers_that_are_not_compressed_as_they_say(encoding, damage):
 def test_requests_are_compressed_with_the_level_of_the_client(options, told):
     """Guards compression_level and its default, the quickest. A byte of gzip's header tells the level."""
 
-    def answer(asked, encode):
+    def response(asked, encode):
         (stream, _), whole = asked[0], message(0, 1)
         return b"".join(
             (begun(stream, encode), *frames(stream, whole, random.Random(1)), begun(stream, encode, last=True))
@@ -185,7 +185,7 @@ def test_requests_are_compressed_with_the_level_of_the_client(options, told):
         async with aioclient.InferenceServerClient(url, **options) as client:
             await client.infer("m", [], compression_algorithm="gzip")
 
-    with peer(answer) as running:
+    with peer(response) as running:
         with grpcclient.InferenceServerClient(running.url, **options) as client:
             client.infer("m", [], compression_algorithm="gzip")
         asyncio.run(ask(running.url))
@@ -217,7 +217,7 @@ def no_frames(asked, encode):
 def test_a_server_that_breaks_the_protocol_and_stays(fault):
     """Guards against calls without a deadline that wait for ever: the connection ends, the next call gets another."""
 
-    def answer(asked, encode):
+    def response(asked, encode):
         stream, number = asked[0]
         if number == "broken":
             return fault(asked, encode)
@@ -243,7 +243,7 @@ def test_a_server_that_breaks_the_protocol_and_stays(fault):
                 await client.infer("m", [], request_id="broken")
             assert (await client.infer("m", [], request_id="1")).id == "1"
 
-    with peer(answer) as running:
+    with peer(response) as running:
         with grpcclient.InferenceServerClient(running.url) as client:
             failed(lambda: client.infer("m", [], request_id="broken"))
             assert client.infer("m", [], request_id="1").id == "1"

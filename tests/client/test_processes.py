@@ -55,15 +55,15 @@ def test_a_fork_has_connections_of_its_own(server):
 
 def test_a_fork_has_streams_and_callbacks_of_its_own(server):
     """Guards that a child that cancels, ends and begins what its parent has begun leaves the parent's calls alone."""
-    answers = queue.Queue()
+    responses = queue.Queue()
 
     def told(result, error):
-        answers.put(error or value_of(result))
+        responses.put(error or value_of(result))
 
     with grpcclient.InferenceServerClient(server.tcp) as client:
         client.start_stream(told)
         client.async_stream_infer("fp32", made(1))
-        assert answers.get(timeout=PATIENCE) == 1
+        assert responses.get(timeout=PATIENCE) == 1
         waiting = client.async_infer("late", made(2), told)
 
         def child():
@@ -78,7 +78,7 @@ def test_a_fork_has_streams_and_callbacks_of_its_own(server):
 
         assert os.waitpid(forked(child), 0)[1] == 0
         client.async_stream_infer("fp32", made(3))
-        assert {answers.get(timeout=PATIENCE), answers.get(timeout=PATIENCE)} == {2, 3}
+        assert {responses.get(timeout=PATIENCE), responses.get(timeout=PATIENCE)} == {2, 3}
 
 
 @pytest.mark.parametrize("uses", [True, False])
@@ -110,12 +110,12 @@ async def test_a_fork_leaves_the_stream_of_its_parents_loop_alone(server):
         yield {"model_name": "fp32", "inputs": made(2)}
 
     async with aioclient.InferenceServerClient(server.tcp) as client:
-        answers = client.stream_infer(requests())
-        assert value_of((await anext(answers))[0]) == 1
-        child = forked(lambda: not answers.cancel())
+        responses = client.stream_infer(requests())
+        assert value_of((await anext(responses))[0]) == 1
+        child = forked(lambda: not responses.cancel())
         assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
         more.set()
-        assert value_of((await asyncio.wait_for(anext(answers), PATIENCE))[0]) == 2
+        assert value_of((await asyncio.wait_for(anext(responses), PATIENCE))[0]) == 2
 
 
 OPEN = {

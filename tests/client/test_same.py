@@ -61,7 +61,7 @@ def test_tensors_come_back(grpcclient, client, model):
 
 
 def test_large_tensors_come_back(grpcclient, client):
-    """Guards bodies that are sent in pieces, and answers that come in many frames."""
+    """Guards bodies that are sent in pieces, and responses that come in many frames."""
     found = client.infer("fp32", [made(grpcclient, LARGE)]).as_numpy("OUTPUT0")
     assert (found == LARGE).all()
 
@@ -143,7 +143,7 @@ def test_the_same_errors(server, attempt):
         lambda c: c.get_model_metadata("pair").SerializeToString(deterministic=True),
     ],
 )  # fmt: skip
-def test_the_same_answers(server, question):
+def test_the_same_responses(server, question):
     """Guards the RPCs beside inference."""
     found = []
     for name in ("tritonclient.grpc", "inferd_client.grpc"):
@@ -162,7 +162,7 @@ def test_models_are_unloaded_and_loaded(client):
 
 
 def test_called_back(grpcclient, client):
-    """Guards async_infer: each callback has the answer of its request."""
+    """Guards async_infer: each callback has the response of its request."""
     calls = [Calls() for _ in range(100)]
     for i, call in enumerate(calls):
         client.async_infer("fp32", [made(grpcclient, np.full((1, 4), i, np.float32))], call)
@@ -188,7 +188,7 @@ def numbers(module, *values):
 
 
 def test_a_stream(grpcclient, client):
-    """Guards streams: answers in order, an error that does not end it, the empty final response, the end."""
+    """Guards streams: responses in order, an error that does not end it, the empty final response, the end."""
     calls = Calls()
     client.start_stream(calls)
     with pytest.raises(grpcclient.InferenceServerException, match="cannot start another stream"):
@@ -283,7 +283,7 @@ def test_shared_memory(package, grpcclient, server):
 
 
 async def test_coroutines(aioclient, server):
-    """Guards the asynchronous client: many calls at once, each with its own answer."""
+    """Guards the asynchronous client: many calls at once, each with its own response."""
     async with aioclient.InferenceServerClient(server.tcp) as client:
         assert await client.is_server_ready()
         assert (await client.get_model_metadata("fp32", as_json=True))["name"] == "fp32"
@@ -310,7 +310,7 @@ async def test_a_coroutine_is_cancelled(aioclient, server):
 
 
 async def test_a_stream_of_coroutines(aioclient, server):
-    """Guards stream_infer: answers, errors and the end."""
+    """Guards stream_infer: responses, errors and the end."""
 
     async def requests():
         yield {"model_name": "repeat", "inputs": numbers(aioclient, 1, 2), "request_id": "a"}
@@ -331,7 +331,7 @@ async def test_a_stream_of_coroutines(aioclient, server):
 
 
 async def test_a_stream_of_coroutines_is_cancelled(aioclient, server):
-    """Guards cancel() of the iterator of answers."""
+    """Guards cancel() of the iterator of responses."""
     endless = asyncio.Event()
 
     async def requests():
@@ -339,11 +339,11 @@ async def test_a_stream_of_coroutines_is_cancelled(aioclient, server):
         await endless.wait()
 
     async with aioclient.InferenceServerClient(server.tcp) as client:
-        answers = client.stream_infer(requests())
-        assert (await anext(answers))[0].as_numpy("OUT")[0] == 4
-        answers.cancel()
+        responses = client.stream_infer(requests())
+        assert (await anext(responses))[0].as_numpy("OUT")[0] == 4
+        responses.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await anext(answers)
+            await anext(responses)
 
 
 def test_the_same_names():

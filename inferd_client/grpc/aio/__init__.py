@@ -18,8 +18,8 @@ from inferd_client._requests import InferInput, InferRequestedOutput, request_pi
 from inferd_client._results import InferResult, parsed
 from inferd_client._rpcs import Metadata, Rpcs, Then
 from inferd_client.grpc import CallContext, InferenceServerClientPlugin, Request
-from inferd_client.grpc._client import INFER, SERVICE, STREAM, answer_type, stream_answer
-from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, policy_of, reached
+from inferd_client.grpc._client import INFER, SERVICE, STREAM, response_type, stream_response
+from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, checked, policy_of, reached
 from inferd_client.utils import (
     InferenceServerException,
     deserialize_bytes_tensor,
@@ -92,7 +92,7 @@ class InferenceServerClient(Rpcs):
             url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
         )
         policy = policy_of(load_balancing, channel_args)
-        self._channel = loop_channel_to(target, options, self._headers, connections, retries, policy)
+        self._channel = loop_channel_to(target, options, self._headers, checked(connections), retries, policy)
         self._verbose = verbose
 
     async def __aenter__(self) -> Self:
@@ -117,10 +117,10 @@ class InferenceServerClient(Rpcs):
             timeout,
             method in NOT_REPEATED,
         )
-        answer = parsed(answer_type(method), found)
+        response = parsed(response_type(method), found)
         if self._verbose:
-            print(answer)
-        return then(answer)
+            print(response)
+        return then(response)
 
     async def infer(
         self,
@@ -177,14 +177,15 @@ class InferenceServerClient(Rpcs):
         """Send requests in a stream.
 
         Args:
-            inputs_iterator: for each request a dict of those arguments of `infer` that describe it, and
-                `enable_empty_final_response`.
+            inputs_iterator: yields one dict for each request: the arguments of `infer` that describe the request, by
+                name, and `enable_empty_final_response`.
             stream_timeout: seconds that the stream may last.
             headers: of the stream.
             compression_algorithm: of requests: "gzip", "deflate" or None.
 
         Returns:
-            an iterator of pairs (result, error), one of them None, with a method `cancel`. The stream ends with it.
+            An iterator of pairs (result, error), one of them None. Its method `cancel` ends the stream, and so does
+            dropping the iterator.
         """
         packing = packing_of(compression_algorithm, self._level)
         said = self._headers.of(STREAM, self._metadata(headers), packing.encoding)
@@ -206,7 +207,7 @@ def _pieces(inputs: Any) -> Any:
 
 
 class ResponseIterator:
-    """The answers of a stream: pairs (result, error), one of them None.
+    """The responses of a stream: pairs (result, error), one of them None.
 
     The stream is cancelled when the iterator is dropped, such as after a `break`.
     """
@@ -230,7 +231,7 @@ class ResponseIterator:
 
 
 class Stream:
-    """A stream of requests from an iterator, and its untaken answers."""
+    """A stream of requests from an iterator, and its untaken responses."""
 
     def __init__(
         self,
@@ -298,11 +299,13 @@ class Stream:
             self._news.set_result(None)
 
     async def following(self) -> tuple[InferResult | None, InferenceServerException | None]:
-        """The next answer.
+        """The next response.
 
         Raises:
-            StopAsyncIteration: there is no further one.
-            InferenceServerException, asyncio.CancelledError, or what the iterator of requests has raised.
+            StopAsyncIteration: there is no further response.
+            InferenceServerException: the stream has failed.
+            asyncio.CancelledError: the stream was cancelled.
+            Exception: the iterator of requests has raised it.
         """
         while not self._found:
             if self._take():
@@ -313,11 +316,11 @@ class Stream:
                 raise StopAsyncIteration
             self._news = asyncio.get_running_loop().create_future()
             await self._news
-        answer = stream_answer(self._found.popleft(), self._channel.options.limit)
-        return answer["result"], answer["error"]
+        response = stream_response(self._found.popleft(), self._channel.options.limit)
+        return response["result"], response["error"]
 
     def _take(self) -> bool:
-        """Take the arrived answers, so that the server may send more. Returns whether there was one."""
+        """Take the arrived responses, so that the server may send more. Returns whether there was one."""
         if self._polled is None:
             return False
         self._found.extend(self._call.messages())
@@ -326,11 +329,11 @@ class Stream:
         return bool(self._found)
 
     def _goes_on(self) -> bool:
-        """Whether it has not ended, and is not the parent process's."""
+        """Whether the stream has not ended, and belongs to this process, not to its parent."""
         return not self._ended and self._forks == self._channel.forks
 
     def abandon(self) -> None:
-        """The answers are no longer wanted; any thread may call this."""
+        """The responses are no longer wanted; any thread may call this."""
         if self._goes_on():
             with suppress(RuntimeError):  # the loop is closed
                 self._feeder.get_loop().call_soon_threadsafe(self.cancel)

@@ -1,6 +1,6 @@
 """CUDA shared memory, with the names of `tritonclient.utils.cuda_shared_memory`; needs cuda-bindings.
 
-A region is memory of a device of this process. The server opens it by the handle that
+A region is memory of a device, which this process allocates. The server opens it by the handle that
 `client.register_cuda_shared_memory(name, get_raw_handle(region), device_id, byte_size)` sends.
 """
 
@@ -34,18 +34,18 @@ HANDLE_SIZE = 64
 """Bytes of a handle by which another process opens the memory."""
 
 allocated_shm_regions: list[CudaSharedMemoryRegion] = []
-"""Those that were created and not destroyed."""
+"""The regions that were created and not destroyed."""
 
 
 class CudaSharedMemoryRegion:
     """Memory of a device.
 
     Args:
-        triton_shm_name: its name for the server.
+        triton_shm_name: the name that the server is told.
         cuda_shm_handle: the handle by which other processes open the memory.
-        base_addr: the address of its first byte.
-        byte_size: its size.
-        device_id: its device.
+        base_addr: the address of the first byte.
+        byte_size: the size of the memory.
+        device_id: the number of the device.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CudaSharedMemoryRegion:
         self._byte_size = byte_size
         self._device_id = device_id
         self._lock = threading.Lock()
-        self._users = 1  # its creator, and tensors made of it
+        self._users = 1  # the creator, and the tensors that `as_shared_memory_tensor` gave away
 
     def _use(self) -> None:
         with self._lock:
@@ -66,7 +66,7 @@ class CudaSharedMemoryRegion:
             self._users += 1
 
     def _leave(self) -> None:
-        """A user leaves; the last one frees the memory."""
+        """A user is done; the last one frees the memory."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -107,9 +107,9 @@ def _place(region: CudaSharedMemoryRegion, offset: int, size: int) -> int:
     """
     if region._users == 0:
         raise CudaSharedMemoryException(f"region '{region._triton_shm_name}' was destroyed")
-    if offset + size > region._byte_size:
+    if offset < 0 or offset + size > region._byte_size:
         raise CudaSharedMemoryException(
-            f"region '{region._triton_shm_name}' has {region._byte_size} bytes, {offset + size} are wanted"
+            f"region '{region._triton_shm_name}' has {region._byte_size} bytes: {size} at offset {offset} do not fit"
         )
     return region._base_addr + offset
 
@@ -117,27 +117,29 @@ def _place(region: CudaSharedMemoryRegion, offset: int, size: int) -> int:
 def set_shared_memory_region(
     cuda_shm_handle: CudaSharedMemoryRegion, input_values: Sequence[Any], offset: int = 0
 ) -> None:
-    """Copy arrays into the region, one behind the other; of an array of objects, which `serialize_byte_tensor` made,
-    its only element.
+    """Copy arrays into the region, one behind the other. An array of objects must be one of `serialize_byte_tensor`.
 
     Raises:
-        CudaSharedMemoryException: they do not fit, or are no arrays.
+        CudaSharedMemoryException: the arrays do not fit, or a value is no array.
     """
     import numpy as np
 
     if not isinstance(input_values, list | tuple) or not all(isinstance(each, np.ndarray) for each in input_values):
         raise CudaSharedMemoryException("input_values must be specified as a list/tuple of numpy arrays")
     for value in input_values:
-        lying = np.frombuffer(value.item(), np.uint8) if value.dtype == np.object_ else np.ascontiguousarray(value)
-        _set(cuda_shm_handle, lying, offset)
-        offset += lying.nbytes
+        if value.dtype == np.object_:
+            contiguous = np.frombuffer(value.item() if value.size else b"", np.uint8)
+        else:
+            contiguous = np.ascontiguousarray(value)
+        _set(cuda_shm_handle, contiguous, offset)
+        offset += contiguous.nbytes
 
 
 def set_shared_memory_region_from_dlpack(cuda_shm_handle: CudaSharedMemoryRegion, input_values: Sequence[Any]) -> None:
-    """Copy tensors that speak DLPack into the region, one behind the other; they may be of the host or of a device.
+    """Copy tensors that speak DLPack into the region, one behind the other; from the host's memory or a CUDA device's.
 
     Raises:
-        CudaSharedMemoryException: they do not fit, do not lie contiguously, or are elsewhere.
+        CudaSharedMemoryException: the tensors do not fit, or one is not contiguous, or in another kind of memory.
     """
     from inferd_client._requests import host_array
 
@@ -147,7 +149,7 @@ def set_shared_memory_region_from_dlpack(cuda_shm_handle: CudaSharedMemoryRegion
         if kind in (_dlpack.CPU, _dlpack.CUDA_HOST):
             array = host_array(value)
             if not array.flags.c_contiguous:
-                raise CudaSharedMemoryException("the tensor does not lie contiguously: call contiguous() first")
+                raise CudaSharedMemoryException("the tensor is not contiguous: call contiguous() first")
             _set(cuda_shm_handle, array, offset)
             offset += array.nbytes
         elif kind == _dlpack.CUDA:
@@ -165,10 +167,10 @@ def set_shared_memory_region_from_dlpack(cuda_shm_handle: CudaSharedMemoryRegion
 
 
 def _set(region: CudaSharedMemoryRegion, array: Any, offset: int) -> None:
-    """Copy an array that lies contiguously to a place of the region.
+    """Copy a contiguous array to the region.
 
     Raises:
-        CudaSharedMemoryException: it does not fit.
+        CudaSharedMemoryException: the array does not fit.
     """
     if array.nbytes:
         with on(region._device_id) as stream:
@@ -202,7 +204,7 @@ def get_contents_as_numpy(
 
 
 class _Shared:
-    """A tensor in a region, to be taken by DLPack."""
+    """A tensor in a region that `from_dlpack` takes."""
 
     def __init__(self, region: CudaSharedMemoryRegion, datatype: str, shape: Sequence[int], offset: int) -> None:
         self._region = region
@@ -225,7 +227,7 @@ def as_shared_memory_tensor(
     """A tensor in the region, for `from_dlpack`: a view, which keeps the memory after the region is destroyed.
 
     Raises:
-        CudaSharedMemoryException: the region is not that large, or the datatype has no place of a fixed size.
+        CudaSharedMemoryException: the region is not that large, or DLPack has no such datatype.
     """
     if datatype not in _dlpack.KINDS:
         raise CudaSharedMemoryException(f"DLPack has no datatype {datatype}")
@@ -233,16 +235,16 @@ def as_shared_memory_tensor(
 
 
 def allocated_shared_memory_regions() -> list[CudaSharedMemoryRegion]:
-    """Those that were created and not destroyed."""
+    """The regions that were created and not destroyed."""
     return allocated_shm_regions
 
 
 def destroy_shared_memory_region(cuda_shm_handle: CudaSharedMemoryRegion) -> None:
-    """Free the region, with the last tensor that was made of it.
+    """Free the region, as soon as no tensor of `as_shared_memory_tensor` is left.
 
     Raises:
         CudaSharedMemoryException: the driver refuses.
-        ValueError: it was destroyed before.
+        ValueError: the region was destroyed before.
     """
     allocated_shm_regions.remove(cuda_shm_handle)
     cuda_shm_handle._leave()

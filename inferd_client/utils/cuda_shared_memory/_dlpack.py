@@ -74,7 +74,7 @@ def taken(tensor: Any, stream: int) -> Taken:
     """Take a tensor of a CUDA device; later work on the stream comes after the work that makes the tensor.
 
     Raises:
-        ValueError: it does not lie contiguously.
+        ValueError: the tensor is not contiguous.
     """
     capsule = tensor.__dlpack__(stream=stream)
     found = _Managed.from_address(_pointer_of(capsule, _NAME)).tensor
@@ -83,13 +83,13 @@ def taken(tensor: Any, stream: int) -> Taken:
         step = 1
         for size, stride in zip(reversed(shape), reversed(found.strides[: found.ndim]), strict=True):
             if size > 1 and stride != step:
-                raise ValueError("the tensor does not lie contiguously: call contiguous() first")
+                raise ValueError("the tensor is not contiguous: call contiguous() first")
             step *= size
     width = found.datatype.bits * found.datatype.lanes
     return Taken((found.data or 0) + found.byte_offset, math.prod(shape) * width // 8, capsule)
 
 
-# Tensors that were given and not released yet, by the address of their _Managed.
+# Tensors that were given away and not released yet, by the address of their _Managed.
 _given: dict[int, tuple[_Managed, Any, Callable[[], None]]] = {}
 
 
@@ -100,7 +100,7 @@ def _let_go(address: int) -> None:
 
 
 def _unwanted(capsule: int) -> None:
-    """The destructor of an untaken capsule."""
+    """The destructor of a capsule; if nobody has taken its tensor, it releases that."""
     if _is_valid(capsule, _NAME):
         _let_go(_raw_pointer(capsule, _NAME))
 
@@ -109,7 +109,7 @@ _deleter, _destructor = _Deleter(_let_go), _Destructor(_unwanted)
 
 
 def given(address: int, device: int, datatype: str, shape: Sequence[int], done: Callable[[], None]) -> Any:
-    """A capsule of a tensor of a CUDA device; `done` is called when its taker releases it."""
+    """A DLPack capsule with a tensor of a CUDA device; `done` is called when the tensor is released."""
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     code, bits = KINDS[datatype]
     tensor = _Tensor(

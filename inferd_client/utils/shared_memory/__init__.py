@@ -1,6 +1,6 @@
 """System shared memory, with the names of `tritonclient.utils.shared_memory`.
 
-Regions are objects of POSIX shared memory; the last handle to a region that this process created removes it.
+Regions are objects of POSIX shared memory. A process that creates an object removes it with its last handle to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedMemoryException(Exception):
 
 @dataclass
 class _Mapped:
-    """A mapped object: how many handles it has, and whether this process created it."""
+    """A mapped object: how many handles this process has to it, and whether this process created it."""
 
     handles: int = 0
     created: bool = False
@@ -44,8 +44,8 @@ class SharedMemoryRegion:
     """A mapped region.
 
     Args:
-        triton_shm_name: its name for the server.
-        shm_key: of the object.
+        triton_shm_name: the name that the server is told.
+        shm_key: the name of the object of POSIX shared memory.
     """
 
     def __init__(self, triton_shm_name: str, shm_key: str) -> None:
@@ -55,12 +55,12 @@ class SharedMemoryRegion:
 
 
 class MappedObject(shared_memory.SharedMemory):
-    """A mapped object. When it is closed its memory stays mapped as long as there are views of it."""
+    """A mapped object. When it is closed, its memory stays mapped as long as there are views of it."""
 
     _fd: int
 
     def close(self) -> None:
-        """Release it."""
+        """Release the object."""
         self._buf = self._mmap = None
         if self._fd >= 0:
             os.close(self._fd)
@@ -68,9 +68,10 @@ class MappedObject(shared_memory.SharedMemory):
 
 
 def _opened(key: str) -> shared_memory.SharedMemory:
-    """Open an existing object; its creator removes it, not this process's resource tracker."""
+    """Open an existing object. Only the resource tracker of the process that created it may remove it."""
     found = MappedObject(key)
-    resource_tracker.unregister(found._name, "shared_memory")  # type: ignore[attr-defined]
+    if key not in _mapped or not _mapped[key].created:
+        resource_tracker.unregister(found._name, "shared_memory")  # type: ignore[attr-defined]
     return found
 
 
@@ -84,15 +85,15 @@ def create_shared_memory_region(
     """
     region = SharedMemoryRegion(triton_shm_name, shm_key)
     created = False
-    if not create_only:
-        with contextlib.suppress(FileNotFoundError):
-            region._mpsm_handle = _opened(shm_key)
-    if region._mpsm_handle is None:
-        try:
+    try:
+        if not create_only:
+            with contextlib.suppress(FileNotFoundError):
+                region._mpsm_handle = _opened(shm_key)
+        if region._mpsm_handle is None:
             region._mpsm_handle = MappedObject(shm_key, create=True, size=byte_size)
-        except (OSError, ValueError) as error:
-            raise SharedMemoryException("unable to create the shared memory region") from error
-        created = True
+            created = True
+    except (OSError, ValueError) as error:
+        raise SharedMemoryException(f"unable to create the shared memory region: {error}") from error
     known = _mapped.setdefault(shm_key, _Mapped())
     known.handles += 1
     known.created |= created
@@ -112,11 +113,10 @@ def _memory(region: SharedMemoryRegion) -> Any:
 
 
 def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Sequence[Any], offset: int = 0) -> None:
-    """Copy arrays into the region, one behind the other; of an array of objects, which `serialize_byte_tensor` made,
-    its only element.
+    """Copy arrays into the region, one behind the other. An array of objects must be one of `serialize_byte_tensor`.
 
     Raises:
-        SharedMemoryException: they do not fit, or are no arrays; or the region was destroyed.
+        SharedMemoryException: the arrays do not fit, a value is no array, or the region was destroyed.
     """
     import numpy as np
 
@@ -126,11 +126,13 @@ def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Seque
         raise SharedMemoryException("each element of input_values must be a numpy array")
     memory = _memory(shm_handle)
     for value in input_values:
-        data = value.item() if value.dtype == np.object_ else value.tobytes() if value.nbytes < 4096 else None
+        data = value.tobytes() if value.nbytes < 4096 else None
+        if value.dtype == np.object_:
+            data = value.item() if value.size else b""
         size = len(data) if data is not None else value.nbytes
-        if offset + size > len(memory):
+        if offset < 0 or offset + size > len(memory):
             raise SharedMemoryException(
-                f"unable to set the shared memory region: {offset + size} bytes do not fit {len(memory)}"
+                f"unable to set the shared memory region: {size} bytes at offset {offset} do not fit into {len(memory)}"
             )
         if data is not None:
             memory[offset : offset + size] = data
@@ -140,7 +142,7 @@ def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Seque
 
 
 def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: Sequence[int], offset: int = 0) -> Any:
-    """A tensor in the region: a view of it, but for strings.
+    """A tensor in the region: a view of its memory, except strings, which are copied.
 
     Raises:
         SharedMemoryException: the tensor exceeds the region, or the region was destroyed.
@@ -157,7 +159,7 @@ def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: 
 
 
 def strings_at(memory: Any, offset: int, shape: Sequence[int]) -> Any:
-    """A tensor of strings, each with its size before it.
+    """A tensor of strings from memory where each has its size before it.
 
     Raises:
         SharedMemoryException: the memory holds no such tensor.
@@ -168,6 +170,8 @@ def strings_at(memory: Any, offset: int, shape: Sequence[int]) -> Any:
     try:
         for i in range(out.size):
             (size,) = struct.unpack_from("<I", memory, offset)
+            if size > (there := len(memory) - offset - 4):
+                raise SharedMemoryException(f"the region holds no such tensor: string {i} of {size} bytes, not {there}")
             out[i] = bytes(memory[offset + 4 : offset + 4 + size])
             offset += 4 + size
     except struct.error as error:
@@ -181,7 +185,14 @@ def mapped_shared_memory_regions() -> list[str]:
 
 
 def destroy_shared_memory_region(shm_handle: SharedMemoryRegion) -> None:
-    """Unmap a region, once there is no view of it; the last handle removes an object that this process created."""
+    """Unmap a region; its memory stays as long as there are views of it.
+
+    The last handle removes an object that this process created.
+
+    Raises:
+        SharedMemoryException: the region was destroyed before.
+    """
+    _memory(shm_handle)
     key = shm_handle._shm_key
     known = _mapped[key]
     known.handles -= 1
