@@ -5,8 +5,9 @@ then each response. A worker that breaks a rule is ended.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from inferd._native.atomic cimport load32
 from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_detach, batch_reschedule
 from inferd._native.memory.resource cimport block_give, block_share
@@ -20,7 +21,15 @@ from inferd.backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kep
 from inferd.backends.python._record cimport record_refers
 from inferd.backends.python._responses cimport Origin, response_peek, response_read, status_of_code
 from inferd.backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, slot_open
-from inferd.backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
+from inferd.backends.python._wire cimport (
+    FAILED,
+    KEPT,
+    KEPT_GRANTS,
+    RESPONSE_ERROR,
+    RESPONSE_OPEN,
+    RESPONSE_RESCHEDULE,
+    Head,
+)
 
 cdef const char *UNREADABLE = "sent a response that cannot be read"
 cdef const char *NO_MEMORY_TO_KEEP = "keeps views of its inputs, which the server has no memory to track"
@@ -34,9 +43,11 @@ cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:
     return slot
 
 
-cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
-    # the blocks that the EXECUTE has referred to; NULL: no memory
-    cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count)
+cdef Kept *kept_of(Channel *channel, const NativeBatch *batch, bint grants) noexcept nogil:
+    # The blocks that the EXECUTE has referred to, and, if those are kept, too, the grants; NULL: no memory. Only this
+    # thread begins and ends grants of this kind.
+    cdef uint32_t granted = load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]) if grants else 0
+    cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count + granted)
     cdef const InputData *data
     cdef uint32_t i, input
     if kept == NULL:
@@ -50,6 +61,13 @@ cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
             if data.present and record_refers(channel, data):
                 kept.blocks[kept.count] = block_share(data.block)
                 kept.count += 1
+    if granted:
+        lock(&channel.guard)
+        for i in range(channel.ledger.count):
+            if channel.ledger.loans[i].kind == LOAN_OUTPUT:
+                kept.blocks[kept.count] = block_share(channel.ledger.loans[i].block)
+                kept.count += 1
+        unlock(&channel.guard)
     return kept
 
 
@@ -145,7 +163,7 @@ cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noex
     origin.ledger = &channel.ledger
     origin.kind = LOAN_OUTPUT
     if head.flags & KEPT:
-        kept = kept_of(channel, batch)
+        kept = kept_of(channel, batch, head.flags & KEPT_GRANTS)
         if kept == NULL:
             rule = NO_MEMORY_TO_KEEP
     lock(&channel.guard)

@@ -46,6 +46,7 @@ cdef enum:
     KEPT = 16
     DECOUPLED = 32
     TRUE_FLAG = 64
+    KEPT_GRANTS = 128
 
 cdef enum:
     # places of a tensor

@@ -25,6 +25,7 @@ from libc.string cimport memcpy, memset
 from inferd.backends.python._wire cimport PLACE_INLINE, RESPONSE_OK, ResponseRecord, TensorRecord, aligned
 from inferd.backends.triton_api.objects cimport (
     MOST_DIMENSIONS,
+    SENT_IN_RECORD,
     TRITONSERVER_ERROR_INTERNAL,
     TRITONSERVER_ERROR_INVALID_ARG,
     TRITONSERVER_ERROR_UNAVAILABLE,
@@ -38,6 +39,7 @@ from inferd.backends.triton_api.objects cimport (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     TRITONSERVER_TYPE_BYTES,
     CallInput,
+    Grant,
     Name,
     Piece,
     Shared,
@@ -65,13 +67,16 @@ from inferd.backends.triton_api.objects cimport (
     c_bool,
     inferd_add_answered,
     inferd_add_parameter,
+    inferd_close_grant,
     inferd_drop,
     inferd_free_tensors,
     inferd_host,
     inferd_message,
     inferd_new_response,
+    inferd_open_grant,
     inferd_resize,
     inferd_start_response,
+    inferd_uses_grant,
 )
 
 import atexit
@@ -252,7 +257,8 @@ cdef class CompiledBackend:
         cdef TRITONBACKEND_Request **given
         cdef TRITONSERVER_Error *error
         cdef Exchange exchange
-        exchanges = [Exchange(request, self._traits) for request in requests]
+        cdef OutputGrant grant = OutputGrant(None if self._traits.decoupled else current().outputs)
+        exchanges = [Exchange(request, self._traits, grant) for request in requests]
         given = <TRITONBACKEND_Request **>calloc(count + 1, sizeof(void *))
         if given == NULL:
             raise MemoryError
@@ -265,11 +271,13 @@ cdef class CompiledBackend:
             at += 1
         with nogil:
             error = self._execute(&self._instance, given, count)
+        grant.close()
         free(given)
         failed = taken(error) if error != NULL else None
         responses = []
         for exchange in exchanges:
             responses.append(exchange.executed(failed))
+        grant.keep()
         return responses
 
     def close(self):

@@ -82,6 +82,7 @@ cdef class Exchange:
     cdef object ready  # the response that the backend sent during its execution
     cdef list kept  # objects that the structures for the backend point to
     cdef ModelTraits model
+    cdef OutputGrant grant
     cdef list states  # SharedStates of its sequence that it has
     cdef object sequence
     cdef Py_buffer *views
@@ -93,8 +94,10 @@ cdef class Exchange:
     cdef bint rescheduled
     cdef str wrong  # the error for the client, if the backend released the request wrongly
 
-    def __cinit__(self, request, ModelTraits model):
+    def __cinit__(self, request, ModelTraits model, OutputGrant grant):
         self.request = request
+        self.grant = grant
+        self.c.grant = &grant.c
         self.decoupled = model.decoupled
         self.sender = request.get_response_sender() if model.decoupled else None
         self.executing = True
@@ -250,7 +253,7 @@ cdef class Exchange:
         outputs = []
         cdef Tensor *tensor = response.outputs
         while tensor != NULL:
-            outputs.append(output_of(tensor))
+            outputs.append(output_of(tensor, self.grant))
             tensor = tensor.next
         return pb_utils.InferenceResponse(outputs, parameters=parameters_of(response.parameters))
 
@@ -261,7 +264,7 @@ cdef class Exchange:
         while tensor != NULL:
             if tensor.updated:
                 tensor.updated = False
-                found.append(output_of(tensor))
+                found.append(output_of(tensor, self.grant))
             tensor = tensor.next
         found.reverse()
         return found

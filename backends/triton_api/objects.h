@@ -9,7 +9,12 @@
 
 #define INTERNAL __attribute__((visibility("hidden")))
 
-enum { MOST_DIMENSIONS = 16, MOST_OUTPUTS = 4096, ALIGNMENT = 64 };
+enum {
+    MOST_DIMENSIONS = 16,
+    MOST_OUTPUTS = 4096,
+    ALIGNMENT = 64,
+    SENT_IN_RECORD = 4096 /* bytes of an output that the worker copies into its record: SMALL of inferd_worker.serialization */
+};
 
 struct TRITONSERVER_Error {
     TRITONSERVER_Error_Code code;
@@ -51,7 +56,8 @@ struct Tensor {
     struct TRITONSERVER_BufferAttributes attributes;
     bool updated;        /* of a state: the next response takes it along */
     bool shared;         /* of a state: `base` belongs to a struct Shared */
-    struct TRITONBACKEND_Request *request; /* of a state */
+    bool granted;        /* of an output: `base` lies in the request's grant */
+    struct TRITONBACKEND_Request *request; /* of a state or an output */
     struct Tensor *next; /* of a response or a request */
 };
 
@@ -75,6 +81,14 @@ struct Shared {
     void *before; /* the input, where the output has grown out of it */
 };
 
+/* Memory of the server for outputs of one batch: responses that lie in it need not be copied. Threads of the backend take
+ * from it without a lock; when the execution is over, nothing is left. */
+struct Grant {
+    atomic_uintptr_t at; /* where the rest begins */
+    uintptr_t end;
+    atomic_int tensors; /* that lie in it, and that the backend has not sent or deleted */
+};
+
 struct TRITONBACKEND_Request {
     atomic_int references; /* one until the request is released, one for each factory and response */
     atomic_bool released;
@@ -95,6 +109,7 @@ struct TRITONBACKEND_Request {
     const char **state_names; /* of the model; NULL behind the last */
     struct Shared **shared; /* for each of these, NULL where input and output have memory of their own */
     struct Tensor *states;
+    struct Grant *grant; /* of its batch, which other requests of the batch share */
     bool sent; /* the last response has been sent, so no state can go with it any more */
     atomic_uint reported; /* responses whose times the backend has reported */
 };
@@ -255,6 +270,9 @@ INTERNAL TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const cha
                                                TRITONSERVER_DataType datatype, const int64_t *shape, uint64_t rank);
 INTERNAL bool inferd_resize(struct Shared *shared, size_t size); /* keeps the content; false: no memory */
 INTERNAL void inferd_free_tensors(struct Tensor *first);
+INTERNAL void inferd_open_grant(struct Grant *grant, uintptr_t at, uintptr_t end);
+INTERNAL uintptr_t inferd_close_grant(struct Grant *grant); /* returns where the rest began */
+INTERNAL bool inferd_uses_grant(struct Grant *grant); /* the backend may still write to some of it */
 INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
 INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* drops one reference */
 

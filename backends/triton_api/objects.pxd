@@ -1,7 +1,7 @@
 """Declarations of objects.h: the structures that the C sources of the API share with their host."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
 cdef extern from "<stdatomic.h>" nogil:
     ctypedef int atomic_int
@@ -20,7 +20,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
     ctypedef int TRITONSERVER_MetricKind
     ctypedef int TRITONSERVER_ParameterType
 
-    int MOST_DIMENSIONS
+    int MOST_DIMENSIONS, SENT_IN_RECORD
     int TRITONSERVER_TYPE_BYTES, TRITONSERVER_LOG_VERBOSE
     int TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE
     int TRITONSERVER_PARAMETER_STRING, TRITONSERVER_PARAMETER_INT, TRITONSERVER_PARAMETER_BOOL
@@ -58,6 +58,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         TRITONSERVER_BufferAttributes attributes
         c_bool updated
         c_bool shared
+        c_bool granted
         Tensor *next
 
     ctypedef struct TRITONBACKEND_Input:
@@ -69,6 +70,13 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         void *before
 
     c_bool inferd_resize(Shared *shared, size_t size) nogil
+
+    ctypedef struct Grant "struct Grant":
+        pass
+
+    void inferd_open_grant(Grant *grant, uintptr_t at, uintptr_t end) nogil
+    uintptr_t inferd_close_grant(Grant *grant) nogil
+    c_bool inferd_uses_grant(Grant *grant) nogil
 
     ctypedef struct TRITONBACKEND_Request:
         atomic_int references
@@ -90,6 +98,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         const char **state_names
         Shared **shared
         Tensor *states
+        Grant *grant
         c_bool sent
 
     ctypedef struct TRITONBACKEND_Response:

@@ -19,7 +19,48 @@ cdef class Memory:
         PyBuffer_FillInfo(buffer, self, self._base, self._size, 0, flags)
 
 
-cdef object output_of(Tensor *tensor):
+cdef class OutputGrant:
+    """Memory of the arena for the outputs of one batch, where the server reads them; its requests share it.
+
+    A response of a decoupled model leaves before its batch does, so its outputs cannot lie there.
+
+    Args:
+        outputs: the worker's OutputMemory; None: nothing is granted.
+    """
+
+    cdef Grant c
+    cdef object outputs
+    cdef object arena
+    cdef uintptr_t base  # of the arena
+    cdef object kept  # as long as the backend may write to it after the execution
+
+    def __cinit__(self, outputs):
+        cdef Py_buffer view
+        self.outputs = outputs
+        if outputs is None:
+            return
+        self.arena, at, end = outputs.begin()
+        if end - at <= SENT_IN_RECORD:
+            return
+        PyObject_GetBuffer(self.arena, &view, PyBUF_SIMPLE)
+        self.base = <uintptr_t>view.buf
+        PyBuffer_Release(&view)
+        inferd_open_grant(&self.c, self.base + <uintptr_t>at, self.base + <uintptr_t>end)
+
+    cdef int close(self) except -1:
+        # The execution is over: nothing more is taken.
+        if self.base:
+            self.outputs.end(inferd_close_grant(&self.c) - self.base)
+        return 0
+
+    cdef int keep(self) except -1:
+        # The responses of the execution are there. If the backend has outputs of others, the server must wait for it.
+        if inferd_uses_grant(&self.c):
+            self.kept = self.outputs.keep()
+        return 0
+
+
+cdef object output_of(Tensor *tensor, OutputGrant grant):
     # A tensor for the worker. It takes over the memory of the backend's tensor.
     name = text_of(tensor.name)
     shape = tuple([tensor.shape[axis] for axis in range(tensor.rank)])
@@ -34,6 +75,8 @@ cdef object output_of(Tensor *tensor):
             f"the backend gave output '{name}' {size} bytes, its shape {list(shape)} has "
             f"{elements * TRITONSERVER_DataTypeByteSize(tensor.datatype)}"
         )
+    if tensor.granted:
+        return received(name, tensor.datatype, shape, grant.arena, <uintptr_t>tensor.base - grant.base, size)
     if size == 0:
         return received(name, tensor.datatype, shape, b"", 0, 0)
     if tensor.shared:

@@ -25,10 +25,19 @@ static struct Tensor *made(const char *name, TRITONSERVER_DataType datatype, con
     return tensor;
 }
 
+static void free_base(struct Tensor *tensor) {
+    if (tensor->granted)
+        atomic_fetch_sub_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
+    else if (!tensor->shared)
+        free(tensor->base);
+    tensor->granted = false;
+    tensor->base = NULL;
+}
+
 void inferd_free_tensors(struct Tensor *first) {
     while (first) {
         struct Tensor *next = first->next;
-        if (!first->shared) free(first->base);
+        free_base(first);
         free(first);
         first = next;
     }
@@ -55,8 +64,7 @@ TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, 
 /* Gives a tensor new memory of this size. */
 static TRITONSERVER_Error *allocate(struct Tensor *tensor, void **buffer, uint64_t byte_size,
                                     TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
-    free(tensor->base);
-    tensor->base = NULL;
+    free_base(tensor);
     if (posix_memalign(&tensor->base, ALIGNMENT, byte_size ? byte_size : 1) != 0) {
         tensor->base = NULL;
         return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for the %llu bytes of '%s'",
@@ -183,6 +191,7 @@ TRITONSERVER_Error *TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response *respons
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "a response has at most %d outputs", MOST_OUTPUTS);
     TRITONSERVER_Error *error = inferd_new_tensor(&tensor, "output", name, datatype, shape, rank);
     if (error) return error;
+    tensor->request = response->request;
     *response->last_output = tensor;
     response->last_output = &tensor->next;
     response->output_count++;
@@ -190,8 +199,49 @@ TRITONSERVER_Error *TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response *respons
     return NULL;
 }
 
+void inferd_open_grant(struct Grant *grant, uintptr_t at, uintptr_t end) {
+    grant->end = end;
+    atomic_store(&grant->at, at);
+}
+
+uintptr_t inferd_close_grant(struct Grant *grant) {
+    return atomic_exchange(&grant->at, grant->end);
+}
+
+bool inferd_uses_grant(struct Grant *grant) {
+    return atomic_load(&grant->tensors) != 0;
+}
+
+/* `byte_size` bytes of the grant; NULL: it has no room for them. */
+static void *take(struct Grant *grant, uint64_t byte_size) {
+    uintptr_t at = atomic_load_explicit(&grant->at, memory_order_relaxed), from;
+    do {
+        from = (at + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1);
+        if (from >= grant->end || byte_size > grant->end - from) return NULL;
+    } while (!atomic_compare_exchange_weak_explicit(&grant->at, &at, from + byte_size, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return (void *)from;
+}
+
 TRITONSERVER_Error *TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output *output, void **buffer, uint64_t byte_size,
                                                TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
+    struct Tensor *tensor = &output->tensor;
+    void *base = NULL;
+    if (byte_size > SENT_IN_RECORD) {
+        /* Counted before it is taken: if the grant is closed and no tensor is counted, none will be in it. */
+        atomic_fetch_add_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
+        base = take(tensor->request->grant, byte_size);
+        if (base == NULL) atomic_fetch_sub_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
+    }
+    if (base) {
+        free_base(tensor);
+        tensor->granted = true;
+        tensor->attributes.byte_size = byte_size;
+        tensor->base = *buffer = base;
+        *memory_type = TRITONSERVER_MEMORY_CPU;
+        *memory_type_id = 0;
+        return NULL;
+    }
     return allocate(&output->tensor, buffer, byte_size, memory_type, memory_type_id);
 }
 

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 FAILS, FAILS_WITH_ALL, CRASHES, FORGETS, LATER, SHORT, ASKS_FOR_MORE, COUNTS, KEEPS = range(-1, -10, -1)
 TWICE, REPEATS, UNKNOWN_STATE, RESCHEDULES, RESCHEDULES_LATE, ANSWERS_AND_RESCHEDULES = range(-10, -16, -1)
-GETS_UNREADY, GETS_READY, HANGS, REPORTS = range(-16, -20, -1)
+GETS_UNREADY, GETS_READY, HANGS, REPORTS, PREPARES, IS_PREPARED, SENDS_PREPARED = range(-16, -23, -1)
 
 BATCHED = """
 max_batch_size: 8
@@ -179,6 +179,23 @@ def test_requests_are_one_batch(client):
 
 def test_a_response_that_comes_after_the_execution(client):
     assert ask(client, LATER, 4).as_numpy("y").tolist() == [[LATER, 4]]
+
+
+@pytest.mark.parametrize("size", [2, 50_000])
+def test_a_response_that_is_written_in_an_execution_and_sent_in_a_later_one(client, size):
+    """Guards its outputs: the outputs of the executions between have other memory."""
+    first = np.arange(size, dtype=np.int32)[None]
+    first[0, 0] = PREPARES
+    answers = queue.Queue()
+    client.infer("batched", [tensor(np.zeros_like(first))])  # the server knows how much memory an execution takes
+    client.async_infer("batched", [tensor(first)], lambda result, error: answers.put((result, error)))
+    wait_until(lambda: ask(client, IS_PREPARED), "nothing is prepared", InferenceServerException)
+    for number in range(1, 9):
+        assert (client.infer("batched", [tensor(np.full_like(first, number))]).as_numpy("y") == number).all()
+    ask(client, SENDS_PREPARED)
+    result, error = answers.get(timeout=60)
+    assert error is None
+    assert np.array_equal(result.as_numpy("y"), first)
 
 
 def test_a_decoupled_model_answers_by_a_factory_after_it_has_released_the_request(client):

@@ -29,7 +29,10 @@ enum {
     GETS_UNREADY = -16,
     GETS_READY = -17,
     HANGS = -18,
-    REPORTS = -19
+    REPORTS = -19,
+    PREPARES = -20,
+    IS_PREPARED = -21,
+    SENDS_PREPARED = -22
 };
 
 #define TRY(call)                           \
@@ -43,6 +46,7 @@ extern TRITONSERVER_Error *TRITONSERVER_ServerMetrics(TRITONSERVER_Server *serve
 static TRITONSERVER_Metric *counted;
 static TRITONSERVER_MetricFamily *family;
 static volatile int unready;
+static TRITONBACKEND_Response *prepared; /* by an earlier execution */
 
 static TRITONSERVER_Error *error(TRITONSERVER_Error_Code code, const char *text) {
     return TRITONSERVER_ErrorNew(code, text);
@@ -291,6 +295,13 @@ static TRITONSERVER_Error *made(TRITONBACKEND_Request *request, TRITONBACKEND_Re
     none = TRITONBACKEND_RequestInput(request, "same", &state);
     if (none == NULL) return added(request, response, state);
     TRITONSERVER_ErrorDelete(none);
+    if (first_of(request) == IS_PREPARED && prepared == NULL)
+        return error(TRITONSERVER_ERROR_NOT_FOUND, "nothing is prepared");
+    if (first_of(request) == SENDS_PREPARED) {
+        TRITONBACKEND_Response *sent = prepared;
+        prepared = NULL;
+        TRY(TRITONBACKEND_ResponseSend(sent, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL));
+    }
     if (first_of(request) == ASKS_FOR_MORE) return TRITONSERVER_ServerMetrics(NULL, NULL);
     if (first_of(request) == REPEATS) return repeated(response);
     if (first_of(request) == GETS_UNREADY) unready = 1;
@@ -340,6 +351,12 @@ static void *answer_later(void *request) {
     answer(request, 1);
     release(request);
     return NULL;
+}
+
+/* Writes the response, which a request of a later execution has sent. */
+static void prepare(TRITONBACKEND_Request *request) {
+    if (prepared || TRITONBACKEND_ResponseNew(&prepared, request) || made(request, prepared, 1)) abort();
+    release(request);
 }
 
 static void *reschedule_later(void *request) {
@@ -581,6 +598,8 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
             start_reports(requests[at]);
         } else if (first == LATER) {
             start(answer_later, requests[at]);
+        } else if (first == PREPARES) {
+            prepare(requests[at]);
         } else if (first == KEEPS) {
             start(keep, requests[at]);
         } else if (first == RESCHEDULES_LATE) {

@@ -43,9 +43,10 @@ any time.
   BLS_RESPONSE that is IN_ARENA is given back by RELEASE with id 0 and its offset.
 * For its outputs the worker gets a *grant*: the range in the EXECUTE. When that is too small it asks for another:
   ALLOCATE (bytes in `offset`) is answered by ALLOCATED on the same socket, with the same id, with the offset, or with
-  a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not. One of the side
-  socket is spent by the message (RESPONSE, BLS_REQUEST) that names any byte of it, or given back unused by FREE.
-  The worker must not touch a grant that has ended.
+  a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not; with the flag
+  KEPT_GRANTS beside KEPT they end when the memory of the EXECUTE does. One of the side socket is spent by the message
+  (RESPONSE, BLS_REQUEST) that names any byte of it, or given back unused by FREE. The worker must not touch a grant
+  that has ended.
 * An output may also lie in the memory of an input of its own request, or of the EXECUTE: then nothing is copied. If
   the input is at place REGION, and the worker has not written to it, the output's place is INPUT plus the input's index
   in the configuration, and `offset` begins there.
@@ -67,9 +68,9 @@ HELLO          work    server   id = VERSION
 CONFIGURE      work    worker   JSON, see below
 READY          work    server   JSON, see below
 EXECUTE        work    worker   id of the batch; EXECUTE_HEAD, u32 offset of each request in the record, requests
-DONE           work    server   id of the batch, flag KEPT; a RESPONSE_HEAD and so on for each request, in order.
-                                Flag FAILED: the whole batch fails with `code` and the record as text, but for requests
-                                that have ended
+DONE           work    server   id of the batch, flags KEPT, KEPT_GRANTS; a RESPONSE_HEAD and so on for each request, in
+                                order. Flag FAILED: the whole batch fails with `code` and the record as
+                                text, but for requests that have ended
 ALLOCATE       both    server   id chosen by the worker, `offset` = bytes
 ALLOCATED      both    worker   that id, `offset`, `code`
 FINALIZE       work    worker
@@ -171,6 +172,7 @@ EMPTY = 8
 KEPT = 16
 DECOUPLED = 32
 TRUE = 64
+KEPT_GRANTS = 128
 
 HEAD = struct.Struct("<BBHIQQ")
 """kind, flags, code, bytes of the record, id, offset"""

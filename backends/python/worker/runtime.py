@@ -11,6 +11,7 @@ from .errors import TritonModelException
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .worker import OutputMemory
 
 
 class Runtime:
@@ -22,9 +23,10 @@ class Runtime:
         model_dir: the version directory.
         module: the name of the package into which the model's file is imported.
         initialized, finalizing: the model may call other models between the two.
+        outputs: memory for the outputs of the batch that the worker executes, its OutputMemory.
     """
 
-    __slots__ = ("channel", "finalizing", "initialized", "model_dir", "module")
+    __slots__ = ("channel", "finalizing", "initialized", "model_dir", "module", "outputs")
 
     def __init__(self, channel: Channel, model_dir: str, module: str) -> None:
         self.channel = channel
@@ -32,6 +34,7 @@ class Runtime:
         self.module = module
         self.initialized = False
         self.finalizing = False
+        self.outputs: OutputMemory | None = None
 
 
 NO_PARENT = (0, "")

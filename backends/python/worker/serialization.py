@@ -22,6 +22,7 @@ from .tensor import Tensor, received, received_on_gpu, wire_bytes
 
 if TYPE_CHECKING:
     from .runtime import Runtime
+    from .worker import OutputMemory
 
 SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
 
@@ -296,17 +297,24 @@ class ResponseWriter:
         memory: the arena.
         take: returns the offset of arena memory for an output of that size.
         regions: knows the inputs in regions.
+        outputs: of the batch; outputs whose buffer is its `arena` have been made where the server reads them.
     """
 
-    __slots__ = ("_borrowed", "_memory", "_names", "_parts", "_regions", "_take", "size")
+    __slots__ = ("_borrowed", "_memory", "_names", "_outputs", "_parts", "_regions", "_take", "size")
 
     def __init__(
-        self, names: Names, memory: memoryview, take: Callable[[int], int], regions: Regions | None = None
+        self,
+        names: Names,
+        memory: memoryview,
+        take: Callable[[int], int],
+        regions: Regions | None = None,
+        outputs: OutputMemory | None = None,
     ) -> None:
         self._names = names
         self._memory = memory
         self._take = take
         self._regions = regions
+        self._outputs = outputs
         self._parts: list[bytes] = []
         self._borrowed: list[tuple[int, tuple[int, ...]]] = []  # places of TENSORs among the parts, and their fields
         self.size = 0
@@ -458,6 +466,8 @@ class ResponseWriter:
         size = view.nbytes
         if size <= SMALL:
             return p.INLINE, at, size, view.tobytes(), False
+        if self._outputs is not None and self._outputs.arena is tensor._buffer is not None:
+            return p.ARENA, tensor._offset, size, b"", False
         found = _among(inputs, tensor, size)
         if found is not None:
             whole, offset = found

@@ -74,12 +74,34 @@ _leases: set[Lease] = set()  # those that the model still holds: their weak refe
 
 
 class OutputMemory:
-    """Memory of the arena for the outputs of one batch: first the grant of the EXECUTE, then further grants."""
+    """Memory of the arena for the outputs of one batch: first the grant of the EXECUTE, then further grants.
 
-    def __init__(self, link: Link, offset: int, size: int) -> None:
+    A backend in C may have its outputs made in the first grant (`begin`, `end`): such an output's buffer is `arena`,
+    and it is not copied. `keep` returns an object without which the backend may not write there after the execution.
+    """
+
+    def __init__(self, link: Link, offset: int, size: int, lease: Lease | None = None) -> None:
+        self.arena: Any = None
         self._link = link
+        self._lease = lease
         self._at = offset
         self._end = offset + size
+        self.kept = False
+
+    def begin(self) -> tuple[Any, int, int]:
+        """The arena, and the range that is left of the first grant."""
+        self.arena = memoryview(self._link.arena)
+        return self.arena, self._at, self._end
+
+    def end(self, at: int) -> None:
+        """The backend has taken the range up to `at`."""
+        self._at = at
+
+    def keep(self) -> Any:
+        """An object that the backend holds as long as it may write to its outputs."""
+        assert self._lease is not None
+        self.kept = True
+        return self._lease.arena()
 
     def take(self, size: int) -> int:
         """The offset of `size` bytes.
@@ -237,7 +259,7 @@ class Worker:
         in_arena = packet.flags & p.IN_ARENA
         record = link.memory[packet.offset : packet.offset + packet.size] if in_arena else packet.data
         _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
-        memory = OutputMemory(link, offset, size)
+        memory = self._host.runtime.outputs = OutputMemory(link, offset, size, lease)
         try:
             requests = self._reader.read(record, lease.arena)
         except ImportError as error:
@@ -246,7 +268,7 @@ class Worker:
             text = f"inputs of this size need numpy in the environment of model '{self._host.name}': {error}"
             self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
             return
-        writer = ResponseWriter(self._names, link.memory, memory.take, self._regions)
+        writer = ResponseWriter(self._names, link.memory, memory.take, self._regions, memory)
         if self._reader.unreadable:
             self._execute_readable(writer, requests)
         else:
@@ -260,10 +282,14 @@ class Worker:
             from .device import synchronize_all
 
             synchronize_all()  # the client may write to memory that the model keeps open once it has the answer
+        self._host.runtime.outputs = None
         kept = lease.end()
         if kept:
             writer.copy_borrowed()
-        self._send_done(writer.record(), memory, p.KEPT if kept else 0, packet.id)
+        flags = p.KEPT if kept else 0
+        if kept and memory.kept:
+            flags |= p.KEPT_GRANTS
+        self._send_done(writer.record(), memory, flags, packet.id)
 
     def _send_done(self, record: bytes, memory: OutputMemory, flags: int, number: int) -> None:
         """Send DONE; a response without memory becomes an error."""
