@@ -1,6 +1,6 @@
 """Reads small files, each in one call without the GIL: Python would wait for the GIL of a busy server in each step."""
 
-from libc.errno cimport EINTR, EINVAL, ENOMEM, errno
+from libc.errno cimport EINTR, EINVAL, ENOENT, ENOMEM, errno
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, realloc
@@ -29,11 +29,11 @@ from inferd._native.files cimport (
 import os
 
 cdef enum:
-    MOST_COMPARED = 256      # bytes with which files may be looked for
+    MOST_COMPARED = 256      # bytes of the longest beginning that `find_beginning` takes
 
 
 cdef int read_upto(int fd, char *data, size_t most, size_t *size) noexcept nogil:
-    # read to the end of the file, at most `most` bytes; returns the error
+    # Read up to the end of the file, at most `most` bytes. Returns the error; 0: none.
     cdef ssize_t got
     size[0] = 0
     while size[0] < most:
@@ -71,7 +71,7 @@ cdef int read_opened(int fd, size_t limit, char **data, size_t *size) noexcept n
 
 
 cdef int begins_with(int folder, const char *name, const char *beginning, size_t size, bint *found) noexcept nogil:
-    # whether a file begins with these bytes; returns the error
+    # `found` says whether the file begins with these bytes. Returns the error.
     cdef char[MOST_COMPARED] data
     cdef size_t got
     cdef int fd = open_file(folder, name)
@@ -86,7 +86,7 @@ cdef int begins_with(int folder, const char *name, const char *beginning, size_t
 
 cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, int64_t below,
                   char **name) noexcept nogil:
-    # see `find_beginning`; returns the error, which is the file's if `name` is set
+    # See `find_beginning`. Returns the error: of the file `name` if that is set, else of the folder.
     cdef Entry *entry
     cdef Stat about
     cdef bint found
@@ -101,6 +101,8 @@ cdef int look_for(int fd, Stream *stream, const char *beginning, size_t size, in
             continue
         found = False
         error = begins_with(fd, entry.d_name, beginning, size, &found)
+        if error == ENOENT:
+            continue  # the file was removed meanwhile
         if error or (found and (name[0] == NULL or strcmp(entry.d_name, name[0]) < 0)):
             free(name[0])
             name[0] = strdup(entry.d_name)

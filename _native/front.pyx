@@ -1,9 +1,11 @@
 """The front's lock, and the events by which the front tells Python.
 
-An I/O thread holds the lock while it works, and gives it back between two connections if another thread waits for it;
-if there are several, also for each system call. Others hold it for single operations. It is fair: a thread that waits
-gets it before the present holder gets it again. So the holder waits for a thread that may have no core yet; therefore
-a thread that waits has short slices, with which it gets one at once, until it leaves the front.
+An I/O thread holds the lock while it works. It gives the lock back between two connections if another thread waits for
+it, and, if there are several I/O threads, during each system call. Other threads hold the lock for single operations.
+
+The lock is fair: a thread that waits gets it before the present holder gets it again. The holder may then wait for a
+thread that has no core yet. Therefore a thread that waits asks for short slices, with which it gets a core at once; it
+has them until it leaves the front.
 """
 
 from libc.stdint cimport uint64_t
@@ -18,7 +20,7 @@ cdef extern from *:
     #include <pthread.h>
     #include <stdint.h>
     static pthread_mutex_t inferd_front = PTHREAD_MUTEX_INITIALIZER;
-    /* held while its holder waits for the lock: so nobody overtakes */
+    /* A thread holds this one while it waits for the lock: so no other overtakes it. */
     static pthread_mutex_t inferd_front_turn = PTHREAD_MUTEX_INITIALIZER;
     enum { INFERD_FRONT_SPINS = 100 };
     static inline void inferd_front_relax(void) {
@@ -30,9 +32,9 @@ cdef extern from *:
     }
     static int32_t inferd_front_waiting;
     static __thread int inferd_front_depth;
-    /* whether this thread has short slices always */
+    /* whether this thread always has short slices */
     static __thread int inferd_front_hurries;
-    /* else the slices that it gets back when it leaves the front; 0: it has them */
+    /* the slices that this thread gets back when it leaves the front; 0: it has not changed them */
     static __thread uint64_t inferd_front_slices;
     static inline int inferd_front_try(void) {
         int got;
@@ -69,7 +71,7 @@ cdef extern from *:
     void release "inferd_front_release"() nogil
     bint is_wanted "inferd_front_is_wanted"() nogil
 
-cdef int32_t threads = 0
+cdef int32_t threads = 0     # I/O threads that run
 
 
 cdef void front_hurry() noexcept nogil:

@@ -3,13 +3,13 @@
 # A new reason is a value here, between the first and the last, and its row in refusal.pyx; the docs are generated from
 # the rows.
 cdef enum Refusal:
-    REFUSAL_NONE             # the status says it all: refusal_usual
+    REFUSAL_NONE             # no reason was given: that of refusal_usual counts
     REFUSAL_QUEUE_FULL
     REFUSAL_QUEUE_TIMEOUT
-    REFUSAL_SERVER_FULL      # of requests
-    REFUSAL_SERVER_BYTES     # the same of bytes
+    REFUSAL_SERVER_FULL      # it has too many requests
+    REFUSAL_SERVER_BYTES     # it holds too many bytes
     REFUSAL_STOPPING
-    REFUSAL_CLIENT_LIMIT     # of the client's quota, whichever
+    REFUSAL_CLIENT_LIMIT     # any limit of the client's quota
     REFUSAL_LIMIT_EXCEEDED
     REFUSAL_SLOW_REQUEST
     REFUSAL_SEQUENCE_ENDED

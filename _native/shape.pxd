@@ -41,8 +41,8 @@ cdef inline bint shape_fits(const int64_t *pattern, uint32_t pattern_rank, const
     return True
 
 
-# The length to which an input is padded: the smallest bucket that is long enough. Without a bucket, the power of two
-# that decides which requests share a batch.
+# The length to which an input is padded: the smallest bucket that is long enough. If there is none, the next power of
+# two: it only decides which requests share a batch.
 cdef inline int64_t bucket_of(const int64_t *buckets, uint32_t count, int64_t length) noexcept nogil:
     cdef int64_t size = 1
     cdef uint32_t i

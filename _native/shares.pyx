@@ -295,7 +295,7 @@ cdef Waiting *shares_take(Shares *self) noexcept nogil:
     cdef Share *share
     cdef Waiting *item
     while self.ordered and self.order[0].count == 0:
-        share = self.order[0]  # the virtual time has reached it, and nothing waits
+        share = self.order[0]  # it is idle, and no share whose items wait begins earlier
         withdraw(self, share)
         forget(self, share)
     if self.ordered == 0:

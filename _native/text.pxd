@@ -39,7 +39,7 @@ cdef extern from *:
         return out;
     }
 
-    /* the text, or another one if there was no memory for it */
+    /* the text; "out of memory" if it is NULL */
     static inline const char *inferd_text(const char *text) { return text ? text : "out of memory"; }
     """
     char *format_text "inferd_format"(const char *format, ...) noexcept nogil

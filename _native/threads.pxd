@@ -37,8 +37,8 @@ cdef extern from *:
     };
     /* A thread that wakes often and works shortly asks for slices of `ns`. Linux since 6.12 lets it interrupt threads
        with longer ones. Returns the slices that it had, which may be the operator's; 0: nothing has changed. Older
-       systems have no slices, nor have policies of real time; in attributes of SCHED_DEADLINE their place holds the
-       time that the thread may use in a period, which is nobody's but the operator's. */
+       kernels have no slices. Policies of real time have none either: for SCHED_DEADLINE the same field holds the time
+       that the operator lets the thread use in a period, so it must not change. */
     static inline uint64_t inferd_slices(uint64_t ns) {
         struct inferd_sched_attr attr;
         uint64_t before;

@@ -17,9 +17,9 @@ cdef struct Timers:
     uint32_t count
     uint32_t capacity
     uint64_t order           # of the next timer that is set
-    int fd                   # readable when the earliest timer may be due; -1: nobody waits for that
+    int fd                   # readable when the earliest timer may be due; -1: no thread waits for it
     int64_t armed_ns         # the time for which `fd` is set; 0: none
-    PythonEvents python      # what the front's Python is to hear
+    PythonEvents python      # the events that the event loop of this front is to run
 
 cdef bint timers_grow(Timers *timers) noexcept nogil
 # Make room for one more timer, if there is none. False: no memory.

@@ -172,7 +172,7 @@ cdef void timers_expire(Timers *timers) noexcept nogil:
 # For Python
 
 cdef class TimersHandle:
-    """The timers of one event loop, and what it is to hear. Register `fd` as a reader that calls `fire`."""
+    """The timers of one event loop, and the events that it is to run. Register `fd` as a reader that calls `fire`."""
 
     def __cinit__(self):
         self.timers.python.fd = -1
@@ -234,7 +234,7 @@ cdef int call_alarm(PythonEvent *event) except -1:
 
 @cython.no_gc_clear  # __dealloc__ needs the timers; cycles go through the function's owner and can be cleared there
 cdef class Alarm:
-    """Calls a function at a deadline; none is set at first, and none remains when this object is gone.
+    """Calls a function at a deadline. There is none at first; when this object is gone, the function is not called.
 
     Args:
         timers: those of the event loop that calls the function.
@@ -263,7 +263,8 @@ cdef class Alarm:
         front_leave()
 
     def set(self, deadline: float) -> None:
-        """Call the function at `deadline`, as `TimersHandle.time` counts, not at an earlier setting; infinity: never.
+        """Call the function at `deadline` by the clock of `TimersHandle.time`, instead of at the deadline that was set
+        before; infinity: never.
 
         Raises:
             MemoryError: there is no memory for it.

@@ -63,7 +63,7 @@ cdef inline void write_hex(char *out, const uint8_t *bytes, size_t size) noexcep
         out[2 * i] = digits[bytes[i] >> 4]
         out[2 * i + 1] = digits[bytes[i] & 15]
 
-# Whether the text is baggage according to W3C that can stand between quotes without escaping.
+# Whether baggage is passed on: printable ASCII within the limit of W3C that can stand between quotes without escaping.
 cdef inline bint is_baggage(const uint8_t *text, size_t size) noexcept nogil:
     cdef size_t i
     if size > MOST_BAGGAGE:

@@ -44,7 +44,7 @@ cdef extern from *:
     uint32_t datatype_size "inferd_datatype_size"(int datatype) noexcept nogil
 
 # The length of the first `elements` elements of a BYTES tensor, each a 4-byte little-endian length and that many bytes;
-# SIZE_MAX when it ends before.
+# SIZE_MAX: the data end before that.
 cdef inline size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
     cdef size_t at = 0
     cdef uint32_t length

@@ -39,7 +39,7 @@ class Decoder:
     def content(self) -> DecodedRequest:
         """The content after the last decode; that of an empty message if it failed."""
     def parameter(self, key: str) -> ParameterValue | None:
-        """The request parameter that counts for `key`; None when there is none."""
+        """The last request parameter with this key; None: there is none."""
     def contents(self, index: int, datatype: str) -> bytes:
         """The typed contents of an input as raw tensor bytes; ValueError when they are not of this datatype."""
 

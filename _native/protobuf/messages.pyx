@@ -1,6 +1,6 @@
-"""Decodes ModelInferRequest and encodes ModelInferResponse as Python objects, for tests and tools.
+"""Decodes ModelInferRequest into Python objects and encodes ModelInferResponse from them, for tests and tools.
 
-The server uses the functions below them, in codec.pxd and encoding.pxd.
+The server calls the C functions of codec.pxd and encoding.pxd directly.
 """
 
 from typing import NamedTuple
@@ -161,7 +161,7 @@ cdef class Decoder:
         )
 
     def parameter(self, str key not None):
-        """The request parameter that counts for `key`, as in DecodedRequest; None when there is none."""
+        """The last request parameter with this key, in the form that DecodedRequest has; None: there is none."""
         cdef bytes name = key.encode()
         cdef const Parameter *found = parameter_find(self.message.parameters, self.message.parameter_count, name,
                                                      len(name))

@@ -49,7 +49,8 @@ cdef inline uint8_t *put_text(uint8_t *out, uint32_t field, const char *data, si
     memcpy(out, data, size)
     return out + size
 
-# End a message that begins one byte behind `length` and ends at `end`: write its size, and move it if that is longer.
+# End a message that begins one byte behind `length` and ends at `end`: write its size to `length`. If the size takes
+# more than that byte, move the message. Returns its end.
 cdef inline uint8_t *framed(uint8_t *length, uint8_t *end) noexcept nogil:
     cdef size_t size = <size_t>(end - length) - 1
     cdef size_t more = varint_size(size) - 1

@@ -1,1 +1,1 @@
-"""Connections without I/O: HTTP/2, gRPC framing, compression, limits."""
+"""Connections: HTTP/2, gRPC framing, compression, TLS and limits, and the I/O threads that serve the sockets."""

@@ -11,13 +11,13 @@ cdef enum:
     COST_FRAME = 1           # PING, PRIORITY, WINDOW_UPDATE, empty DATA, the end of a call that is served natively
     COST_SETTINGS = 10       # may touch every open stream
     COST_PYTHON_RESET = 10   # the end of a call that had become a Python task
-    # What each response adds to the bucket, so that a client that reads much may acknowledge each frame: WINDOW_UPDATE
-    # for the stream and for the connection, and a PING to measure the bandwidth.
+    # What each frame of a response adds to the bucket, so that a client that reads much may acknowledge each frame:
+    # WINDOW_UPDATE for the stream and for the connection, and a PING to measure the bandwidth.
     EARNED_BY_RESPONSE = 3
 
 
 cdef inline bint budget_spend(Budget *budget, int64_t cost, int64_t per_second, int64_t now_ns) noexcept nogil:
-    # False: the peer has none left. The bucket holds at most what one second adds.
+    # False: the peer has no budget left. The bucket holds at most what one second adds.
     cdef int64_t earned
     budget.left -= cost
     if budget.left >= 0:

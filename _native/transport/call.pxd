@@ -10,13 +10,13 @@ cdef Service PYTHON          # of all paths that are not a native method's
 
 cdef class CallOwner:
     # the part of a connection that calls and the endpoint use; Conn.owner is one
-    cdef readonly object peer    # the other end, for handlers and logs
+    cdef readonly object peer    # the address of the peer, for handlers and logs
     cdef public object flush     # called without arguments when there is output to send
     # A stream has got output outside of a read of the connection.
     cdef int has_output(self) except -1
-    # Run what Python has not heard of yet, unless the event loop waits for it.
+    # Run the events for Python that wait, unless I/O threads run: then the event loop runs them by itself.
     cdef int dispatch(self) except -1
-    # Within the front, before a call is used: look at the clock.
+    # Within the front, before a call is used: set the time of the host.
     cdef void look(self) noexcept
     cdef object begin_call(self, Call call)
 

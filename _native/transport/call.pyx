@@ -1,7 +1,8 @@
 """Calls of methods that Python handles.
 
-A new call comes to `Endpoint.on_call` (`inferd._native.transport.endpoint`). No method of a call blocks; a call has
-events, which the event loop is told: what the connection's thread has noted (`inferd._native.front`).
+A new call comes to `Endpoint.on_call` (`inferd._native.transport.endpoint`). No method of a call blocks. The
+connection's thread notes what happens to a call, and the event loop hears of it as events of the call
+(`inferd._native.front`).
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -205,7 +206,7 @@ cdef bint begin_handler(CallLink *link) except -1:
     cdef Stream *stream = link.stream
     cdef Call call
     if stream_ended(stream):
-        link.news = NEWS_CALL  # it is forgotten when the stream is closed
+        link.news = NEWS_CALL  # so call_closed frees the link
         return False
     try:
         call = call_new(stream, link)

@@ -30,5 +30,5 @@ cdef class ClientUse:
     cdef Client client
     cdef bytes text          # the name
     cdef readonly str name
-    cdef public int connections  # for its owner
+    cdef public int connections  # open ones; the owner of this object counts them
     cdef object __weakref__

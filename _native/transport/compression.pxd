@@ -61,7 +61,7 @@ cdef struct Deflater:
     size_t at                # and where in it
     bint begun
 
-# Inflate one message to at most `limit` bytes (0: 4 GiB). `out` is set for RESULT_OK only.
+# Inflate one message to at most `limit` bytes. `out` is set for RESULT_OK only.
 cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
                             Inflated *out) noexcept nogil
 # Inflate a message a slice at a time: begin, slices while they return RESULT_MORE, end. The caller zeroes the Inflater

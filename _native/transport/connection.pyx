@@ -75,7 +75,7 @@ cdef class Connection(CallOwner):
         peer: the address of the peer, for handlers and logs ("ipv4:127.0.0.1:40000").
         user: the user of the peer's process, on a unix socket; -1 if it is not known.
         identity: a number for the peer's certificate or user; 0 if neither is known.
-        use: what its client uses, for the client's limits; None for no such limits.
+        use: the counts and limits of its client; None: it has no limits.
         interceptor: the check of its native calls, in place of the endpoint's.
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
@@ -250,7 +250,7 @@ cdef class Connection(CallOwner):
 
     @property
     def told(self) -> bool:
-        """Whether the peer has read what `announce_shutdown` sent: then it opens no more, and none is in transit."""
+        """Whether the peer has read what `announce_shutdown` sent: then it opens no streams any more."""
         cdef bint now
         front_enter()
         now = self.conn.told

@@ -3,7 +3,7 @@
 import math
 
 cimport cython
-from libc.stdint cimport SIZE_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, SIZE_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -84,8 +84,8 @@ cdef class Endpoint:
         self.host.max_streams = max_streams
         self.host.spare_frames = spare_frames
         self.host.account.limit = SIZE_MAX if max_held_bytes is None else max_held_bytes
-        self.host.receive_ns = 0 if receive_timeout == math.inf else <int64_t>(receive_timeout * 1e9)
-        self.host.send_ns = 0 if send_timeout == math.inf else <int64_t>(send_timeout * 1e9)
+        self.host.receive_ns = INT64_MAX if receive_timeout == math.inf else <int64_t>(receive_timeout * 1e9)
+        self.host.send_ns = INT64_MAX if send_timeout == math.inf else <int64_t>(send_timeout * 1e9)
         self.host.max_inflated = self.host.max_message
         if max_inflated is not None:
             self.host.max_inflated = min(self.host.max_message, <size_t>max_inflated)
@@ -232,7 +232,7 @@ cdef class Endpoint:
     @property
     def send_timeout(self) -> float:
         """Seconds that a peer may take for a response; infinity: any time."""
-        return self.host.send_ns * 1e-9 if self.host.send_ns else math.inf
+        return math.inf if self.host.send_ns == INT64_MAX else self.host.send_ns * 1e-9
 
     @property
     def direct(self) -> int:

@@ -73,7 +73,7 @@ cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
 cdef int64_t arrives_by(const Stream *stream) noexcept nogil:
     # when the arriving message must be complete
     cdef const Host *host = stream.conn.host
-    if host.receive_ns == 0 or not is_awaited(stream):
+    if host.receive_ns == NEVER or not is_awaited(stream):
         return NEVER
     return time_for(stream, stream.receiver.begun_ns + host.receive_ns, stream.receiver.received)
 
@@ -82,7 +82,7 @@ cdef int64_t taken_by(const Stream *stream) noexcept nogil:
     # when the peer must have taken the first waiting response
     cdef const Host *host = stream.conn.host
     cdef const Outgoing *message = <const Outgoing *>stream.sender.outgoing.first
-    if host.send_ns == 0 or message == NULL or stream.sender.waits_ns == 0:
+    if host.send_ns == NEVER or message == NULL or stream.sender.waits_ns == 0:
         return NEVER
     return time_for(stream, stream.sender.waits_ns + host.send_ns, message.size - message.left)
 
@@ -99,7 +99,7 @@ cdef int64_t ends_by(const Stream *stream) noexcept nogil:
 cdef int64_t written_by(const Conn *conn) noexcept nogil:
     # when the socket must have taken the waiting output
     cdef size_t moved = <size_t>(conn.taken - conn.waits_from)
-    if conn.host.send_ns == 0 or conn.waits_ns == 0:
+    if conn.host.send_ns == NEVER or conn.waits_ns == 0:
         return NEVER
     return conn.waits_ns + conn.host.send_ns + <int64_t>moved * SECOND // SLOWEST
 

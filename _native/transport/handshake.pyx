@@ -53,7 +53,7 @@ cdef uint64_t shake(Job *job) noexcept nogil:
 
 
 cdef void has_shaken(Job *job) noexcept nogil:
-    # Also if the pool has closed before it came to the job: then the handshake has failed.
+    # Also called when the pool closes before a thread has taken the job: then the handshake has failed.
     cdef Shaking *shaking = <Shaking *>job
     cdef bint goes_on = job.whole and not load32(&job.cancelled)
     job.whole = False

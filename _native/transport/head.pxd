@@ -12,14 +12,14 @@ cdef inline size_t field_bytes(nghttp2_vec name, nghttp2_vec value) noexcept nog
     return name.len + value.len + 32
 
 
-cdef inline void head_take(Stream *stream, const KnownField *said) noexcept nogil:
+cdef inline void head_take(Stream *stream, const KnownField *field) noexcept nogil:
     # a header that has the same meaning in every call
-    stream.seen |= said.seen
-    stream.sender.accepted |= said.accepted
-    if said.method != NULL:
-        stream.method = said.method
-        stream.single = said.method.service.single
-        said.method.counts.started += 1
+    stream.seen |= field.seen
+    stream.sender.accepted |= field.accepted
+    if field.method != NULL:
+        stream.method = field.method
+        stream.single = field.method.service.single
+        field.method.counts.started += 1
 
 
 cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil

@@ -49,34 +49,34 @@ cdef inline bint equals(nghttp2_vec text, const char *literal, size_t size) noex
 cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil:
     cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
     cdef nghttp2_vec value = header_value(value_buffer)
-    cdef KnownField said = KnownField(name_buffer, value_buffer, field_bytes(name, value), NULL, 0, 0)
+    cdef KnownField field = KnownField(name_buffer, value_buffer, field_bytes(name, value), NULL, 0, 0)
     cdef uint32_t at = stream.header_count
     stream.header_count += 1
-    stream.header_bytes += said.bytes
+    stream.header_bytes += field.bytes
     if stream.header_bytes > MAX_HEADER_BYTES:
         stream.seen |= HEADER_TOO_LARGE
         return 0
-    if not is_common(stream.conn.host, name, value, &said):
+    if not is_common(stream.conn.host, name, value, &field):
         return read_own(stream, name_buffer, value_buffer, name, value)
-    head_take(stream, &said)
-    if at < <uint32_t>KNOWN_FIELDS and said.bytes <= KNOWN_BYTES:
-        remember(&stream.conn.known[at], &said)
+    head_take(stream, &field)
+    if at < <uint32_t>KNOWN_FIELDS and field.bytes <= KNOWN_BYTES:
+        remember(&stream.conn.known[at], &field)
     return 0
 
 
-cdef bint is_common(Host *host, nghttp2_vec name, nghttp2_vec value, KnownField *said) noexcept nogil:
-    # whether the header means the same in every call; `said` gets the meaning
+cdef bint is_common(Host *host, nghttp2_vec name, nghttp2_vec value, KnownField *field) noexcept nogil:
+    # whether the header means the same in every call; `field` gets the meaning
     if equals(name, ":path", 5):
-        said.method = native_of(host, value)
-        return said.method != NULL
+        field.method = native_of(host, value)
+        return field.method != NULL
     if equals(name, ":method", 7):
-        said.seen = HEADER_POST if equals(value, "POST", 4) else 0
+        field.seen = HEADER_POST if equals(value, "POST", 4) else 0
     elif equals(name, "te", 2):
-        said.seen = HEADER_TE if equals(value, "trailers", 8) else 0
+        field.seen = HEADER_TE if equals(value, "trailers", 8) else 0
     elif equals(name, "content-type", 12):
-        said.seen = HEADER_GRPC if is_grpc(value) else 0
+        field.seen = HEADER_GRPC if is_grpc(value) else 0
     elif equals(name, "grpc-accept-encoding", 20):
-        said.accepted = encodings_parse(value.base, value.len)
+        field.accepted = encodings_parse(value.base, value.len)
     else:
         return name.len == 0 or name.base[0] == c":"
     return True
@@ -103,9 +103,9 @@ cdef int read_own(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *val
     return 0
 
 
-cdef void remember(KnownField *known, const KnownField *said) noexcept nogil:
+cdef void remember(KnownField *known, const KnownField *field) noexcept nogil:
     forget(known)
-    known[0] = said[0]
+    known[0] = field[0]
     nghttp2_rcbuf_incref(known.name)
     nghttp2_rcbuf_incref(known.value)
 

@@ -28,7 +28,7 @@ cdef void conn_ping(Conn *conn) noexcept nogil
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 # End every unanswered call with an error; the text is plain UTF-8.
 cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil
-# End every unanswered call, because the peer has closed its end. What it has been answered can still be collected.
+# End every unanswered call, because the peer has closed its end. Complete responses can still be collected.
 cdef void conn_end_calls(Conn *conn) noexcept nogil
 # Whether responses are being compressed, or wait for that.
 cdef bint conn_compresses(const Conn *conn) noexcept nogil

@@ -3,7 +3,7 @@
 `conn_receive` takes bytes from the socket, `conn_collect` gives bytes for it. In between, headers are read and
 checked, messages assembled and native methods run (`inferd._native.transport.incoming`), and responses framed under
 flow control (`inferd._native.transport.stream`). The `Service` of its method serves a call: natively
-(`inferd._native.transport.unary`), or in Python (`inferd._native.transport.connection`).
+(`inferd._native.transport.unary`), or in Python (`inferd._native.transport.call`).
 
 Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages no
 handler takes.
@@ -512,7 +512,7 @@ cdef bint conn_linger(Conn *conn) noexcept nogil:
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
     if conn.session != NULL and conn.state == CONN_OPEN:
         closing_move(&conn.state, CONN_ANNOUNCED)
-        nghttp2_submit_shutdown_notice(conn.session)  # `frame_sent` goes on
+        nghttp2_submit_shutdown_notice(conn.session)  # when it is sent, `frame_sent` asks for the answer
         mark_dirty(conn)
 
 

@@ -157,7 +157,7 @@ cdef bint may_be_tiny(Conn *conn) noexcept nogil:
     return False
 
 
-cdef inline size_t around(const Stream *stream) noexcept nogil:
+cdef inline size_t overhead(const Stream *stream) noexcept nogil:
     # memory in addition to the bytes of a message, with that of the call if this is its only message
     return CALL_MEMORY if stream.single else MESSAGE_MEMORY
 
@@ -184,9 +184,9 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
         return False
     if receiver.charge.account != NULL:
-        charge_resize(&receiver.charge, room + around(stream))
+        charge_resize(&receiver.charge, room + overhead(stream))
     else:
-        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + around(stream))
+        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + overhead(stream))
     # The message ends at a cache line. In nearly all requests so does the last tensor; if its size is a multiple of the
     # line, it also begins at one and is used in place.
     more = block.data + (whole - receiver.size if room == receiver.size else 0)
@@ -340,7 +340,7 @@ cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept no
         if result != RESULT_OK:
             inflating_failed(stream, result)
         return
-    charge_resize(&message.charge, message.size + around(stream))
+    charge_resize(&message.charge, message.size + overhead(stream))
     stream.queued += message.charge.bytes
     message_ready(stream, message)
 

@@ -50,7 +50,7 @@ cdef struct Socket:
     bint full                # it takes no more output now
     bint waits               # the connection has been told that output waits
     bint ended               # the peer has closed its end: nothing more is read
-    bint broken              # neither does it take anything
+    bint broken              # it has failed: nothing is read or written any more
     bint shut                # no other output than `last` will be written
     Output writing           # what a system call writes, outside of the front
     bint dropped             # it is to be left when its thread is back in the front
@@ -69,7 +69,7 @@ cdef struct Io:
     uint8_t *encrypted       # the same, for bytes that are to be decrypted
     Dirty *dirty             # connections of this thread that have output
     Dirty own                # that list, unless it is the host's
-    bint waits               # for events, or soon
+    bint waits               # it waits for events, or is about to
     int ready                # descriptors of this round
     uint32_t sockets
     Io *others               # the next thread of the host, in a ring
@@ -83,7 +83,7 @@ cdef inline bint io_watch(Io *io, Source *source) noexcept nogil:
     return poll_add(io.poll_fd, source.fd, source, <uint32_t>EPOLLIN) == 0
 
 
-# Watch for one event. Each `io_await`, also for another kind of event, then waits for one more.
+# Wait until the descriptor is readable, once. Each `io_await` waits for one more event, of either kind.
 cdef inline bint io_watch_once(Io *io, Source *source) noexcept nogil:
     return poll_add(io.poll_fd, source.fd, source, <uint32_t>(EPOLLIN | EPOLLONESHOT)) == 0
 

@@ -4,10 +4,10 @@ A round: the thread waits, enters the front, handles each descriptor that is rea
 that have some, and leaves the front. Between two descriptors it gives way to a thread that wants the front. Work for
 Python is posted to the event loop (`inferd._native.front`), so nothing here waits for the interpreter.
 
-A connection belongs to one thread from `take` on, until that tells `Connection.on_lost`; only this thread reads and
-writes its socket (`inferd._native.transport.sockets`). So several threads copy tensors at the same time, and take turns
-for the rest, about a microsecond a request. The first thread alone has the timers, the thread pool and the responses of
-instances; output for the connections of another thread wakes that one.
+A connection belongs to one thread from `take` to `Connection.on_lost`; only this thread reads and writes its socket
+(`inferd._native.transport.sockets`). So several threads copy tensors at the same time, and take turns for the rest,
+about a microsecond a request. The first thread alone has the timers, the thread pool and the responses of instances.
+Output for the connections of another thread wakes that thread.
 """
 
 cimport cython
@@ -104,8 +104,8 @@ cdef void jobs_are_done(Source *source, uint32_t events) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Objects of Python whose memory has been written to sockets. An instance that executes lets go of them; when none does,
-# the event loop is told after a while.
+# Objects of Python whose memory has been written to sockets. The thread of an instance that executes releases them; if
+# none does, the event loop does it after a while.
 
 cdef void look_at_objects(Io *io) noexcept nogil:
     if io.objects.slot == 0 and owned_waits():

@@ -116,14 +116,14 @@ cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inf
     if host.thread_pool == NULL or message.size <= INFLATE_HERE:
         result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &out)
         if result[0] == RESULT_OK:
-            exchange(message, &out)
+            take_inflated(message, &out)
         if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
             return True
     result[0] = RESULT_NO_MEMORY
     return not begin_inflation(stream, message, then)
 
 
-cdef void exchange(Incoming *message, const Inflated *out) noexcept nogil:
+cdef void take_inflated(Incoming *message, const Inflated *out) noexcept nogil:
     block_give(message.block)
     message.block = out.block
     message.data = out.data
@@ -184,7 +184,7 @@ cdef void inflation_done(Job *job) noexcept nogil:
     if inflation.result == RESULT_MORE:
         inflation.result = RESULT_CANCELLED
     if inflation.result == RESULT_OK:
-        exchange(inflation.message, &inflation.out)
+        take_inflated(inflation.message, &inflation.out)
     if inflation.task.stream == NULL:
         incoming_free(inflation.message)
     else:

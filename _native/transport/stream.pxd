@@ -37,12 +37,14 @@ from inferd._native.transport.workers cimport Job, ThreadPool
 #
 #   response                   what the service sends          next
 #   RESPONSE_NONE              initial metadata or a message   RESPONSE_OPEN
-#                              the status, no message          RESPONSE_LAST: headers and trailers are one frame
-#                              the status, messages that are   RESPONSE_READY
-#                              still being compressed
+#                              the status                      RESPONSE_LAST: without messages, headers and trailers are
+#                                                              one frame
+#                              the message of a unary call,    RESPONSE_READY
+#                              and its status
 #   RESPONSE_OPEN              a message                       RESPONSE_OPEN
 #                              the status                      RESPONSE_LAST
-#   RESPONSE_READY             a message is compressed         RESPONSE_LAST
+#   RESPONSE_READY             the message is compressed, or   RESPONSE_LAST
+#                              need not be
 #   RESPONSE_LAST              nothing; queued messages leave
 #   any but RESPONSE_CUT       the call is reset               RESPONSE_CUT: queued messages are discarded
 
@@ -56,7 +58,7 @@ cdef enum ResponseState:
     # from RESPONSE_READY on the status is final, and nothing more is queued
     RESPONSE_NONE            # neither headers nor a message yet
     RESPONSE_OPEN            # the headers are submitted
-    RESPONSE_READY           # the headers will be submitted with the first message
+    RESPONSE_READY           # the headers will be submitted with the message
     RESPONSE_LAST            # the headers are submitted, and the status is final
     RESPONSE_CUT             # RST_STREAM is submitted
 
@@ -236,10 +238,10 @@ cdef struct Conn:
     Conn *previous           # in Host.connections
     Conn *next
     Output output
-    size_t output_limit      # of the `take_output` call that is running
+    size_t output_limit      # of the `conn_collect` that is running
     Charge framed            # for framed output that the socket does not take
-    Timer timer              # while it waits, see conn_output_waits in expiry.pxd
-    int64_t waits_ns         # since when; 0: it does not
+    Timer timer              # set while output waits for the socket, see conn_output_waits in expiry.pxd
+    int64_t waits_ns         # since when it waits; 0: none waits
     uint64_t waits_from      # bytes of output that had been taken by then
     uint64_t waits_until     # bytes of output that must be taken to count as progress
     uint64_t taken           # bytes of output that have been taken, as far as is known
@@ -326,7 +328,7 @@ cdef struct Host:
     bint traced              # Stream.context is needed
     uint32_t max_streams
     uint64_t direct          # bytes of request messages that were read directly, see direct_read.pyx
-    int64_t receive_ns       # the time for a request to arrive, see expiry.pxd; 0: no limit
+    int64_t receive_ns       # the time for a request to arrive, see expiry.pxd; INT64_MAX: no limit
     int64_t send_ns          # the same for the peer to take a response
     Timers *timers           # of the front
     Conns connections        # all, the latest first

@@ -367,8 +367,8 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
         stream_shut(stream, False)
     stream.sender.unsent -= length
     conn.unsent -= length
-    if stream.sender.unsent and conn.stream_window <= <int32_t>length:
-        stream_shut(stream, True)
+    if conn.stream_window <= <int32_t>length:
+        stream_shut(stream, True)  # even if nothing waits now: the next response will
     while length:
         message = <Outgoing *>stream.sender.outgoing.first
         part = min(length, message.left)

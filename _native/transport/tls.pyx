@@ -208,7 +208,7 @@ cdef int give_received(BIO *bio, char *out, int size) noexcept nogil:
     cdef size_t taken = min(tls.left, <size_t>size)
     BIO_clear_retry_flags(bio)
     if tls.key_updates > KEY_UPDATES + (tls.fed >> 20):
-        return -1  # the smallest record with one costs 20 us
+        return -1  # a record with a KeyUpdate costs 20 us, however small it is: end such a session
     if taken == 0:
         BIO_set_retry_read(bio)
         return -1
@@ -223,7 +223,7 @@ cdef void count_message(
 ) noexcept nogil:
     cdef Tls *tls = <Tls *>owner
     if not write and kind == SSL3_RT_HANDSHAKE:
-        tls.key_updates += 1  # after the handshake OpenSSL takes no other message
+        tls.key_updates += 1  # after the handshake OpenSSL accepts no other message of this kind
 
 
 cdef int take_encrypted(BIO *bio, const char *data, int size) noexcept nogil:

@@ -23,9 +23,11 @@ cdef Service UNARY
 # Run those parked calls of this connection that may run now.
 cdef void calls_resume(Conn *conn) noexcept nogil
 
-# For all native calls, streams too. Which headers they need; the check of rights and the forwarded headers, when the
-# headers are complete (False: the call has ended); the next message: a reference to its block and its bytes, with
-# stream.forwarded behind them (NULL: no memory).
+# The rest is for all native calls, streams too.
+# Whether the call needs this header.
 cdef bint call_wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil
+# The headers are complete: check the rights, and set stream.forwarded. False: the call has ended.
 cdef bint call_admit(Stream *stream) noexcept nogil
+# Take the next message: its bytes, behind which those of stream.forwarded lie, and a reference to the block that
+# contains both. NULL: no memory.
 cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noexcept nogil

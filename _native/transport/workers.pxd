@@ -19,7 +19,7 @@ cdef struct Job:
     bint whole
     void (*done)(Job *job) noexcept nogil    # afterwards, in the front; frees the job
     size_t output            # bytes of memory that its result takes so far: set by `run`
-    # In the front, within the pool's guard, after `output` has become `told`. NULL: nobody asks.
+    # Called in the front with the guard held, after `told` has been set to `output`; NULL: no call.
     void (*grew)(Job *job) noexcept nogil
     size_t told
     bint telling             # it is in ThreadPool.grown
@@ -39,7 +39,7 @@ cdef struct ThreadPool:
 
 # In the front: submit a job of a client. False: no memory.
 cdef bint thread_pool_submit(ThreadPool *thread_pool, Job *job, uint64_t client) noexcept nogil
-# In the front: withdraw a job that no thread has begun. False: it is running, or done.
+# In the front: withdraw a job at which no thread works. False: a thread does, or it is done.
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
 # In the front: call `grew` of jobs that have grown, then `done` of every finished job.
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil

@@ -155,7 +155,7 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
 cdef class Workers:
     """Threads for the jobs of one front.
 
-    The owner registers `event_fd` as a reader of the event loop and drains the pool.
+    When `event_fd` is readable, the I/O thread, or the event loop if there is none, drains the pool.
 
     Args:
         threads: how many; they run from `start` to `close`.

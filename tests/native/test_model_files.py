@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,28 @@ def test_the_first_file_that_begins_so(tmp_path: Path) -> None:
     assert find_beginning(str(tmp_path), b"begin", 101) == "3"
     with pytest.raises(FileNotFoundError):
         find_beginning(str(tmp_path / "nowhere"), b"begin", 100)
+
+
+def test_files_may_go_while_they_are_looked_at(tmp_path: Path) -> None:
+    """As temporary files do, where a file is replaced: the model loads all the same."""
+    code = """
+import os, sys
+os.chdir(sys.argv[1])
+names = [f"{number}" for number in range(30)]
+print(flush=True)
+while True:
+    for name in names:
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+    for name in names:
+        os.unlink(name)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            assert {find_beginning(str(tmp_path), b"begin", 100) for _ in range(5000)} == {None}
+        finally:
+            writer.kill()
 
 
 def test_folders_in_a_folder(tmp_path: Path) -> None:

@@ -217,6 +217,26 @@ def test_calls_are_parked_behind_answers_of_their_own_connection_only(made_lanes
         peer.close()
 
 
+def test_a_window_that_a_response_has_used_up_exactly_holds_up_only_its_stream(made_lanes):
+    """The responses behind the one that fills the window wait for the stream's peer: no other call waits for them."""
+    lanes = made_lanes()
+    peer = Peer(lanes.endpoint, window=1000, reading=False)
+    stalled = peer.open("/test.Python/Count")
+    peer.pump()
+    (count,) = lanes.calls
+    count.send_message(bytes(1000 - len(framed(b""))))
+    peer.pump()
+    assert len(peer.answers[stalled].data) == 1000
+    count.send_message(bytes(5 * MIB))
+    peer.pump()
+    other = call(lanes, peer, 10)
+    lanes.settle()
+    peer.pump()
+    assert peer.answers[other].ended
+    count.reset()
+    peer.close()
+
+
 def lanes_answer(peer, stream):
     peer.h2.increment_flow_control_window(1 << 20)
     peer.pump()
