@@ -188,6 +188,8 @@ async def _serve_door(
     try:
         await door.start(*map(str, binds_of(settings)))
     except OSError as error:
+        if scrapers is not None:
+            scrapers.remove_file()
         raise StartError(str(error)) from error
     for address in door.addresses:
         log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)

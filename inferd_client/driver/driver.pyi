@@ -25,6 +25,7 @@ class Driver:
         workload: Workload,
         *,
         in_flight: int = 1,
+        more: int = 0,
         requests: int = 0,
         seconds: float = 0.0,
         rate: float = 0.0,

@@ -87,14 +87,15 @@ cdef class Driver:
                 return False
         return True
 
-    def run(self, Workload workload not None, *, uint32_t in_flight=1, uint64_t requests=0, double seconds=0.0,
-            double rate=0.0, bint scattered=False, gaps=(), bint listed=False, str path=INFER_PATH, str method="POST",
-            headers=(), double cancel_fraction=0.0,
+    def run(self, Workload workload not None, *, uint32_t in_flight=1, uint32_t more=0, uint64_t requests=0,
+            double seconds=0.0, double rate=0.0, bint scattered=False, gaps=(), bint listed=False,
+            str path=INFER_PATH, str method="POST", headers=(), double cancel_fraction=0.0,
             double deadline_fraction=0.0, deadline_us=(100, 20_000), uint64_t seed=1, double stall_seconds=30.0):
         """Drive the server and report; needs `requests`, `seconds` or both (whichever ends first).
 
         Args:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
+            more: how many connections have one call more in flight than the others.
             rate: requests per second over all connections; 0 is the closed loop.
             scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
             gaps: seconds between requests, used in turn, in place of `rate`; at least one is above 0.
@@ -137,7 +138,7 @@ cdef class Driver:
         loop.no_memory = False
         self.unfinished = None
         try:
-            self._take_slots(in_flight)
+            self._take_slots(in_flight, more)
             cpu_started = time.thread_time()
             with nogil:
                 loop_run(loop)
@@ -168,7 +169,7 @@ cdef class Driver:
         self.loop.headers[self.loop.header_count - 1].flags |= NGHTTP2_NV_FLAG_NO_INDEX
         return headers
 
-    cdef _take_slots(self, uint32_t in_flight):
+    cdef _take_slots(self, uint32_t in_flight, uint32_t more):
         cdef Connection *connection
         cdef uint32_t i
         if not self.alive:
@@ -177,7 +178,7 @@ cdef class Driver:
             connection = &self.loop.connections[i]
             connection.keeps_responses = self.loop.verify != NULL or self.loop.journal.kept
             connection.in_turn = self.loop.unfinished != NULL
-            if not connection_take_slots(connection, in_flight):
+            if not connection_take_slots(connection, in_flight + (i < more)):
                 raise MemoryError
 
     cdef _give_slots(self):

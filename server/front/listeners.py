@@ -10,7 +10,6 @@ import asyncio
 import errno
 import fcntl
 import grp
-import itertools
 import logging
 import os
 import pwd
@@ -33,7 +32,8 @@ ACCEPT_PAUSE = 0.1  # seconds
 AT_ONCE = 64  # connections, then other callbacks have their turn
 LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
-_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_UNUSABLE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""Errors for one of a host's addresses that this machine does not have: the others are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class ListenError(OSError):
 
 
 def open_tcp(address: TcpAddress, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Bound sockets that do not listen yet, one for each address of the host name, all on one port.
+    """Bound sockets that do not listen yet: one for each address of the host that this machine has, all on one port.
 
     Raises:
         InUseError, ListenError: no socket can be bound there.
@@ -87,11 +87,11 @@ def open_tcp(address: TcpAddress, *, reuse_port: bool = False) -> list[socket.so
     port = address.port
     failure: OSError | None = None
     try:
-        for family, host in _resolved(address):
+        for family, where in _resolved(address):
             try:
-                sockets.append(_bound(family, host, port, reuse_port))
+                sockets.append(_bound(family, (where[0], port, *where[2:]), reuse_port))
             except OSError as error:
-                if error.errno not in _NO_SUCH_FAMILY:
+                if error.errno not in _UNUSABLE:
                     raise
                 failure = error
             else:
@@ -105,14 +105,15 @@ def open_tcp(address: TcpAddress, *, reuse_port: bool = False) -> list[socket.so
     return sockets
 
 
-def _resolved(address: TcpAddress) -> list[tuple[socket.AddressFamily, str]]:
+def _resolved(address: TcpAddress) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    """The family and the address of each socket, in the form of `bind`; that of IPv6 has a scope (`fe80::1%eth0`)."""
     found = socket.getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
     )
-    return list(dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found))
+    return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
 
 
-def _bound(family: socket.AddressFamily, host: str, port: int, reuse_port: bool) -> socket.socket:
+def _bound(family: socket.AddressFamily, where: tuple[Any, ...], reuse_port: bool) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,8 +121,8 @@ def _bound(family: socket.AddressFamily, host: str, port: int, reuse_port: bool)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             # the wildcard includes IPv4, as in gRPC's C core; no other address does
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-        made.bind((host, port))
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+        made.bind(where)
         made.setblocking(False)
     except BaseException:
         made.close()
@@ -137,10 +138,10 @@ def explained(address: Address, error: OSError) -> OSError:
 
 
 def try_to_listen(address: Address, policy: ListenPolicy) -> None:
-    """Open the sockets of an address and close them again, before any slow step of the start.
+    """Open the sockets of an address and close them again, so that a wrong address is told before models are loaded.
 
     Raises:
-        OSError: one cannot be opened; the text says why.
+        OSError: a socket cannot be opened; the text says why.
     """
     if isinstance(address, UnixAddress):
         _try_unix(address, policy)
@@ -178,17 +179,17 @@ class UnixFile:
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    # with the time of creation: inode numbers are reused
+    # with the time of change, because inode numbers are reused: nobody writes to the file of a socket
     status = path.lstat()
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @contextmanager
 def claimed(address: UnixAddress) -> Iterator[None]:
-    """Guard the making of a socket's file: no process answers there, a stale file is removed, rivals are kept out.
+    """Make room for a socket's file: remove a stale file, and keep other servers from making one within the block.
 
-    A lock on the folder, which each rival holds briefly, excludes rivals. Any user who may read the folder can take the
-    lock and keep it: so after some moments the server continues without it.
+    Each server locks the folder while it makes its file. Any user who may read the folder can take the lock and keep
+    it, and some file systems have no locks: then the server continues without it.
 
     Raises:
         InUseError: a process answers.
@@ -199,8 +200,8 @@ def claimed(address: UnixAddress) -> Iterator[None]:
     except OSError as error:
         raise explained(address, error) from error
     try:
-        if not _lock(folder):
-            log.warning("%s: somebody keeps the folder locked: going on without the lock", address)
+        if problem := _lock(folder):
+            log.warning("%s: %s: going on without the lock", address, problem)
         _remove_stale(address)
         yield
     except (InUseError, ListenError):
@@ -211,15 +212,19 @@ def claimed(address: UnixAddress) -> Iterator[None]:
         os.close(folder)
 
 
-def _lock(folder: int) -> bool:
-    """Try to take the lock for some moments; return whether that succeeded."""
+def _lock(folder: int) -> str:
+    """Try to take the lock for some moments. Returns the reason if that fails, else an empty text."""
     for attempt in range(LOCK_TRIES):
         if attempt:
             time.sleep(LOCK_PAUSE)
-        with suppress(BlockingIOError):
+        try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
+        except BlockingIOError:
+            continue
+        except OSError as error:  # such as a file system without locks
+            return f"the folder cannot be locked: {error.strerror}"
+        return ""
+    return "somebody keeps the folder locked"
 
 
 def _remove_stale(address: UnixAddress) -> None:
@@ -233,8 +238,10 @@ def _remove_stale(address: UnixAddress) -> None:
         probe.setblocking(False)
         try:
             probe.connect(address.path)
+        except FileNotFoundError:  # the server that made the file has removed it meanwhile
+            return
         except ConnectionRefusedError:
-            Path(address.path).unlink()
+            Path(address.path).unlink(missing_ok=True)
             return
         except BlockingIOError:
             pass  # its backlog is full: a process is there
@@ -279,15 +286,18 @@ def set_access(address: UnixAddress, policy: ListenPolicy) -> None:
     """Give the socket's file the owner and the mode of the policy.
 
     Raises:
-        ListenError: there is no such user or group, or this process may not give files to them.
+        ListenError: there is no such user or group, or this process may not give files to them, or set their modes.
     """
-    try:
-        if policy.unix_owner:
+    if policy.unix_owner:
+        try:
             os.chown(address.path, *owner(policy.unix_owner))
+        except (KeyError, OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no such user or group"
+            raise ListenError(f"cannot give {address} to '{policy.unix_owner}': {reason}") from error
+    try:
         Path(address.path).chmod(policy.unix_mode)
-    except (KeyError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no such user or group"
-        raise ListenError(f"cannot give {address} to '{policy.unix_owner}': {reason}") from error
+    except OSError as error:
+        raise ListenError(f"cannot set the mode {policy.unix_mode:04o} of {address}: {error.strerror}") from error
 
 
 def owner(text: str) -> tuple[int, int]:
@@ -339,9 +349,9 @@ class Listener:
         self._pause = None
         asyncio.get_running_loop().add_reader(self._socket, self._accept, AT_ONCE)
 
-    def _accept(self, most: int | None) -> None:
+    def _accept(self, most: int) -> None:
         """Accept waiting connections, at most this many."""
-        for _ in itertools.count() if most is None else range(most):
+        for _ in range(most):
             try:
                 accepted, name = self._socket.accept()
             except BlockingIOError:
@@ -351,18 +361,18 @@ class Listener:
             except OSError as error:  # no descriptors or memory: the connections wait
                 self._failed(str(self._socket.getsockname()), error)
                 loop = asyncio.get_running_loop()
-                if most is not None and loop.remove_reader(self._socket):
+                if loop.remove_reader(self._socket):  # not after `close`
                     self._pause = loop.call_later(ACCEPT_PAUSE, self._watch)
                 return
             accepted.setblocking(False)
             self._admit(accepted, name)
 
     def close(self) -> None:
-        """Accept the connections that the kernel already has, then refuse more."""
+        """Accept the connections that the kernel already has, then refuse further ones."""
         if self._pause is not None:
             self._pause.cancel()
         asyncio.get_running_loop().remove_reader(self._socket)
-        self._accept(None)
+        self._accept(BACKLOG + 1)  # the kernel has no more of them; those that come meanwhile could be without end
         self._socket.close()
         self.remove_file()
 

@@ -1,25 +1,23 @@
 """The listener for metrics: HTTP/1.1, GET only, for /metrics.
 
-No scraper can cost much. At most `MOST` are connected; for one more, the connection makes room that has been open
-longest without a request, of the address with most of these. Each has `ASK_SECONDS` to send a request and
-`READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is rendered share it;
-it is passed to the socket in small pieces, as fast as its reader takes them.
+No scraper can cost much. At most `MOST` are connected. When one more connects, a connection that has sent no request is
+closed: the oldest one of the address that has most of these. A scraper has `ASK_SECONDS` to send a request and
+`READ_SECONDS` to read the page, and a request has at most `LONGEST` bytes. Scrapers that come while a page is rendered
+share it. The page is passed to the socket in small pieces, as fast as the scraper reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
 import os
-import stat
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from inferd.server.addresses import Address, TcpAddress, UnixAddress
-from inferd.server.front.listeners import open_tcp
+from inferd.server.front.listeners import ListenPolicy, UnixFile, open_tcp, open_unix, try_to_listen
 from inferd.server.observe.metrics.text import OPENMETRICS, PROMETHEUS
 
 log = logging.getLogger("inferd.metrics")
@@ -37,6 +35,8 @@ PIECE = 64 << 10
 """Bytes written to a socket at once."""
 
 PATH = "/metrics"
+
+POLICY = ListenPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class ScrapeListener:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._server: asyncio.Server | None = None
-        self._file: Path | None = None
+        self._servers: list[asyncio.Server] = []
+        self._file: UnixFile | None = None
         self._open = 0
         self._waiting: dict[asyncio.WriteTransport, str] = {}  # connections without a request, and their addresses
 
@@ -126,27 +126,26 @@ class ScrapeListener:
         """
         try:
             if isinstance(address, UnixAddress):
-                self._file = Path(address.path)
-                _remove_old(self._file)
-                self._server = await asyncio.start_unix_server(self._serve, address.path, limit=LONGEST)
-                self._file.chmod(0o660)
+                opened, self._file = open_unix(address, POLICY)
+                self._servers.append(await asyncio.start_unix_server(self._serve, sock=opened, limit=LONGEST))
                 return f"unix://{address.path}"
-            self._server = await asyncio.start_server(self._serve, address.host or None, address.port, limit=LONGEST)
+            sockets = open_tcp(address)
+            port = sockets[0].getsockname()[1]
+            for each in sockets:
+                self._servers.append(await asyncio.start_server(self._serve, sock=each, limit=LONGEST))
         except OSError as error:
             raise _explained(address, error) from error
-        port = self._server.sockets[0].getsockname()[1]
         return f"http://{TcpAddress(address.host, port)}{PATH}"
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         self.remove_file()
 
     def remove_file(self) -> None:
-        """Remove the file of a unix socket."""
+        """Remove the file of a unix socket, unless another server has replaced it."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
-            self._file = None
+            self._file.remove()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._open >= MOST and not self._make_room():
@@ -203,33 +202,25 @@ class ScrapeListener:
 
 
 def try_to_serve(address: Address) -> None:
-    """Bind the address and release it again, before any slow step of the start. Unix sockets are not tried.
+    """Open the sockets of the address and close them again, so that a wrong address is told before models are loaded.
 
     Raises:
-        OSError: it cannot be bound; the text names the address.
+        OSError: a socket cannot be opened; the text names the address.
     """
-    if isinstance(address, UnixAddress):
-        return
     try:
-        for each in open_tcp(address):
-            each.close()
+        try_to_listen(address, POLICY)
     except OSError as error:
-        raise _explained(address, error.__cause__ if isinstance(error.__cause__, OSError) else error) from error
+        raise _explained(address, error) from error
 
 
 def _explained(address: Address, error: OSError) -> OSError:
-    text = os.strerror(error.errno) if error.errno else str(error)
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    in_use = cause.errno == errno.EADDRINUSE  # its text may name options of gRPC's addresses
+    text = os.strerror(errno.EADDRINUSE) if in_use else cause.strerror or str(cause)
     return OSError(
-        f"metrics cannot be served at {address}: {text}; --metrics-address and --metrics-port say where else, "
-        "--allow-metrics=false does without"
+        f"metrics cannot be served at {address}: {text}; choose another address with --metrics-address or "
+        "--metrics-port, or serve none with --allow-metrics=false"
     )
-
-
-def _remove_old(path: Path) -> None:
-    """Remove the socket of a server that has ended."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.stat().st_mode):
-            path.unlink()
 
 
 async def _send(
@@ -250,5 +241,5 @@ async def _send(
             for start in range(0, len(view), PIECE):
                 writer.write(view[start : start + PIECE])
                 await writer.drain()
-        writer.transport.set_write_buffer_limits(0)  # the rest, too, must have gone
+        writer.transport.set_write_buffer_limits(0)  # `drain` then waits for all of it
         await writer.drain()

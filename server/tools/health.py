@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferd.server.errors import Misused, ServerError
+from inferd.server.observe.escaping import visible
 from inferd.server.tools.reach import Reach
 from inferd_client._calling import fields_of
 from inferd_client._channel import Channel
@@ -26,7 +27,7 @@ def ask(reach: Reach, service: str) -> None:
         service: a model, `MODEL/VERSION`, or empty for the server.
 
     Raises:
-        Unhealthy: the service is not, or there is no answer in time.
+        Unhealthy: the service is not SERVING, or there is no response in time.
         CallFailed: a file of certificates cannot be read.
         Misused: the address is not valid.
     """
@@ -40,7 +41,7 @@ def ask(reach: Reach, service: str) -> None:
         answer = bytes(channel.unary(said, [framed(request_of(service))], reach.timeout))
     except InferenceServerException as error:
         status = str(error.status()).removeprefix("StatusCode.")
-        raise Unhealthy(f"{reach.url}: {status}: {error.message()}") from None
+        raise Unhealthy(f"{reach.url}: {status}: {visible(str(error.message()))}") from None
     finally:
         channel.close()
     status = dict(fields_of(answer)).get(1, 0)

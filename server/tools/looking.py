@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from inferd.server.observe.escaping import visible
 from inferd.server.tools.rates import Labels, Look, parse_metrics
 from inferd_client.pb import grpc_service_pb2 as pb
 
@@ -81,6 +83,8 @@ class Page:
             raise OSError(f"HTTP status {error.code}: are metrics served there?") from None
         except urllib.error.URLError as error:
             raise OSError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
+        except http.client.HTTPException as error:
+            raise OSError(f"this is no answer of HTTP: {type(error).__name__}: {error}") from None
         return parse_metrics(text, time.monotonic())
 
 
@@ -108,7 +112,7 @@ class Statistics:
         try:
             answer = self._ask(pb.ModelStatisticsRequest(), timeout=TIMEOUT, metadata=self.headers)
         except grpc.RpcError as error:
-            raise OSError(f"{error.code().name}: {error.details()}") from None
+            raise OSError(f"{error.code().name}: {visible(str(error.details()))}") from None
         return as_metrics(answer, time.monotonic())
 
     def _connected(self) -> Any:

@@ -54,9 +54,13 @@ def read(paths: Sequence[Path]) -> list[Run]:
             raise Misused(f"{path}: it is not JSON: {error}") from None
         if not isinstance(said, dict) or said.get("tool") != "inferd perf" or not said.get("levels"):
             raise Misused(f"{path}: expected a file that `inferd perf --out run.json` has written")
+        if not any(each["requests"] for each in said["levels"]):
+            raise Misused(f"{path}: no request of this run was answered")
         models = list(dict.fromkeys(each.get("model", said["model"]) for each in said["levels"]))
         for model in models:
             levels = [each for each in said["levels"] if each.get("model", model) == model]
+            if not any(each["requests"] for each in levels):
+                continue
             name = f"{path.stem} {model}" if len(models) > 1 else path.stem
             found.append(Run(name, {**said, "model": model, "levels": levels}))
     return found

@@ -33,6 +33,16 @@ class Look:
     def has(self, name: str) -> bool:
         return name in self.samples
 
+    def by_model(self) -> dict[Model, Look]:
+        """The samples of each model version apart, so that they can be added up without reading those of the others."""
+        found: dict[Model, dict[str, dict[Labels, float]]] = defaultdict(lambda: defaultdict(dict))
+        for name, samples in self.samples.items():
+            for having, value in samples.items():
+                labels = dict(having)
+                if "model" in labels and "version" in labels:
+                    found[labels["model"], labels["version"]][name][having] = value
+        return {model: Look(self.at, own) for model, own in found.items()}
+
 
 def parse_metrics(text: str, at: float) -> Look:
     """Parse a page in Prometheus' text format, which was read at the time `at`.
@@ -41,7 +51,7 @@ def parse_metrics(text: str, at: float) -> Look:
         ValueError: the text has another form.
     """
     samples: dict[str, dict[Labels, float]] = defaultdict(dict)
-    for line in text.splitlines():
+    for line in text.split("\n"):  # labels may have other characters that begin a line elsewhere
         if not line or line.startswith("#"):
             continue
         found = _SAMPLE.fullmatch(line)
@@ -130,10 +140,11 @@ def _rounded(value: Any) -> Any:
 def between(before: Look, after: Look, choice: Choice = EVERYTHING) -> Rates:
     """The work between two looks, of the chosen models. A counter that has decreased has restarted."""
     seconds = max(after.at - before.at, 1e-3)
-    models = sorted(
-        {(dict(having)["model"], dict(having)["version"]) for having in after.samples.get("nv_inference_count", {})}
-    )
-    found = (_of_model(before, after, model, seconds) for model in models)
+    earlier, later = before.by_model(), after.by_model()
+    nothing = Look(before.at, {})
+    models = sorted(model for model, own in later.items() if own.has("nv_inference_count"))
+    has_pending = after.has(PENDING)
+    found = (_of_model(earlier.get(each, nothing), later[each], each, seconds, has_pending) for each in models)
     return Rates(seconds, choice.of(found), _of_server(before, after, seconds))
 
 
@@ -145,11 +156,11 @@ def _grown(before: Look, after: Look, name: str, **labels: str) -> float:
     return now - then if now >= then else now
 
 
-def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelRates:
-    labels = {"model": model[0], "version": model[1]}
+def _of_model(before: Look, after: Look, model: Model, seconds: float, has_pending: bool) -> ModelRates:
+    """The work of a model version, from the samples of this version alone."""
 
     def grown(name: str) -> float:
-        return _grown(before, after, name, **labels)
+        return _grown(before, after, name)
 
     succeeded, executed = grown("nv_inference_request_success"), grown("nv_inference_exec_count")
 
@@ -157,9 +168,9 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
         return grown(f"nv_inference_{part}_duration_us") / succeeded if succeeded else None
 
     def quantile(part: str, which: float) -> float | None:
-        return _quantile(before, after, f"nv_inference_{part}_duration_histogram_us", labels, which)
+        return _quantile(before, after, f"nv_inference_{part}_duration_histogram_us", which)
 
-    instances = after.total("inferd_instances", **labels)
+    instances = after.total("inferd_instances")
     busy = grown("inferd_instance_busy_seconds_total") / seconds / instances if instances else None
     queue, compute = quantile("queue", 0.99), quantile("compute_infer", 0.99)
     return ModelRates(
@@ -167,7 +178,7 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
         version=model[1],
         requests=succeeded / seconds,
         failures=grown("nv_inference_request_failure") / seconds,
-        pending=after.total(PENDING, **labels) if after.has(PENDING) else None,
+        pending=after.total(PENDING) if has_pending else None,
         batch=grown("nv_inference_count") / executed if executed else None,
         mean_us=mean("request"),
         p50_us=quantile("request", 0.5),
@@ -178,9 +189,9 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
     )
 
 
-def _quantile(before: Look, after: Look, name: str, labels: Mapping[str, str], which: float) -> float | None:
+def _quantile(before: Look, after: Look, name: str, which: float) -> float | None:
     """A quantile as histogram_quantile() of Prometheus computes it: interpolated within the bucket."""
-    counts = sorted(_buckets(before, after, f"{name}_bucket", labels))
+    counts = sorted(_buckets(before, after, f"{name}_bucket"))
     if not counts or counts[-1][1] <= 0:
         return None
     wanted = which * counts[-1][1]
@@ -192,11 +203,12 @@ def _quantile(before: Look, after: Look, name: str, labels: Mapping[str, str], w
     return low
 
 
-def _buckets(before: Look, after: Look, name: str, labels: Mapping[str, str]) -> Iterator[tuple[float, float]]:
-    for having in after.samples.get(name, {}):
-        found = dict(having)
-        if labels.items() <= found.items():
-            yield float(found["le"]), _grown(before, after, name, **found)
+def _buckets(before: Look, after: Look, name: str) -> Iterator[tuple[float, float]]:
+    then = before.samples.get(name, {})
+    for having, count in after.samples.get(name, {}).items():
+        earlier = then.get(having, 0.0)
+        if (bound := dict(having).get("le")) is not None:
+            yield float(bound), count - earlier if count >= earlier else count
 
 
 SERVER = {

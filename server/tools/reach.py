@@ -1,4 +1,4 @@
-"""The connection of commands to a server: any that speaks the v2 protocol."""
+"""How commands connect to a server of the v2 protocol, of inferd or of others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CallFailed(ServerError):
-    """A server did not execute a command's call; the text has the reason."""
+    """A command could not call a server, or the call failed; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,10 @@ class Reach:
 
     Attributes:
         url: HOST:PORT or unix:PATH.
-        root_cert: PEM file that the server's certificate is checked against; None: `secure` decides.
-        pinned: PEM file of the one certificate that the server may have, whatever its name; in place of root_cert.
-        secure: use TLS also without root_cert, with the system's trusted certificates.
+        root_cert: PEM file that the server's certificate is checked against.
+        pinned: without root_cert: PEM file of the one certificate that the server may have, whatever its name.
+        secure: without both: check the server's certificate against those that the system trusts. Otherwise the
+            connection is plain text.
         client_cert, client_key: PEM files of the client's identity, if the server asks for one.
         headers: sent with each call.
         timeout: seconds that a response may take.
@@ -53,11 +54,20 @@ class Reach:
 
         Raises:
             CallFailed: a file cannot be read, or is of no use.
+            Misused: the client's key has no certificate, or the connection would be plain text, which sends none.
         """
+        if self.client_key is not None and self.client_cert is None:
+            raise Misused("--client-key: it needs --client-cert")
         root_cert = self.root_cert or self.pinned
         if root_cert is None and not self.secure:
+            if self.client_cert is not None:
+                raise Misused("--client-cert: it needs TLS: add --root-cert, or --tls")
             return None
-        files = {"--root-cert": root_cert, "--client-cert": self.client_cert, "--client-key": self.client_key}
+        files = {
+            "--root-cert" if self.root_cert else "--grpc-server-cert": root_cert,
+            "--client-cert": self.client_cert,
+            "--client-key": self.client_key,
+        }
         for option, path in files.items():
             if path is not None and not path.is_file():
                 raise CallFailed(f"{option}: there is no file {path}")
@@ -74,11 +84,11 @@ class Reach:
         return context
 
     def client(self) -> grpcclient.InferenceServerClient:
-        """A client of it.
+        """A client of the server.
 
         Raises:
             CallFailed: a file cannot be read, or is of no use.
-            Misused: the address is not valid.
+            Misused: the address is not valid; or see `tls`.
         """
         try:
             return grpcclient.InferenceServerClient(self.url, creds=self.tls())
@@ -90,7 +100,7 @@ def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
     """The error of a call, with advice."""
     text = f"{reach.url}: {visible(str(error))}"  # a server's text may contain control sequences of terminals
     if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
-        text += "; is a server running there? --url HOST:PORT says where else"
+        text += "; is a server running there? --url HOST:PORT is the address of another one"
     if "explicit model load / unload is not allowed" in str(error):
         text += "; start the server with --model-control-mode=explicit"
     return CallFailed(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferd.server.observe.escaping import visible
 from inferd.server.tools.rates import ModelRates, Rates
 
 COLUMNS = ("model", "req/s", "p50", "p99", "queue", "compute", "batch", "pending", "busy", "fail/s")
@@ -39,10 +40,10 @@ def summary(rates: Rates) -> str:
 
 
 def cells(each: ModelRates) -> tuple[str, ...]:
-    """A row."""
+    """A row, without control characters, which a server may have put into names."""
     p99 = each.mean_us if each.p99_us is None else each.p99_us
     return (
-        each.model if each.version == "1" else f"{each.model}/{each.version}",
+        visible(each.model if each.version == "1" else f"{each.model}/{each.version}").replace("\n", " "),
         f"{each.requests:.1f}",
         duration(each.p50_us),
         duration(p99),

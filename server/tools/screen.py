@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -49,8 +50,9 @@ class Screen(App[None]):
         self._past: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def compose(self) -> ComposeResult:
-        yield Static(f"{self._target.url}  a look every {self._interval:g} s", id="server")
-        yield Static("", id="problem")
+        # texts have brackets, as of an IPv6 address: they are no markup
+        yield Static(f"{self._target.url}  a look every {self._interval:g} s", id="server", markup=False)
+        yield Static("", id="problem", markup=False)
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Input(self._choice.pattern, placeholder="names, with * and ?; Enter")
         yield Footer()
@@ -84,7 +86,7 @@ class Screen(App[None]):
         table = self.query_one(DataTable)
         table.clear()
         for each in choice.of(rates.models):
-            table.add_row(*cells(each), sparkline(self._past[each.model, each.version]))
+            table.add_row(*map(Text, (*cells(each), sparkline(self._past[each.model, each.version]))))
 
     def _choose(self, choice: Choice) -> None:
         self._choice = choice

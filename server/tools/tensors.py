@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def shapes_of(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
             found[name] = tuple(int(size) for size in dims.split(",") if size)
         except ValueError:
             colon = ""
-        if not colon:
+        if not colon or min(found[name], default=0) < 0:
             raise Misused(f"--shape: expected INPUT:SIZE,SIZE,..., got {each!r}")
     return found
 
@@ -70,8 +71,10 @@ def shape_of(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], rows: int) -
     """The dimensions to send; given ones may lack the batch dimension, as in perf_analyzer.
 
     Raises:
-        Misused: a free dimension is not given.
+        Misused: a free dimension is not given, or there are no rows.
     """
+    if rows < 1:
+        raise Misused(f"--batch-size: expected 1 or more, got {rows}")
     given = shapes.get(wanted.name)
     own = wanted.shape[1:] if wanted.batches else wanted.shape
     if given is not None:
@@ -173,14 +176,14 @@ def array_of(datatype: str, content: Any, name: str) -> Any:
     try:
         if datatype == "BYTES":
             return np.vectorize(lambda each: str(each).encode(), otypes=[np.object_])(np.array(content, np.object_))
-        return np.array(content, triton_to_np_dtype(datatype))
-    except (TypeError, ValueError) as error:
+        return _converted(np.array(content), np.dtype(triton_to_np_dtype(datatype)))
+    except (OverflowError, TypeError, ValueError) as error:
         raise Misused(f"the data of '{name}' are no {datatype}: {error}") from None
 
 
 def _one(wanted: Wanted, value: str) -> Any:
     path = Path(value.removeprefix("@"))
-    is_file = path.is_file()
+    is_file = os.path.isfile(path)  # noqa: PTH113 - of Path, it raises an error for a text that is too long for a name
     if value.startswith("@") and not is_file:
         raise Misused(f"--data: there is no file {path}")
     if is_file and path.suffix == ".npy":
@@ -235,7 +238,23 @@ def _of_datatype(wanted: Wanted, array: Any) -> Any:
     kind = np.dtype(triton_to_np_dtype(wanted.datatype))
     if array.dtype.kind == "V" and array.dtype.itemsize == kind.itemsize:
         return array.view(kind)  # bfloat16, which .npy files do not know
-    return array.astype(kind)
+    try:
+        return _converted(array, kind)
+    except (OverflowError, ValueError) as error:
+        raise Misused(f"the data of '{wanted.name}' are no {wanted.datatype}: {error}") from None
+
+
+def _converted(array: Any, kind: np.dtype[Any]) -> Any:
+    """The array with elements of this type.
+
+    Raises:
+        ValueError: whole numbers of this type cannot be the array's numbers.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = array.astype(kind)
+    if kind.kind in "biu" and array.dtype.kind in "biuf" and not np.array_equal(found, array):
+        raise ValueError(f"{array[found != array].flat[0]} would become {found[found != array].flat[0]}")
+    return found
 
 
 def _fitting(wanted: Wanted, array: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import stat
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -159,6 +162,21 @@ def test_the_ipv6_wildcard_takes_ipv4_too():
         socket.create_connection(("127.0.0.1", opened.getsockname()[1]), timeout=5).close()
 
 
+def link_local() -> str:
+    """An address that is valid on one interface only, with the interface; empty without one."""
+    try:
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+    except OSError:
+        return ""
+    return next((f"{ipaddress.IPv6Address(bytes.fromhex(row[0]))}%{row[5]}" for row in rows if row[3] == "20"), "")
+
+
+@pytest.mark.skipif(not link_local(), reason="this machine has no link-local address")
+def test_an_address_of_one_interface():
+    for opened in listeners.open_tcp(TcpAddress(link_local(), 0)):
+        opened.close()
+
+
 def test_an_unknown_host():
     with pytest.raises(ListenError, match=r"cannot listen on no\.such\.host\.invalid:1"):
         listeners.open_tcp(TcpAddress("no.such.host.invalid", 1))
@@ -185,6 +203,64 @@ def test_an_unknown_owner_leaves_no_file(tmp_path):
     with pytest.raises(ListenError, match="to 'nobody-of-that-name': no such user or group"):
         opened_unix(tmp_path / "s", unix_owner="nobody-of-that-name")
     assert not (tmp_path / "s").exists()
+
+
+def test_a_number_that_no_owner_has_leaves_no_file(tmp_path):
+    with pytest.raises(ListenError, match="to '99999999999': no such user or group"):
+        opened_unix(tmp_path / "s", unix_owner="99999999999")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_file_system_without_locks_keeps_no_server_from_starting(tmp_path, monkeypatch, caplog):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(listeners.fcntl, "flock", flock)
+    opened, file = opened_unix(tmp_path / "s")
+    opened.close()
+    file.remove()
+    assert "the folder cannot be locked: No locks available: going on without the lock" in caplog.text
+
+
+@pytest.mark.parametrize("moment", ["before the probe", "after the probe"])
+def test_a_stale_file_that_its_server_removes_meanwhile(tmp_path, monkeypatch, moment):
+    """The server that made the file may be ending: it takes no lock to remove the file."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    class Probe(socket.socket):
+        def connect(self, address):
+            if moment == "before the probe":
+                path.unlink()
+            try:
+                super().connect(address)
+            finally:
+                path.unlink(missing_ok=True)
+
+    monkeypatch.setattr(listeners.socket, "socket", Probe)
+    opened, file = opened_unix(path)
+    opened.close()
+    file.remove()
+
+
+async def test_a_peer_that_connects_again_and_again_does_not_keep_a_listener_from_closing(monkeypatch):
+    monkeypatch.setattr(listeners, "BACKLOG", 16)
+    (opened,) = listeners.open_tcp(TcpAddress("127.0.0.1", 0))
+    address = opened.getsockname()
+    admitted = []
+
+    def admit(accepted, _):
+        accepted.close()
+        admitted.append(1)
+        assert len(admitted) < 1000
+        socket.create_connection(address).close()
+
+    listener = listeners.Listener(opened, admit, failed=lambda *_: None)
+    listener.serve()
+    socket.create_connection(address).close()
+    listener.close()
+    assert admitted
 
 
 def test_a_socket_whose_backlog_is_full_is_alive(tmp_path):

@@ -6,7 +6,9 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,6 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.observe.scraping import ask, scrape, scraped_server
 from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 IDENTITY = """
 backend: "identity"
@@ -350,6 +354,32 @@ def test_metrics_can_be_served_on_a_unix_socket_or_not_at_all(tmp_path):
     assert not any("duration_histogram" in name for name in page.types)
     assert "nv_inference_queue_duration_us" in page.types
     assert not path.exists()
+
+
+def refused(root, address: str) -> str:
+    """What a server prints that cannot serve metrics at an address."""
+    command = [sys.executable, "-m", "inferd", "serve", str(root), "--grpc-port", "0", "--metrics-address", address]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert run.returncode == 1
+    return run.stdout + run.stderr
+
+
+def test_the_unix_socket_of_a_live_server_is_not_taken(tmp_path):
+    """A second server at the same path does not start, and leaves the file; that of a killed server is replaced."""
+    root = write(tmp_path / "models", plain=IDENTITY)
+    path = tmp_path / "metrics.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with scraped_server(root, "--metrics-address", f"unix:{path}") as (_, address):
+        assert f"metrics cannot be served at unix:{path}: Address already in use" in refused(root, f"unix:{path}")
+        assert scrape(address).value("inferd_ready") == 1
+    assert not path.exists()
+
+
+def test_a_host_of_metrics_that_is_unknown(tmp_path):
+    told = refused(write(tmp_path / "models", plain=IDENTITY), "no.such.host.invalid")
+    assert "metrics cannot be served at no.such.host.invalid:0: " in told
+    assert "Unknown error" not in told
 
 
 def test_prometheus_reads_the_page(server):

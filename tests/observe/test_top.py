@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -86,6 +87,41 @@ def test_what_tritonserver_tells_is_enough():
     [model] = between(parse_metrics("", 0.0), parse_metrics("\n".join(lines), 1.0)).models
     assert (model.requests, model.p99_us, model.busy) == (200, None, None)
     assert model.mean_us == 750
+
+
+def test_models_are_read_once_each():
+    """The work does not grow with the square of the number of models."""
+    reads = 0
+
+    class Counted(dict):
+        def __iter__(self):
+            nonlocal reads
+            reads += len(self)
+            return super().__iter__()
+
+        def items(self):
+            nonlocal reads
+            reads += len(self)
+            return super().items()
+
+    names = [f"m{number}" for number in range(50)]
+    before, after = (
+        parse_metrics("\n".join(page.replace('"m"', f'"{name}"') for name in names), at)
+        for page, at in ((BEFORE, 0.0), (AFTER, 1.0))
+    )
+    for look in (before, after):
+        for name in look.samples:
+            look.samples[name] = Counted(look.samples[name])
+    models = between(before, after).models
+    assert [each.model for each in models] == sorted(names)
+    assert models[-1].p99_us == pytest.approx(1900)
+    assert reads < 10 * sum(map(len, after.samples.values()))
+
+
+def test_labels_have_any_characters_but_ends_of_lines():
+    """Guards labels that a model's author chose: U+2028 and U+0085 end no line of the format."""
+    text = 'nv_inference_count{model="m",version="1",tag="a\u2028b\x85c"} 4'
+    assert parse_metrics(text, 0.0).total("nv_inference_count", model="m") == 4
 
 
 def test_what_is_no_page_of_metrics_is_refused():
@@ -197,6 +233,27 @@ def test_an_address_that_means_nothing_is_refused(capsys):
     assert "expected http://HOST:PORT/metrics, grpc://HOST:PORT or unix:PATH" in capsys.readouterr().err
 
 
+def test_what_speaks_no_http_is_said_in_one_line(capsys):
+    def answer(listening):
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        assert main(["top", f"http://127.0.0.1:{listening.getsockname()[1]}/metrics", "--once"]) == 1
+        thread.join()
+    assert "this is no answer of HTTP" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://local host:8002/metrics", "http://localhost:port/metrics"])
+def test_a_url_that_is_none_is_said_in_one_line(capsys, url):
+    assert main(["top", url, "--once"]) == 1
+    assert capsys.readouterr().err.startswith(f"inferd: top: {url}: ")
+
+
 def test_nobody_there_is_said_in_one_line(capsys):
     assert main(["top", "http://127.0.0.1:9/metrics", "--once"]) == 1
     assert capsys.readouterr().err.startswith("inferd: top: http://127.0.0.1:9/metrics: ")
@@ -220,4 +277,36 @@ def test_the_screen_shows_models_and_ends_at_q():
         return shown
 
     with served(BEFORE, AFTER) as url:
-        assert asyncio.run(use(url))[0] == "m"
+        assert str(asyncio.run(use(url))[0]) == "m"
+
+
+def test_the_screen_shows_brackets_as_they_are():
+    """Guards texts that look like markup of the screen's library: names, errors, and an address of IPv6."""
+    pytest.importorskip("textual")
+    from inferd.server.tools.screen import Screen
+
+    names = iter(["[/red]m", "[bold]n"])
+
+    class Page:
+        url = "http://[::1]:8002/metrics"
+
+        def look(self):
+            name = next(names, None)
+            if name is None:
+                raise OSError("[/x] refused")
+            return parse_metrics(f'nv_inference_count{{model="{name}",version="1"}} 1', 0.0)
+
+    async def use():
+        page = Page()
+        screen = Screen(page, 0.01, page.look(), Choice())
+        async with screen.run_test() as pilot:
+            assert page.url in str(screen.query_one("#server").render())
+            table = screen.query_one("DataTable")
+            while not table.row_count:
+                await pilot.pause(0.01)
+            shown = str(table.get_cell_at((0, 0)))
+            while not (problem := str(screen.query_one("#problem").render())):
+                await pilot.pause(0.01)
+        return shown, problem
+
+    assert asyncio.run(use()) == ("[bold]n", "[/x] refused")

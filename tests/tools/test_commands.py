@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -38,6 +39,7 @@ from inferd_client.pb import model_config_pb2 as pb
 from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
 from tests.front.certificates import Authority
+from tests.observe.test_metrics import IDENTITY
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOAT = 1  # of ONNX
@@ -155,6 +157,8 @@ def test_data_of_words_and_files(inferd, tmp_path):
     assert answered(inferd, "fp32", "--data", "1,2.5") == {"OUTPUT0": [[1.0, 2.5]]}
     assert answered(inferd, "text", "--data", "two words") == {"OUTPUT0": [["two words"]]}
     assert "OUTPUT0: BYTES [1, 1]\n" in inferd("infer", "text", "--data", "two words")
+    long = "no file can have so long a name " * 20
+    assert answered(inferd, "text", "--data", f"INPUT0={long}") == {"OUTPUT0": [[long]]}
     np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
     assert answered(inferd, "fp32", "--data", tmp_path / "x.npy") == {"OUTPUT0": [[1, 1, 1], [1, 1, 1]]}
     np.savez(tmp_path / "x.npz", INPUT0=np.zeros((1, 1), np.float32))
@@ -199,6 +203,13 @@ def test_decoupled_models_are_asked_in_a_stream(inferd):
         (["fp32", "--data", "1", "--save", "x.bmp"], "expected .npz"),
         (["fp32", "--data", "1", "--header", "x"], "expected KEY=VALUE"),
         (["fp32", "--random", "--shape", "x"], "expected INPUT:SIZE"),
+        (["fp32", "--random", "--shape", "INPUT0:-1,3"], "expected INPUT:SIZE"),
+        (["fp32", "--random", "--shape", "INPUT0:3", "--batch-size", "-1"], "--batch-size: expected 1 or more"),
+        (["uint8", "--data", "300"], "the data of 'INPUT0' are no UINT8: 300 would become 44"),
+        (["uint8", "--data", str(1 << 70)], "the data of 'INPUT0' are no UINT8"),
+        (["int64", "--data", "1.5"], "the data of 'INPUT0' are no INT64: 1.5 would become 1"),
+        (["fp32", "--data", "1", "--client-cert", "x"], "--client-cert: it needs TLS: add --root-cert, or --tls"),
+        (["fp32", "--data", "1", "--client-key", "x", "--tls"], "--client-key: it needs --client-cert"),
     ],
 )
 def test_questions_that_make_no_sense(inferd, arguments, text):
@@ -228,6 +239,8 @@ def test_data_that_cannot_be_read(inferd, tmp_path):
     for name, array in (("o", np.array([b"a", None], object)), ("c", np.ones(1, complex)), ("u", np.array(["x"]))):
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
         assert "data" in inferd("infer", "fp32", "--data", tmp_path / f"{name}.npy", status=2), name
+    np.save(tmp_path / "r.npy", np.array([1.5], np.float32))
+    assert "1.5 would become 1" in inferd("infer", "int64", "--data", tmp_path / "r.npy", status=2)
     Image.new("L", (4, 4)).save(tmp_path / "whole.png")
     assert "no height and width" in inferd("infer", "fp32", "--data", tmp_path / "whole.png", status=2)
     np.save(tmp_path / "n.npy", np.ones(3))
@@ -312,6 +325,33 @@ def test_levels_of_a_closed_loop(inferd, tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["Concurrency"] for row in rows] == ["1", "5"]
     assert [float(row["p99 latency"]) for row in rows] == [round(level["p99"]) for level in run["levels"]]
+
+
+def test_a_level_that_connections_cannot_share_evenly(tmp_path, capsys):
+    """Guards that as many requests are in flight as the level says: the model waits for batches of exactly five."""
+    dynamic = "dynamic_batching { preferred_batch_size: [ 5 ] max_queue_delay_microseconds: 3600000000 }\n"
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(IDENTITY + dynamic)
+    with doors.running_server("native", tmp_path) as process:
+        command = ["perf", "m", "--shape", "x:1", "--concurrency", "5", "--connections", "4", "--request-count", "10"]
+        assert cli.main([*command, "--url", process.address]) == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--concurrency", "nan"], "expected FIRST, FIRST:LAST or FIRST:LAST:STEP"),
+        (["--concurrency", "1:inf"], "expected FIRST, FIRST:LAST or FIRST:LAST:STEP"),
+        (["--rate", "1:2:1e-300"], "expected at most 1000000 levels"),
+        (["--string-length", "-1"], "--string-length: expected 0 or more"),
+        (["--max-in-flight", "0"], "--max-in-flight: 1 or more"),
+        (["--stability-percentage", "nan"], "--stability-percentage, --latency-threshold: expected 0 or more"),
+        (["--warmup", "nan"], "--warmup, --max-duration: expected seconds, 0 or more"),
+    ],
+)
+def test_measurements_that_make_no_sense(inferd, arguments, text):
+    """Guards the status 2 and a sentence, before the server is asked."""
+    assert text in inferd("perf", "nobody", *arguments, status=2)
 
 
 def test_an_open_loop(inferd, tmp_path):
@@ -636,6 +676,12 @@ def test_runs_are_drawn(inferd, tmp_path):
     assert "two fp16 p99" in page
     inferd("plot", runs[0], "--out", tmp_path / "x.png", url=False)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    lost = json.loads(runs[0].read_text())
+    for level in lost["levels"]:
+        level["requests"] = 0
+    (tmp_path / "lost.json").write_text(json.dumps(lost))
+    told = inferd("plot", tmp_path / "lost.json", "--out", tmp_path / "x.html", status=2, url=False)
+    assert "no request of this run was answered" in told
     (tmp_path / "other.json").write_text("{}")
     assert "expected a file that" in inferd("plot", tmp_path / "other.json", status=2, url=False)
 
@@ -733,6 +779,22 @@ def test_the_search_ends_when_it_may_not_try_more():
     search = Search(Hill(), lambda tried: None, 5)
     assert search.climb(alone(Setting(1, 1, 0, 0)), AXES).rate > 100
     assert len(search.tried) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--max-runs", "0"], "--max-runs, --measurement-interval: expected 1 or more"),
+        (["--most-instances", "0"], "--most-instances, --max-runs, --measurement-interval: expected 1 or more"),
+        (["--largest-batch", "0"], "--largest-batch, --most-instances"),
+        (["--concurrency", "0"], "--concurrency: expected numbers above 0"),
+        (["--percentile", "42"], "--percentile: expected 50, 90, 95 or 99, got 42"),
+        (["--latency-budget", "nan"], "--latency-budget, --memory-budget: expected 0 or more"),
+    ],
+)
+def test_searches_that_make_no_sense(inferd, arguments, text):
+    """Guards the status 2 and a sentence, before a server is started."""
+    assert text in inferd("tune", "nobody", *arguments, status=2, url=False)
 
 
 def test_settings_are_written_as_they_are_read():
@@ -1012,7 +1074,30 @@ def test_completion_and_help():
     assert done.stdout.strip() == "[]"
 
 
+HOSTILE = "a\x1b]0;title\x07\x9b31m\u202efailed"
+
+
 def test_texts_of_a_server_do_nothing_to_the_terminal():
     """A table shows names and reasons that a server sent: neither its escape sequences nor its bidirectional marks."""
-    shown = table(["model", "reason"], [["a\x1b]0;title\x07", "\x9b31m\u202efailed"]])
+    shown = table(["model", "reason"], [["a", HOSTILE]])
     assert shown.replace("\n", "").isprintable()
+
+
+class Hostile(grpc.GenericRpcHandler):
+    """Refuses each call with a text that changes a terminal."""
+
+    def service(self, handler_call_details):
+        return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(grpc.StatusCode.INTERNAL, HOSTILE))
+
+
+def test_errors_of_a_server_do_nothing_to_the_terminal(inferd):
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(Hostile(),))
+    url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        for command in (["health", "--url", url], ["top", f"grpc://{url}", "--once"], ["models", "ls", "--url", url]):
+            told = inferd(*command, url=False, status=1)
+            assert "INTERNAL" in told
+            assert told.replace("\n", "").isprintable(), told
+    finally:
+        server.stop(None)

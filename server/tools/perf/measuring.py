@@ -176,7 +176,7 @@ class Accounts:
 
 
 def cpu_of(process: int | None) -> float:
-    """Seconds of CPU that a process and its descendants have used; 0 if they cannot be read."""
+    """Seconds of CPU that the threads of a process have used, without its workers'; 0 if they cannot be read."""
     if process is None:
         return 0.0
     try:
@@ -310,12 +310,15 @@ class Unary:
                 last_id=last,
             )
         self._accounts = accounts
-        self._driver = Driver(reach.url, connections=plan.connections, context=reach.tls())
-        self._said: dict[str, Any] = {"headers": headers, "in_flight": max(1, round(level / plan.connections))}
+        most = max(1, round(level))
         if plan.rate is not None:
             most = plan.sequences if model.sequences else plan.most_in_flight
-            self._said |= {"rate": level, "scattered": plan.scattered, "in_flight": max(1, most // plan.connections)}
-        self._said |= {"gaps": plan.gaps, "listed": plan.listed}
+        connections = min(plan.connections, most)
+        self._driver = Driver(reach.url, connections=connections, context=reach.tls())
+        self._said: dict[str, Any] = {"headers": headers, "gaps": plan.gaps, "listed": plan.listed}
+        self._said |= {"in_flight": most // connections, "more": most % connections}
+        if plan.rate is not None:
+            self._said |= {"rate": level, "scattered": plan.scattered}
 
     def window(self, seconds: float, requests: int) -> Window:
         """See Load."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferd.server.errors import Misused
 from inferd.server.tools.files import check_writable
+
+MOST_LEVELS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,8 @@ class Range:
 
     def levels(self) -> list[float]:
         """All of them."""
-        found = [self.first]
-        while found[-1] + self.step <= self.last + 1e-9:
-            found.append(found[-1] + self.step)
-        return found
+        count = int((self.last - self.first) / self.step + 1e-9) + 1
+        return [self.first + i * self.step for i in range(count)]
 
 
 def range_of(option: str, text: str) -> Range:
@@ -40,7 +41,7 @@ def range_of(option: str, text: str) -> Range:
         parts = [float(part) for part in text.split(":")]
     except ValueError:
         parts = []
-    if not 1 <= len(parts) <= 3 or min(parts) <= 0:
+    if not 1 <= len(parts) <= 3 or not all(0 < part < math.inf for part in parts):
         raise Misused(f"{option}: expected FIRST, FIRST:LAST or FIRST:LAST:STEP, numbers above 0, got {text!r}")
     first, last, step = parts[0], *(parts[1:2] or parts[:1]), *(parts[2:3] or [1.0])
     if last < first:
@@ -141,6 +142,16 @@ class LoadPlan:
             )
         if min(self.requests, self.warm_up_requests) < 0 or self.period < 1:
             raise Misused("--request-count, --warmup-request-count: expected 0 or more; --request-period: 1 or more")
+        if (self.levels.last - self.levels.first) / self.levels.step >= MOST_LEVELS:
+            raise Misused(f"--concurrency-range, --request-rate-range: expected at most {MOST_LEVELS} levels")
+        if self.letters < 0 or self.output_bytes < 1 or self.most_in_flight < 1:
+            raise Misused(
+                "--string-length: expected 0 or more; --output-shared-memory-size, --max-in-flight: 1 or more"
+            )
+        if not (0 <= self.stability < math.inf and 0 <= self.limit_ms < math.inf):
+            raise Misused("--stability-percentage, --latency-threshold: expected 0 or more")
+        if not (0 <= self.warm_up < math.inf and 0 <= self.longest < math.inf):
+            raise Misused("--warmup, --max-duration: expected seconds, 0 or more")
         if self.shared and self.compression:
             raise Misused("--grpc-compression-algorithm: with shared memory there is nothing to compress")
 

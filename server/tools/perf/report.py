@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from inferd.server.observe.escaping import visible
 from inferd.server.tools.perf.measuring import PARTS, Level
 from inferd.server.tools.tables import table
 
@@ -60,7 +61,8 @@ def remarks(levels: Sequence[Level]) -> list[str]:
         if each.errors:
             counted = ", ".join(f"{calls} {name}" for name, calls in sorted(each.errors.items()))
             found.append(
-                f"{where}, calls that failed: {counted}." + (f" One of them: {each.sample}" if each.sample else "")
+                f"{where}, calls that failed: {counted}."
+                + (f" One of them: {visible(each.sample)}" if each.sample else "")
             )
         if each.driver_busy:
             found.append(f"{where}: this program used a whole core: it may have been slower than the server.")
@@ -111,7 +113,7 @@ def write(path: Path, levels: Sequence[Level], facts: dict[str, Any]) -> None:
 
 
 def _columns(level: Level) -> dict[str, Any]:
-    """A level for a .csv: perf_analyzer's columns in its order and units, then those that it has not."""
+    """A level for a .csv: perf_analyzer's columns in its order and units, then further ones."""
     own = sum(level.server.values())
     found: dict[str, Any] = {"Request Rate" if level.kind == "rate" else "Concurrency": f"{level.level:g}"}
     found["Inferences/Second"] = f"{level.inferences:.6g}"

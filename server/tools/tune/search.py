@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from inferd.server.errors import Misused
 from inferd.server.tools.perf.measuring import Level
 
 BETTER = 1.03
@@ -51,6 +53,16 @@ class Wanted:
     shapes: tuple[str, ...] = ()
     data: str = "random"
     options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.levels) < 1:
+            raise Misused("--concurrency: expected numbers above 0")
+        if min(self.largest_batch, self.most_instances, self.runs) < 1 or self.window <= 0:
+            raise Misused("--largest-batch, --most-instances, --max-runs, --measurement-interval: expected 1 or more")
+        if not 0 <= self.latency_ms < math.inf or self.memory_mb < 0:
+            raise Misused("--latency-budget, --memory-budget: expected 0 or more")
+        if self.percentile not in (50, 90, 95, 99):
+            raise Misused(f"--percentile: expected 50, 90, 95 or 99, got {self.percentile}")
 
 
 Axis = tuple[tuple[str, ...], str]
