@@ -137,6 +137,8 @@ RULES = (
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     # Clients of a server: they need its protocol, not its engine.
+    # Textual shows texts of rich, which it imports itself; the module is imported on demand.
+    Rule("server.tools.screen", may=("server.tools",), may_not=TRANSPORT),
     Rule(
         "server.tools",
         may=("backends.installing", "inferd_client", "server.errors", "server.observe.escaping"),
