@@ -1204,8 +1204,8 @@ FAULTS = (
     fault(
         "a message that the pool has inflated is taken for the compressed one",
         "transport/message_compression",
-        "    if inflation.result == RESULT_OK:\n        exchange(inflation.message, &inflation.out)\n",
-        "    if False:\n        exchange(inflation.message, &inflation.out)\n",
+        "    if inflation.result == RESULT_OK:\n        take_inflated(inflation.message, &inflation.out)\n",
+        "    if False:\n        take_inflated(inflation.message, &inflation.out)\n",
     ),
     # models that come and go
     Fault(
