@@ -11,6 +11,9 @@ from inferd.backends.api import BackendError
 
 log = logging.getLogger("inferd.backends")
 
+MOST = 2**63 - 1
+"""The largest whole number where a key has no smaller limit."""
+
 FLAG_VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -40,11 +43,11 @@ class Parameters:
         except KeyError:
             raise self.error(key, "expected true or false") from None
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int | None:
-        """A whole number of at least `minimum`; `default` where the key is absent.
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 0, maximum: int = MOST) -> int | None:
+        """A whole number from `minimum` to `maximum`; `default` where the key is absent.
 
         Raises:
-            BackendError: it is not a number, or smaller.
+            BackendError: it is not such a number.
         """
         text = self._values.get(key)
         if text is None:
@@ -55,6 +58,8 @@ class Parameters:
             raise self.error(key, "expected a whole number") from None
         if number < minimum:
             raise self.error(key, f"expected at least {minimum}")
+        if number > maximum:
+            raise self.error(key, f"expected at most {maximum}")
         return number
 
     def text(self, key: str, default: str = "") -> str:

@@ -122,7 +122,7 @@ class PythonModel(Model):
             anywhere=not (source.from_client and self._model_options.environment),
             option=ENVIRONMENT if self._model_options.environment else "--backend-config environment",
         )
-        self._environment = _with_threads(found, source)
+        self._environment = found if self._model_options.in_process else _with_threads(found, source)
         if (model_dir / "triton_python_backend_stub").exists():
             log.warning(
                 "model '%s': triton_python_backend_stub is not used; %s names an environment with any Python from 3.9",
@@ -228,8 +228,7 @@ def _may_define(module: ast.Module, name: str) -> bool:
 
 def _with_threads(environment: Environment, source: ModelSource) -> Environment:
     """The environment with OMP_NUM_THREADS, unless it is set: instances that each use every core slow each other."""
-    config = json.loads(source.config_json) if source.config_json else {}
-    workers = sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
+    workers = len(source.spec.instances)
     if workers < 2 or THREADS in environment.variables:
         return environment
     threads = max(1, len(os.sched_getaffinity(0)) // workers)

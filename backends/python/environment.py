@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from inferd.backends.api import BackendError
 from inferd.backends.paths import OutsideError, inside
-from inferd.backends.python.options import ENVIRONMENT
+from inferd.backends.python.options import CACHE_DIRECTORY, ENVIRONMENT
 
 log = logging.getLogger("inferd.python")
 
@@ -54,7 +53,7 @@ class Environment:
 def find_environment(
     path: str,
     model_dir: Path,
-    cache: Path,
+    cache: Path | None,
     passed: Sequence[str] = ("*",),
     *,
     anywhere: bool = True,
@@ -66,7 +65,7 @@ def find_environment(
         path: a virtual or conda environment, or a conda-pack archive of one; `$$TRITON_MODEL_DIRECTORY` is the model's
             folder. Empty: the server's own interpreter.
         model_dir: the folder of the model; paths are relative to it.
-        cache: where archives are unpacked.
+        cache: where archives are unpacked; None: nowhere, so that one is an error.
         passed: the names of the server's variables that the model's processes get; see `passed_on`.
         anywhere: the environment may lie outside the model's folder, as the operator wrote the configuration.
         option: the option or parameter that names it, for errors.
@@ -79,6 +78,11 @@ def find_environment(
         return Environment(SERVERS_OWN, variables)
     place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir)) if anywhere else _in_model(path, model_dir)
     if place.is_file():
+        if cache is None:
+            raise BackendError(
+                f"{option}: '{place}' cannot be unpacked: the server's user has no home folder; name another one by "
+                f"--backend-config=python,{CACHE_DIRECTORY}=..."
+            )
         place = unpack(place, cache, variables)
     if not place.is_dir():
         raise BackendError(f"{option}: there is no environment '{place}'")
@@ -163,6 +167,8 @@ def _sourced(shell: str, scripts: Sequence[Path], variables: Mapping[str, str]) 
         raise BackendError(
             f"{ENVIRONMENT}: the script {scripts[0]} did not end within {ACTIVATION_SECONDS} s"
         ) from error
+    if not done.stdout:
+        raise BackendError(f"{ENVIRONMENT}: one of the activation scripts in {scripts[0].parent} ends its shell (exit)")
     if done.stderr:
         log.warning("%s: the script %s says: %s", ENVIRONMENT, scripts[0], _told(done.stderr))
     found = (os.fsdecode(line).partition("=") for line in done.stdout.split(b"\0") if line)
@@ -200,26 +206,25 @@ def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = Non
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (place / COMPLETE).exists():
                 log.info("unpacking the environment '%s' to '%s'", archive, place)
-                shutil.rmtree(place, ignore_errors=True)  # left by an interrupted attempt
-                _unpack_to(archive, place, passed_on(os.environ, ("*",)) if variables is None else variables)
-                (place / COMPLETE).touch()
+                shutil.rmtree(place, ignore_errors=True)  # of a server that was killed meanwhile
+                try:
+                    _unpack_to(archive, place, passed_on(os.environ, ("*",)) if variables is None else variables)
+                    (place / COMPLETE).touch()
+                except BaseException:
+                    shutil.rmtree(place, ignore_errors=True)
+                    raise
     except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, subprocess.SubprocessError) as error:
         raise BackendError(f"{ENVIRONMENT}: '{archive}' cannot be unpacked to '{place}': {error}") from error
     return place
 
 
 def _unpack_to(archive: Path, place: Path, variables: Mapping[str, str]) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
-    try:
-        with tarfile.open(archive) as content:
-            if hasattr(tarfile, "tar_filter"):  # not in the first releases of Python 3.11
-                content.extractall(partial, filter="tar")
-            else:
-                content.extractall(partial)
-        partial.rename(place)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    place.mkdir(mode=0o700)
+    with tarfile.open(archive) as content:
+        if hasattr(tarfile, "tar_filter"):  # not in the first releases of Python 3.11
+            content.extractall(place, filter="tar")
+        else:
+            content.extractall(place)
     fixer = place / "bin" / "conda-unpack"
     if fixer.exists():  # replaces the paths of the machine on which it was packed
         try:
@@ -227,9 +232,8 @@ def _unpack_to(archive: Path, place: Path, variables: Mapping[str, str]) -> None
                 [place / "bin" / "python", fixer],
                 check=True,
                 capture_output=True,
-                text=True,
                 env=located(place, variables),
             )
         except subprocess.CalledProcessError as error:
-            shutil.rmtree(place, ignore_errors=True)
-            raise BackendError(f"{ENVIRONMENT}: conda-unpack of '{archive}' failed: {error.stderr}") from error
+            text = _told(error.stderr)
+            raise BackendError(f"{ENVIRONMENT}: conda-unpack of '{archive}' failed: {text}") from error

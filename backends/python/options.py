@@ -19,6 +19,7 @@ EXECUTION_TIMEOUT = "execution-timeout-seconds"
 BUSY_POLL = "busy-poll-microseconds"
 CACHE_DIRECTORY = "environment-cache-directory"
 PASSED = "environment-variables"
+MOST_SECONDS = 10**9
 BUSY_POLL_DEFAULT = 60  # µs; about the cost of sleeping and of waking an idle core of a virtual machine
 WITHOUT_MEANING = {
     "shm-default-byte-size": "shared memory begins empty and grows with what is written to it",
@@ -46,7 +47,7 @@ class BackendOptions:
     load_timeout: float  # seconds for a worker to load its model; 0: any time
     execution_timeout: float  # seconds; 0: none
     busy_poll: float  # seconds for which a worker looks for its next packet before it sleeps
-    cache: Path  # where archives with environments are unpacked
+    cache: Path | None  # where archives with environments are unpacked; None: the user has no home folder
     passed: tuple[str, ...]  # names of the server's environment variables that workers get; see `passed_on`
 
 
@@ -62,19 +63,22 @@ def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
             log.info("--backend-config=python,%s has no effect: %s", key, WITHOUT_MEANING[key])
     parameters.warn_unknown(KEYS | set(GLOBAL))
     return BackendOptions(
-        stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1) or 30,
+        stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1, maximum=MOST_SECONDS) or 30,
         load_timeout=_seconds(parameters, LOAD_TIMEOUT, 0.0),
         execution_timeout=_seconds(parameters, EXECUTION_TIMEOUT, 0.0),
-        busy_poll=(parameters.integer(BUSY_POLL, BUSY_POLL_DEFAULT, minimum=0) or 0) / 1e6,
-        cache=Path(parameters.text(CACHE_DIRECTORY) or default_cache()),
+        busy_poll=(parameters.integer(BUSY_POLL, BUSY_POLL_DEFAULT, maximum=MOST_SECONDS) or 0) / 1e6,
+        cache=Path(folder) if (folder := parameters.text(CACHE_DIRECTORY)) else default_cache(),
         passed=tuple(filter(None, parameters.text(PASSED, "*").split(":"))),
     )
 
 
-def default_cache() -> Path:
-    """`$XDG_CACHE_HOME/inferd/environments`, by default in ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(home) / "inferd" / "environments"
+def default_cache() -> Path | None:
+    """`$XDG_CACHE_HOME/inferd/environments`, by default in ~/.cache; None if the user has no home folder."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:  # without HOME, and without an entry in the table of users
+        return None
+    return base / "inferd" / "environments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,6 @@ def _seconds(parameters: Parameters, key: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         raise parameters.error(key, "expected a number of seconds") from None
-    if not 0 <= seconds < 1e9:
-        raise parameters.error(key, "expected a number of seconds, 0 for no limit")
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise parameters.error(key, f"expected 0 (no limit) to {MOST_SECONDS} seconds")
     return seconds

@@ -34,12 +34,12 @@ class Lines:
             self._rests[stream] = rest[-LONGEST_LINE:]
             return
         *lines, rest = data.split(b"\n")
-        while len(rest) > LONGEST_LINE:
-            lines.append(rest[:LONGEST_LINE])
-            rest = rest[LONGEST_LINE:]
-        self._rests[stream] = rest
         for line in lines:
-            self._log(line)
+            self._log_parts(line)
+        whole = max(len(rest) - 1, 0) // LONGEST_LINE * LONGEST_LINE
+        if whole:
+            self._log_parts(rest[:whole])
+        self._rests[stream] = rest[whole:]
 
     def end(self) -> None:
         """Log the unfinished line: the worker has ended."""
@@ -57,6 +57,10 @@ class Lines:
             self._second = now
             self._count = 0
         return self._count >= LINES_PER_SECOND
+
+    def _log_parts(self, line: bytes) -> None:
+        for at in range(0, max(len(line), 1), LONGEST_LINE):
+            self._log(line[at : at + LONGEST_LINE])
 
     def _log(self, line: bytes) -> None:
         if self._full():

@@ -203,8 +203,7 @@ class Worker(AnyWorker):
         for end in self._sockets:
             end.close()
         if self._child:
-            if self.pid_fd < 0:  # no descriptor tells its end
-                os.kill(self._child, signal.SIGKILL)
+            os.kill(self._child, signal.SIGKILL)  # it may hang; the kernel ends the worker then
             os.waitpid(self._child, 0)
             self._child = 0
         for descriptor in self._files:

@@ -1,6 +1,7 @@
 """EXECUTION_ENV_PATH: virtual environments, archives, and what is wrong with others."""
 
 import os
+import pwd
 import subprocess
 import sys
 import tarfile
@@ -172,6 +173,9 @@ def test_options_have_their_values_and_errors(caplog):
         read_backend_options({"stub-timeout-seconds": "0"})
     with pytest.raises(BackendError, match="expected at least 0"):
         read_backend_options({"busy-poll-microseconds": "-1"})
+    for key in ("stub-timeout-seconds", "busy-poll-microseconds"):
+        with pytest.raises(BackendError, match="expected at most 1000000000"):
+            read_backend_options({key: "1" + "0" * 400})
     spec = ModelSpec("m", "python", parameters={"EXECUTION_TIMEOUT_SECONDS": "soon"})
     with pytest.raises(BackendError, match="expected a number of seconds"):
         read_model_options(spec, options)
@@ -227,3 +231,45 @@ def test_an_archive_whose_unpacking_was_interrupted_is_unpacked_again(tmp_path):
     (place / ".inferd-complete").unlink()
     unpack(archive, tmp_path / "cache")
     assert (place / "bin" / "python").exists()
+
+
+def test_an_activation_script_that_ends_the_shell_is_told(tmp_path):
+    """Otherwise the workers would get no variables at all."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin" / "activate").write_text("export SEEN=1\nexit 0\n")
+    with pytest.raises(BackendError, match=r"one of the activation scripts in .*bin ends its shell"):
+        find_environment(str(tmp_path), tmp_path, tmp_path)
+
+
+def test_a_user_without_a_home_needs_a_folder_for_archives_only(tmp_path, monkeypatch):
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    options = read_backend_options({})
+    assert find_environment("", tmp_path, options.cache).python == sys.executable
+    archive(tmp_path)
+    with pytest.raises(BackendError, match=r"no home folder; name another one by .*environment-cache-directory"):
+        find_environment("environment.tar.gz", tmp_path, options.cache)
+    options = read_backend_options({"environment-cache-directory": str(tmp_path / "cache")})
+    find_environment("environment.tar.gz", tmp_path, options.cache)
+
+
+def test_a_server_that_is_killed_while_it_unpacks_leaves_nothing_that_stays(tmp_path):
+    packed = archive(tmp_path)
+    killed = f"""
+import os, pathlib, tarfile
+from inferd.backends.python.environment import unpack
+extract = tarfile.TarFile.extractall
+def die(*arguments, **more):
+    extract(*arguments, **more)
+    os._exit(9)
+tarfile.TarFile.extractall = die
+unpack(pathlib.Path({str(packed)!r}), pathlib.Path({str(tmp_path / "cache")!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+    place = unpack(packed, tmp_path / "cache")
+    assert {each.name for each in (tmp_path / "cache").iterdir()} == {place.name, f"{place.name}.lock"}

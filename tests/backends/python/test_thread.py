@@ -122,3 +122,12 @@ async def test_the_time_limit_of_all_models_does_not_hold_for_it_and_the_log_say
     async with serving(tmp_path, {"execution-timeout-seconds": "3"}):
         pass
     assert "model 'm': execution-timeout-seconds does not hold for it" in caplog.text
+
+
+async def test_variables_that_only_processes_get_are_not_told(tmp_path, caplog):
+    caplog.set_level("INFO", "inferd.python")
+    add(tmp_path, "m", config=IN_PROCESS.replace("count: 1", "count: 2"))
+    async with serving(tmp_path):
+        pass
+    assert "m_0_1: thread is ready" in caplog.text
+    assert "OMP_NUM_THREADS" not in caplog.text
