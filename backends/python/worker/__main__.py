@@ -27,7 +27,14 @@ def main() -> int:
     link = importlib.import_module("inferd_worker.link")
     worker = importlib.import_module("inferd_worker.worker")
     # Without a server the process has no work and no log.
-    return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
+    serving = worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1)))
+    try:
+        return int(serving.run())
+    except BaseException:
+        importlib.import_module("traceback").print_exc()
+        sys.stdout.flush()
+        # At once: if the sockets were closed first, the server would kill the process, and report that as its end.
+        os._exit(1)
 
 
 def help_one() -> None:

@@ -248,7 +248,7 @@ class Connection(Channel):
         self._calls[call.number] = call
         try:
             call.large = self._send_call(request, call.number, p.DECOUPLED if call.decoupled else 0, parent)
-        except TritonModelException:
+        except BaseException:
             self._calls.pop(call.number)
             raise
 
@@ -333,7 +333,11 @@ class Connection(Channel):
         answer = Answer()
         number = self._link.next_id()
         self._answers[number] = answer
-        self._send(p.CALL, call_record(question, arguments), number=number)
+        try:
+            self._send(p.CALL, call_record(question, arguments), number=number)
+        except BaseException:
+            self._answers.pop(number)
+            raise
         self._side.wait(answer)
         if "error" in answer.content:
             raise TritonModelException(answer.content["error"])

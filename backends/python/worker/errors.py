@@ -109,7 +109,15 @@ PACKAGES = {
 
 def error_text(error: BaseException) -> str:
     """The text of an error for the server: that of a TritonModelException as it is, of any other with its traceback."""
-    return str(error) if isinstance(error, TritonModelException) else exception_text(error)
+    return _str_of(error) if isinstance(error, TritonModelException) else exception_text(error)
+
+
+def _str_of(error: BaseException) -> str:
+    """The text of an error, whose class may have a `__str__` that raises."""
+    try:
+        return str(error)
+    except Exception as wrong:
+        return f"(its text cannot be read: {type(wrong).__name__})"
 
 
 def exception_text(error: BaseException) -> str:
@@ -118,7 +126,7 @@ def exception_text(error: BaseException) -> str:
     That is the form in which Triton's Python backend reports one. Frames of this package and of the server's own
     programs are left out: Triton raises such errors in C++.
     """
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {_str_of(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
         package = PACKAGES.get(module, module)

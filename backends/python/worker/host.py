@@ -14,7 +14,7 @@ from .loading import forget_model, import_model, model_class
 from .received import ReceivedRequest
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
-from .sender import InferenceResponseSender, close_for_error, take_final
+from .sender import InferenceResponseSender, close, reopen, take_final
 
 if TYPE_CHECKING:
     import asyncio
@@ -189,25 +189,31 @@ class Host:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
             )
-        for request, response in zip(requests, responses):
-            if response is None:
-                continue
-            if request._release == RELEASE_RESCHEDULE:
-                raise ModelFailed(
-                    "Expected a None object in the execute function return list for reschduled request, found type "
-                    f"'{type(response)}'."
-                )
-            if not isinstance(response, InferenceResponse):
-                raise ModelFailed(
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response)}'."
-                )
-            if request._sender is not None:
-                try:
-                    take_final(request._sender, response)
-                except TritonModelException as error:
-                    raise ModelFailed(str(error)) from None
+        taken: list[InferenceResponseSender] = []
+        try:
+            for request, response in zip(requests, responses):
+                if response is not None:
+                    self._check(request, response)
+                    if request._sender is not None:
+                        take_final(request._sender, response)
+                        taken.append(request._sender)
+        except (ModelFailed, TritonModelException) as error:
+            for sender in taken:
+                reopen(sender)  # the whole batch fails
+            raise ModelFailed(str(error)) from None
         return responses
+
+    def _check(self, request: ReceivedRequest, response: Any) -> None:
+        if request._release == RELEASE_RESCHEDULE:
+            raise ModelFailed(
+                "Expected a None object in the execute function return list for reschduled request, found type "
+                f"'{type(response)}'."
+            )
+        if not isinstance(response, InferenceResponse):
+            raise ModelFailed(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response)}'."
+            )
 
     def unanswered(self, request: ReceivedRequest, text: str) -> bool:
         """Close the sender of a request after a failure. Returns whether DONE must say the error.
@@ -218,7 +224,7 @@ class Host:
         sender = request._sender
         if sender is None:
             return True
-        if not close_for_error(sender):
+        if not close(sender):
             return False
         if not (sender._decoupled and sender._sent):
             return True
@@ -240,16 +246,18 @@ class Host:
         return self._loop
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, Any], requests: list[ReceivedRequest]) -> None:
+        from concurrent.futures import CancelledError
+
         senders = [request._sender for request in requests]
 
         def done(future: Any) -> None:
-            error = future.exception()
+            error = CancelledError() if future.cancelled() else future.exception()
             if error is None:
                 senders.clear()
                 return
             text = self._text_for_clients(exception_text(error), len(senders))
             for sender in senders:
-                if sender is not None and close_for_error(sender):
+                if sender is not None and close(sender):
                     self._fail(sender, text)
             senders.clear()
 

@@ -245,8 +245,9 @@ class Reader:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()  # raises RuntimeError where no thread can be made: then waiters go on reading
+                    self._thread = thread
 
     def _run(self) -> None:
         # A waiter that reads now continues until its next packet, and then leaves the socket to this thread.

@@ -124,8 +124,8 @@ def abandon(sender: InferenceResponseSender) -> None:
         threading.Thread(target=answer, daemon=True).start()
 
 
-def close_for_error(sender: InferenceResponseSender) -> bool:
-    """Close a sender after `execute` failed; False if the model had sent the final response."""
+def close(sender: InferenceResponseSender) -> bool:
+    """Close a sender, since DONE answers its request; False if the model has sent the final response."""
     with sender._lock:
         was_open, sender._closed = not sender._closed, True
     return was_open
@@ -139,3 +139,10 @@ def take_final(sender: InferenceResponseSender, response: InferenceResponse) -> 
     """
     with sender._lock:
         sender._count(response, FINAL)
+
+
+def reopen(sender: InferenceResponseSender) -> None:
+    """Undo `take_final`: the response that `execute` returned is not sent."""
+    with sender._lock:
+        sender._closed = False
+        sender._sent -= 1

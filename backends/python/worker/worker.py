@@ -18,6 +18,7 @@ from .received import ReceivedRequest
 from .regions import Regions
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
+from .sender import close
 from .serialization import Names, RequestReader, ResponseWriter
 from .shortage import fitting
 
@@ -337,13 +338,12 @@ class Worker:
                 writer.add_error(p.CODE_INTERNAL, error_text(error))
 
     def _write_open(self, writer: ResponseWriter, request: ReceivedRequest) -> None:
-        if request._release == RELEASE_RESCHEDULE:
-            if request._sender is not None:
-                request._sender._closed = True  # the rescheduled request has a new sender
-                if request._sender._sent:
-                    self._connection.give_back(request._key)
+        sender = request._sender
+        if request._release == RELEASE_RESCHEDULE and (sender is None or close(sender)):
+            if sender is not None and sender._sent:  # the rescheduled request has a new sender
+                self._connection.give_back(request._key)
             writer.add_reschedule(getattr(request, "_states", ()))
-        elif request._sender is None:
+        elif sender is None:
             writer.add_error(
                 p.CODE_INTERNAL,
                 f"model '{self._host.name}' returned None for a request without calling its get_response_sender()",

@@ -5,7 +5,7 @@ import pytest
 
 from inferd.backends.python.process import CALLS
 from inferd.backends.python.worker import protocol
-from tests.backends.python.served import CONFIG, add_model, ask, serving
+from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.engine.serving import Pending, request, row
 from tests.waiting import until
 
@@ -244,3 +244,30 @@ async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_pa
         assert answer.status == 14
         assert answer.text.endswith(f"message: its worker was ended because it {rule}")
         assert (await ask(engine, 1)).array().tolist() == [[1]]
+
+
+WITHOUT_THREADS = """
+import threading
+import triton_python_backend_utils as pb_utils
+start = threading.Thread.start
+
+def refuse(thread):
+    if thread.name == "inferd-calls":
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        [request] = requests
+        call = pb_utils.InferenceRequest(model_name="other", inputs=request.inputs())
+        threading.Thread.start = refuse
+        try:
+            await call.async_exec()
+        except RuntimeError:
+            return [pb_utils.InferenceResponse(call.exec().output_tensors())]
+"""
+
+
+async def test_a_call_goes_through_after_one_for_which_no_thread_could_be_made(tmp_path):
+    async with serving(tmp_path, m=WITHOUT_THREADS, other=MISCHIEF) as engine:
+        assert (await ask(engine, 7)).array().tolist() == [[7]]

@@ -218,11 +218,44 @@ def test_rescheduling(tmp_path: Path, decoupled: bool) -> None:
         assert peer.side.recv(100) == b""  # no error for what was let go of: it comes again
 
 
+def test_a_request_that_was_answered_does_not_come_again(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].get_response_sender().send(out(1), FINAL)
+            requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            return [None]
+    """
+    with worker(tmp_path, source) as peer:
+        peer.start(Sent({"IN": ONE}))
+        assert peer.response()[0].flags & p.FINAL
+        assert [a.status for a in peer.done()] == [p.STATUS_OPEN]
+
+
+@pytest.mark.parametrize("last", ["'wrong'", "out(2)"])
+def test_a_list_that_is_wrong_fails_every_request_whose_sender_was_taken(tmp_path: Path, last: str) -> None:
+    """The second element is no response, or the sender of its request has answered: no response is sent."""
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            senders = [request.get_response_sender() for request in requests]
+            if {last} != 'wrong':
+                senders[1].send(out(2), FINAL)
+            return [out(1), {last}]
+    """
+    with worker(tmp_path, source) as peer:
+        first, second = peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))
+        assert first.status == p.STATUS_ERROR
+        assert second.status == (p.STATUS_ERROR if "wrong" in last else p.STATUS_OPEN)
+
+
 ASYNC = f"""{HEAD}
     import asyncio
     class TritonPythonModel:
         async def execute(self, requests):
             value = float(requests[0].inputs()[0].as_numpy().item())
+            if value < -1:
+                raise asyncio.CancelledError("far below")
             if value < 0:
                 raise ValueError("negative")
             if value > 1:
@@ -242,13 +275,14 @@ def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path: Path) -> Non
         assert {peer.response()[0].id for _ in range(2)} == {first.number, second.number}
 
 
-def test_a_coroutine_that_raises_fails_its_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "error"), [(-1, "ValueError: negative"), (-2, "CancelledError")])
+def test_a_coroutine_that_raises_fails_its_requests(tmp_path: Path, value: int, error: str) -> None:
     with worker(tmp_path, ASYNC, decoupled=True) as peer:
-        peer.execute(Sent({"IN": -ONE}))
+        peer.execute(Sent({"IN": ONE * value}))
         packet, answer = peer.response()
         assert packet.flags & p.FINAL
         assert answer is not None
-        assert "ValueError: negative" in answer.error
+        assert error in answer.error
 
 
 def test_large_responses_of_senders_lie_in_memory_that_was_asked_for(tmp_path: Path) -> None:

@@ -294,6 +294,10 @@ FAILURES = {
         "raise ModuleNotFoundError(\"No module named 'cv2'\", name='cv2')",
         f"if it is a package: {sys.executable} -m pip install opencv-python-headless\n\nAt:\n  {{file}}(5): execute\n",
     ),
+    "an exception whose text raises": (
+        "raise type('Odd', (Exception,), {'__str__': lambda self: self.missing})",
+        "message: Odd: (its text cannot be read: AttributeError)\n\nAt:\n  {file}(5): execute\n",
+    ),
     "leaving": ("sys.exit(3)", "message: SystemExit: 3\n"),
     "too few": (
         "return []",
