@@ -23,7 +23,6 @@ from inferd.backends.python._channel cimport (
     channel_end,
     outlet_flush,
     packet_poll,
-    packet_receive,
 )
 from inferd.backends.python._grants cimport grant_asked
 from inferd.backends.python._life cimport WORKER_ENDING
@@ -83,10 +82,6 @@ class NonsenseError(Exception):
     """Raised by a listener: a packet of the worker cannot be read, so the worker is ended."""
 
 
-class FloodError(Exception):
-    """Raised by a listener: the worker asks for more at once than it may, so the worker is ended."""
-
-
 cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noexcept nogil:
     cdef pollfd fds[PLACES]
     cdef int64_t wait_ns
@@ -126,14 +121,25 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
 
 cdef bint take_work(Watch *watch, Head *head) noexcept nogil:
     # True: channel.packet has a packet for the caller
-    cdef ssize_t size = packet_receive(watch.channel.work, watch.channel.packet, PACKET, 0)
-    if size < <ssize_t>sizeof(Head):
+    cdef ssize_t size = packet_poll(watch.channel.work, watch.channel.packet, PACKET)
+    if size <= 0 or not is_whole(watch, watch.channel.packet, size, head):
         return False
-    memcpy(head, watch.channel.packet, sizeof(Head))
     if head.kind == ALLOCATE:
         grant_asked(watch.channel, head)
         return False
-    return head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)
+    return True
+
+
+cdef bint is_whole(Watch *watch, const uint8_t *packet, ssize_t size, Head *head) noexcept nogil:
+    # whether the packet has a head, which is set, and the record that fits it; otherwise the worker is ended
+    if size < <ssize_t>sizeof(Head):
+        channel_break(watch.channel, "sent a packet without a head")
+        return False
+    memcpy(head, packet, sizeof(Head))
+    if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
+        channel_break(watch.channel, "sent a packet that does not fit its head")
+        return False
+    return True
 
 
 cdef void list_all(Watch *watch, pollfd *fds) noexcept nogil:
@@ -270,15 +276,11 @@ cdef bint take_all_side(Watch *watch) noexcept nogil:
 cdef void take_side(Watch *watch, ssize_t size) noexcept nogil:
     cdef Head head
     cdef const uint8_t *packet = watch.channel.side_packet
-    if size < <ssize_t>sizeof(Head):
-        channel_break(watch.channel, "sent a packet without a head")
+    if not is_whole(watch, packet, size, &head):
         return
-    memcpy(&head, packet, sizeof(Head))
     watch.steady = watch.steady + 1 if head.kind == RESPONSE and not head.flags & (IN_ARENA | FINAL) else 0
-    if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
-        channel_break(watch.channel, "sent a packet that does not fit its head")
-    elif not (side_take(watch.channel, &head, packet + sizeof(Head))
-              or bls_take(watch.channel, &head, packet + sizeof(Head))):
+    if not (side_take(watch.channel, &head, packet + sizeof(Head))
+            or bls_take(watch.channel, &head, packet + sizeof(Head))):
         if head.kind in (LOG, METRIC, CALL, HEALTH):
             side_signal(watch.channel)
             with gil:
@@ -315,8 +317,6 @@ cdef void tell_packet(Watch *watch, const Head *head, const uint8_t *record) noe
         (<object>watch.listener).on_packet(head.kind, head.flags, head.code, head.id, data)
     except NonsenseError:
         channel_break(watch.channel, "sent a packet that cannot be read")
-    except FloodError:
-        channel_break(watch.channel, "has too many questions open")
     except Exception:
         logger.exception("a packet of kind %d from a worker", head.kind)
 

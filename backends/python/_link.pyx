@@ -161,8 +161,7 @@ cdef class Link:
 
         Args:
             listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
-                code, id, record)`, on the attendant's thread, until `ended`. The latter may raise NonsenseError and
-                FloodError.
+                code, id, record)`, on the attendant's thread, until `ended`. The latter may raise NonsenseError.
             work, side, calls: the worker's sockets. All descriptors remain the caller's.
             pid_fd: readable when it has ended.
             supervisor: the socket to its supervisor; -1: none.

@@ -268,6 +268,7 @@ cdef bint take_parameters(Response *response, const uint8_t *data, size_t size) 
     cdef uint32_t i
     if count == 0:
         return False
+    block_give(response.parameter_block)  # of a round before this one: the request was rescheduled
     response.parameter_block = block_take(count * sizeof(Parameter) + size)
     if response.parameter_block == NULL:
         return False

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from inferd.backends.api import BackendError, NativeInstance, Services, WorkerStatus
-from inferd.backends.python._attend import FloodError, NonsenseError
+from inferd.backends.python._attend import NonsenseError
 from inferd.backends.python.attendant import Attendant, Post
 from inferd.backends.python.worker import protocol
 
@@ -18,6 +18,7 @@ log = logging.getLogger("inferd.python")
 
 MOST_ASKED = 256  # CALLs of a worker under way
 MOST_ASKED_BYTES = 1 << 30
+TOO_MANY = "too many calls for models and metrics are under way, or their files have too many bytes"
 LONGEST_TEXT = 5000  # characters of an error, which must fit into a packet, as JSON, in any language
 LEVELS = {
     protocol.LOG_VERBOSE: logging.DEBUG,
@@ -138,19 +139,19 @@ class PythonInstance(NativeInstance):
         The worker may end before the answer comes, and the next worker may use the same number for another call.
         """
         call = _call(record)
+        size = len(record)
         with self._lock:
-            if self._asking == MOST_ASKED or self._asking_bytes + len(record) > MOST_ASKED_BYTES:
-                raise FloodError
+            too_many = self._asking >= MOST_ASKED or (self._asking and self._asking_bytes + size > MOST_ASKED_BYTES)
             self._asking += 1
-            self._asking_bytes += len(record)
-        if self._services is None:
+            self._asking_bytes += size
+        if too_many or self._services is None:
             failed: Future[object] = Future()
-            failed.set_exception(BackendError("there is no server around this model"))
-            self._answer_call(life, number, len(record), failed)
+            failed.set_exception(BackendError(TOO_MANY if too_many else "there is no server around this model"))
+            self._answer_call(life, number, size, failed)
             return
         what = str(call.pop("call", ""))
         self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(
-            lambda done: self._answer_call(life, number, len(record), done)
+            lambda done: self._answer_call(life, number, size, done)
         )
 
     def _answer_call(self, life: int, number: int, size: int, done: Future[object]) -> None:

@@ -142,9 +142,9 @@ class Measures:
 
     def _change(self, user: object, change: Mapping[str, Any]) -> str:
         """Apply a change; the problem, empty without one."""
-        operation, name, kind = change["op"], change["family"], change["kind"]
+        operation, name, kind = change["op"], _text(change["family"]), change["kind"]
         if operation == "family":
-            return self._add_family(user, name, change["description"], kind)
+            return self._add_family(user, name, _text(change["description"]), kind)
         family = self._families.get(name)
         if family is None or family.kind != kind or not family.users[user]:
             return ""  # a family that was refused before
@@ -221,4 +221,9 @@ def _apply(metric: _Metric, operation: str, number: float) -> str:
 
 
 def _key(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted((str(name), str(value)) for name, value in labels.items()))
+    return tuple(sorted((_text(name), _text(value)) for name, value in labels.items()))
+
+
+def _text(value: object) -> str:
+    """A text that exporters can encode: what is not UTF-8, such as half of a surrogate pair, becomes "?"."""
+    return str(value).encode("utf-8", "replace").decode()

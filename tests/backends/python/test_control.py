@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from inferd.backends.python.instance import PythonInstance
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.errors import Status
+from inferd.server.observe.metrics.own import OwnMetrics
 from tests.backends.python.served import CONFIG, Readiness, add_model, ask, serving, wait_for
 from tests.engine.serving import infer, request, row
 from tests.waiting import until
@@ -313,3 +315,84 @@ async def test_no_call_is_lost_while_workers_are_replaced(tmp_path):
         await asyncio.gather(*asking)
         assert {(answer.status, answer.text) for _, answer in answers} == {(Status.OK, "")}
         assert all(answer.array().item() == first for first, answer in answers)
+
+
+CURIOUS = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+
+        def look():
+            try:
+                found.append(pb_utils.is_model_ready("slow"))
+            except pb_utils.TritonModelException as error:
+                found.append(str(error))
+
+        threads = [threading.Thread(target=look) for _ in range(300)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        refused = sum("too many calls" in str(each) for each in found)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[found.count(True), refused]]))])]
+"""
+SLOW = """
+import pathlib, time
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+    def is_ready(self):
+        while not (self.folder / "go").exists():
+            time.sleep(0.01)
+        return True
+    def execute(self, requests):
+        pass
+"""
+
+
+async def test_questions_beyond_the_limit_are_refused(tmp_path, monkeypatch):
+    """And their worker lives: nothing keeps a model from having many threads."""
+    async with serving(tmp_path, m=CURIOUS, slow=SLOW) as engine:
+        refused = asyncio.Event()
+        answer_call = PythonInstance._answer_call
+
+        def answers(self, life, number, size, done):
+            if done.exception() is not None and not refused.is_set():
+                loop.call_soon_threadsafe(refused.set)
+            answer_call(self, life, number, size, done)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(PythonInstance, "_answer_call", answers)
+        answer = asyncio.ensure_future(ask(engine, 1))
+        await refused.wait()
+        (tmp_path / "slow" / "go").touch()
+        ready, unready = (await answer).array().tolist()[0]
+        assert ready + unready == 300
+        assert ready >= 256
+
+
+UNPRINTABLE = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily(name="files", description="of \\udcff", kind=pb_utils.MetricFamily.COUNTER)
+        self.metric = family.Metric(labels={"file": "caf\\udcff"})
+        self.metric.increment(2)
+    def execute(self, requests):
+        y = pb_utils.Tensor("y", np.array([[self.metric.value()]], np.int64))
+        return [pb_utils.InferenceResponse([y]) for request in requests]
+import numpy as np
+"""
+
+
+async def test_text_of_a_metric_that_is_not_utf_8_is_shown_in_part(tmp_path):
+    """As names of files may be, which Python decodes with lone surrogates. The page with all metrics has it."""
+    async with serving(tmp_path, m=UNPRINTABLE) as engine:
+        assert (await ask(engine, 1)).array().tolist() == [[2]]
+        page = b"".join(OwnMetrics().render(engine.measures.snapshot(), (), openmetrics=False)).decode()
+        assert "# HELP files of ?" in page
+        assert 'files{file="caf?"} 2' in page

@@ -57,6 +57,7 @@ ON_WORK = {
 }  # fmt: skip
 
 ON_SIDE = {
+    "nothing": ("worker.side.send(b'')", "sent a packet without a head"),
     "less than a head": ("worker.side.send(b'short')", "sent a packet without a head"),
     "less than the head says": ("worker.send(worker.side, p.RESPONSE, b'x', size=9, number=number)", MISFIT),
     "an unknown kind": ("worker.send(worker.side, 99)", "sent a packet of an unknown kind"),
@@ -98,10 +99,11 @@ ON_SIDE = {
                                       "sent statistics that cannot be read"),
     "questions without end": (
         "while True: worker.send(worker.side, p.CALL, ask(call='is_model_ready', name='calm'), number=1)",
-        "has too many questions open"),
+        "does not read what it is sent"),
 }  # fmt: skip
 
 ON_CALLS = {
+    "nothing": ("worker.calls.send(b'')", "sent a packet without a head"),
     "a call without a head": ("worker.send(worker.calls, p.BLS_REQUEST, b'1234', number=1)",
                               "sent a call that cannot be read"),
     "a call of more bytes than it has": ("worker.send(worker.calls, p.BLS_REQUEST, call(b'', size=9), number=1)",

@@ -453,3 +453,52 @@ async def test_a_load_that_hangs_is_ended_after_its_time(tmp_path, monkeypatch, 
                          engine.problems["m"])  # fmt: skip
     assert re.search(r"its worker process \d+ has loaded the model for 0\.2 s", caplog.text)
     assert workers() == []
+
+
+async def test_a_supervisor_that_hangs_when_it_starts_fails_the_load_alone(tmp_path, monkeypatch):
+    hangs = tmp_path / "supervisor.py"
+    hangs.write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr(process, "SUPERVISOR", hangs)
+    (tmp_path / "models").mkdir()
+    async with serving(tmp_path / "models", {"stub-timeout-seconds": "1"}, problems=1, m=MISCHIEF) as engine:
+        assert "its supervisor did not start within 1 s" in engine.problems["m"]
+
+
+async def test_a_worker_that_breaks_a_rule_while_it_loads_is_ended(tmp_path):
+    code = """
+    import time
+    from inferd_worker import runtime
+    class TritonPythonModel:
+        def initialize(self, args):
+            runtime.current().channel._link.work.send(b"short")
+            time.sleep(3600)
+    """
+    async with serving(tmp_path, problems=1, m=code) as engine:
+        assert engine.problems["m"].endswith("its worker was ended because it sent a packet without a head")
+
+
+async def test_an_error_of_the_worker_itself_is_told_as_the_end_of_a_program(tmp_path, caplog):
+    """Not as that of a process which the server has killed, as it does with one that only closes its sockets."""
+    caplog.set_level(logging.INFO, "inferd.python")
+    code = (
+        MISCHIEF
+        + """
+import ctypes
+from inferd_worker import worker
+library = ctypes.CDLL(None)
+library.__cxa_atexit(library.pause, None, None)  # the process stays when the interpreter has ended
+worker.Worker._execute_readable = worker.Worker._write_responses = lambda *_: 1 // 0
+"""
+    )
+    async with serving(tmp_path, m=code) as engine:
+        assert (await ask(engine, 1)).text.endswith("its worker process exited with status 1")
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_long_line_of_output_becomes_several(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "inferd.python")
+    code = MISCHIEF + 'for size in (8192, 30000, 70000):\n    os.write(1, b"y" * size + b"\\n")\n'
+    async with serving(tmp_path, m=code):
+        pass
+    lines = [len(record.getMessage()) - len("m_0_0: ") for record in caplog.records if "yy" in record.getMessage()]
+    assert lines == [8192, 8192, 8192, 8192, 5424, *[8192] * 8, 4464]

@@ -136,3 +136,31 @@ def test_a_model_that_writes_to_the_inputs_of_idle_rows(tmp_path):
             x.set_data_from_numpy(np.full((1, 100_000), sequence))
             answer = client.infer("m", [x], sequence_id=str(sequence), sequence_start=True).as_numpy("y")
             assert np.unique(answer).tolist() == [sequence + 1]
+
+
+ANSWERS_FIRST = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    rounds = 0
+
+    def execute(self, requests):
+        [request] = requests
+        self.rounds += 1
+        y = pb_utils.Tensor("y", np.array([[self.rounds]], np.int64))
+        sender = request.get_response_sender()
+        sender.send(pb_utils.InferenceResponse([y], parameters={"round": self.rounds}))
+        if self.rounds < 4:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        else:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return [None]
+"""
+
+
+async def test_a_response_that_each_round_replaces_leaves_no_memory(tmp_path):
+    sequences = "sequence_batching { oldest { } iterative_sequence: true }"
+    add_model(tmp_path, "m", ANSWERS_FIRST, CONFIG + sequences)
+    async with serving(tmp_path) as engine:
+        assert (await infer(engine, step(1))).array().tolist() == [[4]]
