@@ -99,6 +99,12 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
+cdef inline bint waits_too_long(const Queue *queue) noexcept nogil:
+    # An idle instance would look at the requests when it is too late to execute one of them in time.
+    return queue.end_ns != NEVER and predictor_latest(
+        &queue.predictor, queue.levels.rows, queue.end_ns) < queue.line.watched_ns
+
+
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # count the request; plan again if an instance may no longer wait so long for more
     if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
@@ -107,8 +113,7 @@ cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
         predictor_arrival(&queue.predictor, request.queued_ns)
     if queue.line.timed and queue.line.idle_count:
         queue.end_ns = min(queue.end_ns, policy_end(&queue.policy, request))
-        if queue.end_ns != NEVER and predictor_latest(
-                &queue.predictor, queue.levels.rows, queue.end_ns) < queue.line.watched_ns:
+        if waits_too_long(queue):
             queue.enough_rows = 0
 
 
@@ -382,7 +387,11 @@ cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lock(&queue.dispatcher.guard)
     predictor_executed(&queue.predictor, rows, ns)
-    unlock(&queue.dispatcher.guard)
+    # Executions may take longer than when the wait began. An instance that executes several batches at a time may be idle.
+    if queue.line.idle_count and waits_too_long(queue):
+        line_look(&queue.line, False)
+    else:
+        unlock(&queue.dispatcher.guard)
 
 
 cdef void close(Lane *lane) noexcept nogil:
