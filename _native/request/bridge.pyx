@@ -289,9 +289,11 @@ cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
 cdef void note_failed(Bridge *bridge, const Request *request, Response *response) noexcept nogil:
     # A request that is made to answer another one passes its refusal on to that, which is counted.
     cdef bint unseen = request.state == REQUEST_NEW
-    if request.sink != NULL and not request.inner and not request.is_warmup and response.status != STATUS_CANCELLED:
-        if response.refusal or unseen:
-            refusal_count(response.refusal if response.refusal else refusal_usual(response.status))
+    if response.status != STATUS_CANCELLED:
+        if unseen and not response.refusal:
+            response.refusal = refusal_usual(response.status)
+        if response.refusal and request.sink != NULL and not request.inner and not request.is_warmup:
+            refusal_count(response.refusal)
     if unseen and not refusal_denies(response.refusal):  # the authorizer notes those
         if bridge.noted < <uint32_t>NOTED_REFUSALS:
             bridge.notes[bridge.noted].status = response.status
