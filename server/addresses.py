@@ -8,6 +8,7 @@ unix:///run/x.sock,mode=0600,tokens=off                   with rules of its own 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -124,7 +125,7 @@ def parse_address(text: str, port: int) -> Address:
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
-        if not path or "\0" in path or len(path.encode()) > LONGEST_SOCKET_PATH:
+        if not path or "\0" in path or len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
             raise SettingsError(f"grpc-address: expected unix:PATH of 1 to {LONGEST_SOCKET_PATH} bytes, got {text!r}")
         return UnixAddress(path)
     if _is_ipv6(text):

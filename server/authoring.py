@@ -87,11 +87,13 @@ def make_model(
         backend_config: options of backends, as the server takes them.
 
     Raises:
-        Misused: an input has another form, or the file records its inputs itself.
+        Misused: an input has another form, or the file records its inputs itself; or the largest batch is impossible.
         InvalidArgument: the file is no model file.
         AlreadyExists: the repository has such a model.
         ConfigError: the file cannot be read by its framework.
     """
+    if max_batch_size is not None and not 0 <= max_batch_size < 1 << 31:
+        raise Misused(f"--max-batch-size: expected 0 to {(1 << 31) - 1}, got {max_batch_size}")
     foreign = imported(file)
     kind = replace(PYTHON, hint=foreign.hint) if foreign else kind_of(file)
     name = name or (foreign.name if foreign else _usual_name(file))
@@ -158,7 +160,9 @@ def known_input(text: str) -> TensorSpec:
 
 
 def _put(file: Path, target: Path) -> None:
-    """Copy a folder, or a file with its files of weights (of ONNX and OpenVINO)."""
+    """Copy a folder, or a file with its files of weights (of ONNX and OpenVINO), unless they are there already."""
+    if target.exists() and target.samefile(file):
+        return
     if file.is_dir():
         shutil.copytree(file, target, dirs_exist_ok=True)
         return

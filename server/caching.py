@@ -42,17 +42,17 @@ class CacheConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LocalCache:
-    """Answers in the server's memory."""
+    """Responses in the server's memory."""
 
     size: int  # bytes
     ttl: float = 0.0  # seconds; 0: for ever
-    entry: int = 0  # bytes of one answer at most; 0: a quarter of the size
+    entry: int = 0  # bytes of one response at most; 0: a quarter of the size
     compare: bool = False  # compare large inputs themselves, not only their digests
 
 
 @dataclass(frozen=True, slots=True)
 class RedisCache:
-    """Answers in a Redis server. Times are in seconds."""
+    """Responses in a Redis server. Times are in seconds."""
 
     host: str  # a path that begins with / is a unix socket
     port: int = 0
@@ -61,7 +61,7 @@ class RedisCache:
     db: int = 0
     connect_timeout: float = 1.0  # to connect for the probe, after Redis was down
     socket_timeout: float = 0.1  # the longest wait of a request for Redis, connecting included
-    wait_timeout: float = 0.1  # the part of it to wait for a free connection
+    wait_timeout: float = 0.1  # of `socket_timeout`, the longest wait for a free connection
     pool_size: int = 8  # connections
     cert: Path | None = None
     key: Path | None = None

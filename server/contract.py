@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isclose
+from math import isclose, isnan
 from pathlib import Path
 
 from inferd._native.memory.resource import live_counters
@@ -246,5 +246,6 @@ def _alike(datatype: str, one: bytes, other: bytes) -> bool:
         return len(one) == len(other)
     values = (struct.iter_unpack(f"<{FORMATS[datatype]}", data) for data in (one, other))
     return all(
-        isclose(a, b, rel_tol=tolerance, abs_tol=tolerance) or a != a for (a,), (b,) in zip(*values, strict=True)
+        isclose(a, b, rel_tol=tolerance, abs_tol=tolerance) or (isnan(a) and isnan(b))
+        for (a,), (b,) in zip(*values, strict=True)
     )

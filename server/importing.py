@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -280,12 +281,15 @@ def _of_mlserver(file: Path) -> Imported:
         raise InvalidArgument(f"{file}: implementation {implementation!r}: expected one of {', '.join(RUNTIMES)}")
     if len(inputs) > 1 or len(outputs) > 1:
         raise InvalidArgument(f"{file}: expected one input and one output at most, as these runtimes have")
+    most = settings.get("max_batch_size") or 64
+    if not isinstance(most, int) or not 0 < most < 1 << 31:
+        raise InvalidArgument(f"{file}: max_batch_size: expected a number above 0, got {most!r}")
     model = _model_of(file, uri, runtime)
-    said = {"name": "predict", "datatype": "FP32", "shape": [-1, -1]} | dict(*inputs[:1])
-    answer = {"name": "predict", "datatype": runtime.datatype, "shape": [-1, 1]} | dict(*outputs[:1])
-    config = pb.ModelConfig(max_batch_size=int(settings.get("max_batch_size") or 64))
-    config.input.add(name=said["name"], data_type=_type_of(file, said), dims=_dims(said))
-    config.output.add(name=answer["name"], data_type=_type_of(file, answer), dims=_dims(answer))
+    read = _tensor(file, inputs, "FP32", [-1, -1])
+    made = _tensor(file, outputs, runtime.datatype, [-1, 1])
+    config = pb.ModelConfig(max_batch_size=most)
+    config.input.add(name=read["name"], data_type=_type_of(file, read), dims=_dims(read))
+    config.output.add(name=made["name"], data_type=_type_of(file, made), dims=_dims(made))
     text = MLSERVER.format(
         file=file.name,
         name=name,
@@ -294,13 +298,14 @@ def _of_mlserver(file: Path) -> Imported:
         model=model.name,
         load=runtime.load,
         predict=runtime.predict,
-        input=said["name"],
-        output=answer["name"],
-        datatype=f"TYPE_{answer['datatype']}",
+        input=read["name"],
+        output=made["name"],
+        datatype=f"TYPE_{made['datatype']}",
     )
 
     def put(folder: Path) -> None:
-        shutil.copyfile(model, folder / model.name)
+        with suppress(shutil.SameFileError):
+            shutil.copyfile(model, folder / model.name)
         (folder / "model.py").write_text(text)
 
     hint = "MLServer's settings need not name tensors: check them." if not (inputs and outputs) else ""
@@ -317,6 +322,23 @@ def _model_of(file: Path, uri: str, runtime: Runtime) -> Path:
         if each.is_file():
             return each
     raise InvalidArgument(f"{file}: there is no {there if uri else ' or '.join(runtime.files)}")
+
+
+def _tensor(file: Path, given: Sequence[Any], datatype: str, shape: list[int]) -> dict[str, Any]:
+    """The name, the datatype and the shape of the input or output that the settings name, or else these."""
+    found: dict[str, Any] = {"name": "predict", "datatype": datatype, "shape": shape}
+    if all(isinstance(each, dict) for each in given):
+        for each in given:
+            found |= each
+        sizes = found["shape"]
+        if (
+            isinstance(found["name"], str)
+            and isinstance(found["datatype"], str)
+            and isinstance(sizes, list)
+            and all(isinstance(size, int) and -1 <= size < 1 << 63 for size in sizes)
+        ):
+            return found
+    raise InvalidArgument(f"{file}: expected a tensor's name, datatype and shape, a list of numbers, got {given}")
 
 
 def _type_of(file: Path, tensor: Mapping[str, Any]) -> Any:

@@ -564,6 +564,9 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
         (["build-engine", "nothing.onnx"], "there is no file nothing.onnx"),
         (["config", "show", "--grpc-port", "x"], "--grpc-port"),
         (["config", "show", "--nonsense"], "--nonsense"),
+        (["config", "show", "--config", "pyproject.toml"], "--config: pyproject.toml: "),
+        (["config", "show", "--config", "LICENSE"], "--config: LICENSE: "),
+        (["models", "init", "LICENSE", "--max-batch-size", "9999999999"], "--max-batch-size: expected 0 to 2147483647"),
     ],
 )
 def test_mistakes_are_a_sentence_and_status_2(capsys, command: list[str], text: str) -> None:

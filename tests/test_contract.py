@@ -97,6 +97,15 @@ def test_a_broken_rule_is_named(tmp_path, capsys, rule):
     assert said[rule] != "ok"
 
 
+def test_what_is_no_number_is_another_value_than_one(tmp_path, capsys):
+    """Guards outputs that are NaN where a request is alone: only NaN is the same."""
+    rule = "a response is the same in a batch of others, and on any instance"
+    worse = BACKEND.replace("* 2)", "* np.float32(2 if batch.rows > 4 else np.nan))")
+    status, said = checked(tmp_path, capsys, worse)
+    assert (status, said[rule]) == (1, "output 'y' has other values")
+    assert checked(tmp_path / "always", capsys, BACKEND.replace("* 2)", "* np.float32(np.nan))"))[1][rule] == "ok"
+
+
 def test_a_broken_backend_is_told_in_one_sentence(tmp_path, capfd):
     """Not once for each request, nor in the log; it names the line of the backend."""
     code = BACKEND.replace('batch.set_output("y"', 'batch.set_output("z"')

@@ -70,9 +70,10 @@ class _ServerOptions:
             import tomllib
 
             try:
-                self._file = tomllib.loads(Path(path).read_text())
+                written = tomllib.loads(Path(path).read_text())
             except (OSError, ValueError) as error:
                 raise Misused(f"health: INFERD_CONFIG={path}: {error}") from None
+            self._file = {key.replace("_", "-"): value for key, value in written.items()}
 
     def of(self, name: str, default: str) -> str:
         value = self._environment.get(f"INFERD_{name.upper().replace('-', '_')}")

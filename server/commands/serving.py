@@ -126,13 +126,14 @@ def show_config(
 
     warnings: list[str] = []
     given = translated(["serve", *tokens], warnings)
-    origins = _origins(given)
+    missing = {}
     try:
         _, bound, _ = program().parse_args(given, exit_on_error=False, print_error=False)
     except MissingArgumentError:
-        origins["model_repository"] = "nowhere: serve needs it"
-        given.append("--model-repository=(none)")
-        _, bound, _ = program().parse_args(given, exit_on_error=False, print_error=False)
+        missing = {"model_repository": "nowhere: serve needs it"}
+        complete = [*given, "--model-repository=(none)"]
+        _, bound, _ = program().parse_args(complete, exit_on_error=False, print_error=False)
+    origins = _origins(given) | missing
     show_options(bound.arguments["settings"], origins, as_json=format == "json")
     return 0
 

@@ -354,7 +354,10 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
-            await loop.run_in_executor(self._threads, credentials.refresh)
+            try:
+                await loop.run_in_executor(self._threads, credentials.refresh)
+            except Exception:  # such as a lack of memory: the next look may succeed
+                log.exception("the TLS certificate stays as it was")
 
     async def _close_listeners(self) -> None:
         """Accept the connections that already wait, and no more."""

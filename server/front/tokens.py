@@ -183,10 +183,15 @@ class TokenFile:
         if self._look() != look:
             self._seen = None
             return None  # it is being written
-        self._used = look
         if verb := _OTHERS.get(look[-1] & (stat.S_IROTH | stat.S_IWOTH)):
             log.warning("%s: every user of this machine can %s the tokens: expected mode 600 or 640", self._path, verb)
-        return parse(data, str(self._path), self._key)
+        try:
+            table = parse(data, str(self._path), self._key)
+        except TokenFileError:
+            self._used = look
+            raise
+        self._used = look  # not after a lack of memory: the next look tries again
+        return table
 
     def _look(self) -> _Look:
         """A value that differs between contents."""

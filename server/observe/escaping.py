@@ -25,7 +25,7 @@ def escaped(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without quotes, for a terminal: line breaks stay, a backslash is one."""
+    """`text` for a terminal: unprintable characters are written as above, line breaks and all others stay."""
     return "".join(each if each == "\n" else _shown(each) for each in text)
 
 

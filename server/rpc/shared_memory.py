@@ -25,7 +25,7 @@ class SharedMemoryRegistration:
 
     def __init__(self, engine: Engine) -> None:
         self._memory = engine.shared_memory
-        self._owners: set[int] = set()  # connections that own regions, or owned some
+        self._owners: set[int] = set()  # open connections that own regions, or owned some
 
     async def system_status(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
@@ -63,15 +63,16 @@ class SharedMemoryRegistration:
     async def cuda_register(
         self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        await _aside(
-            self._memory.register_cuda,
-            user_of(call),
-            request.name,
-            request.raw_handle,
-            request.device_id,
-            request.byte_size,
-            self.owner(call),
-        )
+        user, owner = user_of(call), self.owner(call)
+
+        def register() -> None:
+            self._memory.register_cuda(
+                user, request.name, request.raw_handle, request.device_id, request.byte_size, owner
+            )
+            if owner and owner not in self._owners:  # the connection has ended meanwhile
+                self._memory.withdraw(owner)
+
+        await _aside(register)
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def cuda_unregister(

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from inferd.server.addresses import TcpAddress, UnixAddress
+from inferd.server.addresses import TcpAddress, UnixAddress, parse_address
 from inferd.server.front import listeners
 from inferd.server.front.listeners import InUseError, ListenError, ListenPolicy
 from tests import forkserver
@@ -192,6 +192,13 @@ def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path):
     with pytest.raises(ListenError, match="is not a socket"):
         opened_unix(path)
     assert path.read_text() == "precious"
+
+
+def test_a_path_that_is_not_utf8(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    opened, file = opened_unix(parse_address(f"unix:{path}", 0).path)
+    opened.close()
+    file.remove()
 
 
 def test_a_missing_folder(tmp_path):

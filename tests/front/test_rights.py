@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from inferd._native.service.authorizer import Authorizer
 from inferd._native.service.tokens import GROUPS, TokenTable
 from inferd._native.siphash import siphash_of
+from inferd.server.front import tokens
 from inferd.server.front.access import Access
 from inferd.server.front.tokens import TokenFile, TokenFileError, parse
 from inferd.server.rpc.service import SERVICE
@@ -327,6 +328,24 @@ def test_a_file_is_used_when_two_looks_have_found_it_the_same(tmp_path):
     assert file.changed() is None  # it has changed again
     assert len(file.changed()) == 3
     assert file.changed() is None
+
+
+def test_a_lack_of_memory_delays_a_change_and_does_not_lose_it(tmp_path, monkeypatch):
+    path = tmp_path / "tokens"
+    path.write_text("a all\n")
+    file = TokenFile(path, KEY)
+    file.first()
+    path.write_text("a all\nb all\n")
+    assert file.changed() is None  # the first look at it
+
+    def exhausted(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tokens, "parse", exhausted)
+        with pytest.raises(MemoryError):
+            file.changed()
+    assert len(file.changed()) == 2
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])

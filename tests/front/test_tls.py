@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,6 +16,8 @@ from subprocess import PIPE, STDOUT
 import grpc
 import pytest
 
+from inferd.server.front import native
+from inferd.server.front.listeners import ListenPolicy
 from inferd.server.front.tls import Credentials, CredentialsError
 from tests.conformance import doors
 from tests.conformance.raw import Client
@@ -378,6 +381,29 @@ def test_a_file_that_is_gone_for_a_while_changes_nothing(files, caplog):
     files[0].write_bytes(kept)
     assert credentials.refresh()
     assert credentials.material is not before
+
+
+async def test_a_lack_of_memory_ends_no_looks_at_the_files(files, monkeypatch):
+    """A door goes on looking after an error that is not one of the files."""
+    monkeypatch.setattr(native, "RELOAD_INTERVAL", 0.01)
+    looks = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    errors = [MemoryError()]
+
+    def refresh(self):
+        if errors:
+            raise errors.pop()
+        loop.call_soon_threadsafe(looks.set)
+        return False
+
+    monkeypatch.setattr(Credentials, "refresh", refresh)
+    door = native.NativeDoor(policy=ListenPolicy(credentials=Credentials(*files)))
+    await door.start("127.0.0.1:0")
+    try:
+        async with asyncio.timeout(30):
+            await looks.wait()
+    finally:
+        await door.stop(0)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])

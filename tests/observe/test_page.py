@@ -42,6 +42,9 @@ async def test_metrics_of_models_own_are_shown(tmp_path):
         for name, kind in (("tokens", "counter"), ("load", "gauge"), ("size", "histogram")):
             change(engine, op="family", family=name, description="what\nit is", kind=kind)
         change(engine, op="metric", family="tokens", kind="counter", labels={"of": 'a "b"\n'}, buckets=())
+        change(engine, op="family", family="odd", description="\ud800", kind="gauge")
+        change(engine, op="metric", family="odd", kind="gauge", labels={"of": "a\ud800"}, buckets=())
+        change(engine, op="set", family="odd", kind="gauge", labels={"of": "a\ud800"}, value=2)
         change(engine, op="increment", family="tokens", kind="counter", labels={"of": 'a "b"\n'}, value=3)
         change(engine, op="metric", family="load", kind="gauge", labels={}, buckets=())
         change(engine, op="set", family="load", kind="gauge", labels={}, value=0.5)
@@ -53,6 +56,7 @@ async def test_metrics_of_models_own_are_shown(tmp_path):
             page = scraping.parse_page(text)
             assert page.value("tokens", of='a \\"b\\"\\n') == 3
             assert page.value("load") == 0.5
+            assert page.value("odd", of="a?") == 2
             assert [page.value("size_bucket", k="v", le=bound) for bound in ("1.0", "10.0", "+Inf")] == [1, 2, 3]
             assert page.value("size_sum", k="v") == 55.5
             assert r"what\nit is" in text

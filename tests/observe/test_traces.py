@@ -239,6 +239,11 @@ def test_settings_are_seen_and_changed_for_the_server_and_for_a_model(repository
         left = client.get_trace_settings("plain", as_json=True)["settings"]
         assert left["trace_count"]["value"] == ["0"]
         assert client.get_trace_settings(as_json=True)["settings"]["trace_level"]["value"] == ["OFF"]
+        assert settings("plain", trace_rate="2")["trace_count"]["value"] == ["0"]  # only a count begins one anew
+        assert settings(trace_rate="500")["trace_count"]["value"] == ["-1"]
+        assert client.get_trace_settings("plain", as_json=True)["settings"]["trace_count"]["value"] == ["0"]
+        assert settings("plain", trace_count="5")["trace_count"]["value"] == ["5"]
+        settings(trace_rate=None)
         cleared = settings("plain", trace_level=None, trace_rate=None, trace_count=None)
         assert cleared["trace_level"]["value"] == ["OFF"]
         assert cleared["trace_rate"]["value"] == ["1000"]
@@ -520,6 +525,29 @@ def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository, http_
     assert [attributes(span)["rpc.response.status_code"] for span in by_status] == ["OK", "INVALID_ARGUMENT"]
     assert named(spans, "slow")
     assert "max" in by_status[1].status.message or by_status[1].status.message
+
+
+def test_links_do_not_grow_with_the_square_of_a_batch():
+    """A span keeps the links that OpenTelemetry would keep, and no others are made."""
+    otel = pytest.importorskip("inferd.server.observe.tracing.otel", reason="the extra otel is not installed")
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    spans = otel.Spans(parse_trace_config(("mode=opentelemetry",)), "triton", kept)
+    zero = dict.fromkeys(("arrived", "looked", "placed", "queued", "first", "status", "link", "computed"), 0)
+    zero |= dict.fromkeys(("input_end", "output_start", "batch_rows", "batch_requests", "number", "parent"), 0)
+    zero |= dict.fromkeys(("cached", "shared", "stepped", "request_id", "why", "instance", "version"), "")
+    spans.take(
+        [
+            {**zero, "kept": True, "inner": True, "batch": 7, "model": "m", "taken": 1, "ended": 2}
+            | {"trace_id": f"{number:032x}", "span_id": f"{number:016x}", "parent_id": f"{0:016x}"}
+            for number in range(1, 301)
+        ]
+    )
+    spans.close()
+    batches = [span for span in kept.get_finished_spans() if span.name == "batch"]
+    assert len(batches) == 300
+    assert {(len(span.links), span.dropped_links) for span in batches} == {(128, 0)}
 
 
 def test_mates_of_a_batch_are_linked(traced):

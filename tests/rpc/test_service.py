@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import types
+
 import pytest
 
 from inferd.server.errors import Unimplemented
 from inferd.server.rpc.call import LONGEST, flag, timeout_ns
 from inferd.server.rpc.metadata import Identity
 from inferd.server.rpc.service import ENCODED, RAW, SERVICE, table
+from inferd.server.rpc.shared_memory import LIFETIME, SharedMemoryRegistration
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.conformance.fake_engine import FakeEngine
 
@@ -63,3 +68,34 @@ def test_timeouts(remaining, nanoseconds):
 )  # fmt: skip
 def test_flags(metadata, on):
     assert flag(FakeCall(metadata), "f") is on
+
+
+class SlowRegions:
+    """Regions of a driver that opens memory only when the client has gone."""
+
+    def __init__(self):
+        self.opening, self.gone = threading.Event(), threading.Event()
+        self.owners = []
+
+    def register_cuda(self, user, name, handle, device, byte_size, owner):
+        self.opening.set()
+        assert self.gone.wait(30)
+        self.owners.append(owner)
+
+    def withdraw(self, owner):
+        self.owners = [each for each in self.owners if each != owner]
+        self.gone.set()
+
+
+async def test_a_region_is_not_left_of_a_connection_that_ends_while_it_is_registered():
+    """The end of the connection comes before the region is there."""
+    regions, departed = SlowRegions(), []
+    handler = SharedMemoryRegistration(types.SimpleNamespace(shared_memory=regions))
+    call = FakeCall(((LIFETIME, "connection"),))
+    call.peer_credentials, call.connection, call.on_disconnect = None, 7, departed.append
+    registering = asyncio.create_task(handler.cuda_register(pb.CudaSharedMemoryRegisterRequest(name="r"), call))
+    await asyncio.to_thread(regions.opening.wait, 30)
+    for each in departed:
+        each()
+    await registering
+    assert regions.owners == []

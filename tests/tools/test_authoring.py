@@ -180,7 +180,23 @@ def test_what_is_no_model_of_another_server_is_said(tmp_path, capsys):
     outside = archived(tmp_path / "outside.mar", "fn:upper", **{"fn.py": UPPER, "../x": "1"})
     settings = tmp_path / "model-settings.json"
     settings.write_text(json.dumps({"name": "x", "implementation": "mlserver_mlflow.MLflowRuntime"}))
+    told = {"name": "x", "implementation": "mlserver_sklearn.SKLearnModel"}
+    wrong = []
+    for key, value in (
+        ("inputs", ["x"]),
+        ("inputs", [{"shape": None}]),
+        ("inputs", [{"shape": [-1, "x"]}]),
+        ("outputs", [{"name": 1}]),
+        ("outputs", [{"datatype": []}]),
+        ("max_batch_size", "many"),
+        ("max_batch_size", 1 << 31),
+    ):
+        (tmp_path / str(len(wrong))).mkdir()
+        (tmp_path / str(len(wrong)) / "model.joblib").write_bytes(b"")
+        wrong.append(tmp_path / str(len(wrong)) / "model-settings.json")
+        wrong[-1].write_text(json.dumps(told | {key: value}))
     for file, said in (
+        *((each, "expected a") for each in wrong),
         (broken, "no archive of TorchServe"),
         (outside, "outside of the archive"),
         (archived(tmp_path / "none.mar", "handler.py"), "neither in the archive"),
@@ -189,6 +205,16 @@ def test_what_is_no_model_of_another_server_is_said(tmp_path, capsys):
         assert cli.main(["models", "init", str(file), "--repository", str(tmp_path / "models")]) == 1
         assert said in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
+
+
+def test_a_model_is_made_where_its_file_lies(tmp_path, capsys):
+    """Guards --force for a model folder that lacks its configuration."""
+    file = tmp_path / "models" / "m" / "1" / "model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("class TritonPythonModel: pass")
+    cli.main(["models", "init", str(file), "--repository", str(tmp_path / "models"), "--force"])
+    assert 'backend: "python"' in (tmp_path / "models" / "m" / "config.pbtxt").read_text(), capsys.readouterr()
+    assert file.read_text() == "class TritonPythonModel: pass"
 
 
 def test_a_saved_model_is_described_without_its_framework(tmp_path, make, capsys):

@@ -43,14 +43,19 @@ def encrypted(pair):
     return {"GRPC_SERVER_CERT": pair.certificate, "GRPC_SERVER_KEY": pair.key}
 
 
-@pytest.mark.parametrize("kind", ["port", "file", "TLS", "mutual TLS beside a plain address", "unix"])
+@pytest.mark.parametrize(
+    "kind", ["port", "file", "file with underscores", "TLS", "mutual TLS beside a plain address", "unix"]
+)
 def test_health_follows_the_servers_variables(kind, started, folder, pairs, capsys):
     port, other = free_port(), free_port()
     options = folder / "options.toml"
     options.write_text(f'grpc-port = {port}\ngrpc-address = ["127.0.0.1", "unix:{folder}/s"]\n')
+    underscores = folder / "underscores.toml"
+    underscores.write_text(f"grpc_port = {port}\n")
     environment = {
         "port": {"GRPC_PORT": port, "GRPC_ADDRESS": "0.0.0.0"},
         "file": {"CONFIG": options},
+        "file with underscores": {"CONFIG": underscores},
         "TLS": {"GRPC_PORT": port, "GRPC_USE_SSL": "yes", **encrypted(pairs[0])},
         "mutual TLS beside a plain address": {
             "GRPC_ADDRESS": f"127.0.0.1:{port} 127.0.0.1:{other},tls=off,groups=health",

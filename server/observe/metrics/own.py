@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 
 from inferd.server.engine.models.measures import FamilySnapshot
-from inferd.server.observe.metrics.text import LABEL, NAME, Family, braced, number, written
+from inferd.server.observe.metrics.text import LABEL, NAME, Family, braced, encoded, number, written
 
 log = logging.getLogger("inferd.metrics")
 
@@ -29,7 +29,7 @@ class OwnMetrics:
                 continue
             taken |= names_of(snapshot.name, snapshot.kind)
             yield Family(snapshot.name, snapshot.description, snapshot.kind).head(openmetrics=openmetrics)
-            yield "".join(_lines(snapshot)).encode()
+            yield encoded("".join(_lines(snapshot)))
 
     def _tell(self, name: str, problem: str) -> None:
         if name not in self._told:

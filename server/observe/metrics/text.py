@@ -43,11 +43,16 @@ class Family:
         if openmetrics and kind == "counter":
             name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
         text = self.help.translate(_ESCAPES) if openmetrics else self.help.replace("\\", r"\\").replace("\n", r"\n")
-        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
+        return encoded(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
 
     def samples(self, samples: Iterable[Sample]) -> bytes:
         """The samples of the family, each on its line."""
-        return "".join(f"{self.name}{braced(labels)} {number(value)}\n" for labels, value in samples).encode()
+        return encoded("".join(f"{self.name}{braced(labels)} {number(value)}\n" for labels, value in samples))
+
+
+def encoded(text: str) -> bytes:
+    """A part of the page. Texts of models may have surrogates, which UTF-8 cannot have: they become question marks."""
+    return text.encode(errors="replace")
 
 
 def written(labels: Mapping[str, object]) -> str:

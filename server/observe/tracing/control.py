@@ -50,7 +50,7 @@ class TraceControl:
         self._models: dict[str, dict[str, object]] = {}  # fields of Sampling with a value for one model
         self._handles: dict[str, SamplingHandle] = {}
         self._watchers: list[Callable[[], object]] = []
-        self._apply_server()
+        self._apply_server(count=self._server.count)
         engine.subscribe(self._on_change)
 
     @property
@@ -79,41 +79,44 @@ class TraceControl:
         await asyncio.to_thread(self._place)
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change fields of the server's settings, or of a model's; None restores the default or the server's value."""
+        """Change fields of the server's settings, or of a model's; None restores the default or the server's value.
+
+        Only a change of the count begins the count anew.
+        """
         if model:
             self._update_model(model, changes)
         else:
             start = {name: getattr(self._start, name) if value is None else value for name, value in changes.items()}
             self._server = replace(self._server, **start)  # type: ignore[arg-type]  # names are fields
-            self._apply_server()
-            for each in self._models:
-                self._apply_model(each)
+            counts = "count" in changes
+            self._apply_server(count=self._server.count if counts else self._recorder.left)
+            for each, own in self._models.items():
+                self._apply_model(each, counts=counts and "count" not in own)
         for changed in self._watchers:
             changed()
 
     def _update_model(self, model: str, changes: Mapping[str, object]) -> None:
-        own = self._models.get(model, {})
-        own = {**own, **changes}
-        own = {name: value for name, value in own.items() if value is not None}
+        former = self._models.get(model)
+        own = {name: value for name, value in {**(former or {}), **changes}.items() if value is not None}
         if own:
             self._models[model] = own
-            self._apply_model(model)
+            self._apply_model(model, counts=former is None or "count" in changes)
             return
         self._models.pop(model, None)
         for loaded in self._engine.loaded():
             if loaded.name == model:
                 self._recorder.assign(loaded.lane, None)
 
-    def _apply_server(self) -> None:
+    def _apply_server(self, count: int) -> None:
         server = self._server
-        self._recorder.sample(
-            on=bool(server.levels), tensors="TENSORS" in server.levels, rate=server.rate, count=server.count
-        )
+        self._recorder.sample(on=bool(server.levels), tensors="TENSORS" in server.levels, rate=server.rate, count=count)
 
-    def _apply_model(self, model: str) -> None:
+    def _apply_model(self, model: str, *, counts: bool) -> None:
+        """Let the model's settings take effect; `counts`: its count begins anew."""
         handle = self._handles.setdefault(model, SamplingHandle())
         found = replace(self._server, **self._models[model])  # type: ignore[arg-type]  # names are fields
-        handle.set(on=bool(found.levels), tensors="TENSORS" in found.levels, rate=found.rate, count=found.count)
+        count = found.count if counts else handle.left
+        handle.set(on=bool(found.levels), tensors="TENSORS" in found.levels, rate=found.rate, count=count)
         self._assign(model)
 
     def _assign(self, model: str) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -43,6 +44,8 @@ RPC_METHOD = "rpc.method"
 RPC_STATUS = "rpc.response.status_code"
 CLIENT_ADDRESS = "client.address"
 CLIENT_PORT = "client.port"
+MOST_LINKS = 128
+"""The most links of a span, OpenTelemetry's default: all requests of a batch to all others would be its square."""
 SERVICE = "inference.GRPCInferenceService"
 
 
@@ -119,7 +122,8 @@ class Spans:
             if record["batch"]:
                 mates[record["batch"]].append(record)
         for record in kept:
-            self._tell(record, [mate for mate in mates.get(record["batch"], ()) if mate is not record])
+            others = (mate for mate in mates.get(record["batch"], ()) if mate is not record)
+            self._tell(record, list(islice(others, MOST_LINKS)))
 
     def close(self) -> None:
         """Send waiting spans."""

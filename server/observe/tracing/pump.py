@@ -56,7 +56,7 @@ class Pump:
         over = False
         while not over:
             over = self._ended.wait(INTERVAL)
-            self._move()
+            self._guarded(self._move)
         for sink in self._sinks:
             self._guarded(sink.close)
 

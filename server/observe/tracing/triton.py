@@ -124,11 +124,11 @@ class TraceFiles:
         self._size += len(data)
 
     def _open(self) -> None:
-        path = self._file
-        if self._frequency():
+        path, numbered = self._file, bool(self._frequency())
+        if numbered:
             path = path.with_name(f"{path.name}.{self._index}")
         self._descriptor = opened(path, os.O_TRUNC, mode=MODE)
-        self._index += bool(self._frequency())
+        self._index += numbered
 
 
 def described(record: Record) -> Iterator[dict[str, Any]]:
