@@ -12,15 +12,17 @@ cdef struct Arena:
     Pool *pool               # with one slab; its metadata is in private memory, which other processes cannot reach
     int64_t taken            # blocks taken so far; atomic
 
-# A new arena whose first `reserved` bytes are never given out; NULL if the system has no memfd or no address space.
+# A new arena with one reference, whose first `reserved` bytes are never given out; NULL if the system has no memfd or
+# no address space.
 cdef Arena *arena_new(const char *name, uint64_t reserved) noexcept nogil
+# Add a reference; returns the same arena.
 cdef Arena *arena_share(Arena *arena) noexcept nogil
 # Give back a reference. The last one, the owner's or a block's, unmaps the arena.
 cdef void arena_give(Arena *arena) noexcept nogil
 # A block of at least `size` bytes with one reference, at a multiple of 4096; NULL if there is no room. Any thread
 # may give it back, like any other block.
 cdef Block *arena_take(Arena *arena, uint64_t size) noexcept nogil
-# Return the pages of all free pieces to the system; the number of bytes.
+# Return the pages of all free pieces to the system; returns the number of bytes.
 cdef uint64_t arena_trim(Arena *arena) noexcept nogil
 
 cdef inline bint arena_holds(const Arena *arena, const void *data) noexcept nogil:

@@ -2,12 +2,12 @@
 
 An arena is a memfd, an anonymous file that is in no file system and ends with the last process that has it. It is
 sparse: it has its maximum size from the beginning, but only pages that were written exist. So every process maps it
-once as a whole; it grows without communication, and shrinks when the pages of free ranges are released
+once as a whole, and its use may grow without communication. The pages of free ranges are released
 (FALLOC_FL_PUNCH_HOLE). Seals prevent other processes from changing its size.
 
-The server allocates from the arena, and keeps the metadata in private memory. So a process that writes where it should
-not can corrupt contents, but nothing that the server's own work depends on, and there is no lock that a dying process
-could leave locked. The arena is one slab of a pool (`inferd._native.memory.pool`): adjacent free ranges are merged, so
+The server alone allocates from the arena, and keeps the metadata in private memory. So a process that writes where it
+should not can corrupt contents, but nothing that the server's own work depends on. And no process can die while it
+holds a lock of the arena, because there is none in it. The arena is one slab of a pool (`inferd._native.memory.pool`): adjacent free ranges are merged, so
 address space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are released at once.
 """
 
@@ -100,7 +100,7 @@ cdef inline uint64_t rounded(uint64_t size, uint64_t grain) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the pool needs of it
+# The backing of the pool
 
 cdef void *obtain(void *context, size_t size, void **mark) noexcept nogil:
     # the arena's one slab ends where the mapping ends
@@ -188,7 +188,8 @@ cdef Block *arena_take(Arena *arena, uint64_t size) noexcept nogil:
 
 
 cdef uint64_t arena_trim(Arena *arena) noexcept nogil:
-    # While pages are cooled, no thread can take them: one that finds nothing free waits for the lock and looks again.
+    # While pages are released, no thread can take them. A thread that finds nothing else free waits for the lock and
+    # looks again.
     cdef uint64_t cooled
     lock(&arena.pool.growth)
     cooled = pool_cool(arena.pool)
@@ -201,7 +202,7 @@ cdef class ArenaHandle:
 
     Args:
         name: what `/proc/<pid>/maps` shows.
-        reserved: bytes at the beginning that are never handed out.
+        reserved: bytes at the beginning that are never given out.
 
     Raises:
         OSError: the system gives no memfd, or less than 256 MiB of address space.
@@ -237,7 +238,7 @@ cdef class ArenaHandle:
         return load64(&self.arena.pool.warm)
 
     def trim(self) -> int:
-        """Give the pages of everything free back to the system; the number of bytes."""
+        """Return the pages of all free pieces to the system; returns the number of bytes."""
         cdef uint64_t cooled
         with nogil:
             cooled = arena_trim(self.arena)

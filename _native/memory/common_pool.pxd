@@ -31,5 +31,5 @@ cdef void common_trim() noexcept nogil
 # Return to the system the blocks that have been free since the last few calls; the number of bytes. To be called about
 # once a second, by any thread that may block.
 cdef int64_t common_cool() noexcept nogil
-# True: no block was given back or taken since the last `common_cool`.
+# Whether no block was given back since the last `common_cool`.
 cdef bint common_is_still() noexcept nogil

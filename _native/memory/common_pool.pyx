@@ -5,9 +5,10 @@ pool deletes free blocks of the classes whose last request is older than the las
 measured in misses: requests for blocks that the pool did not have. So a size that is in use is pooled, whatever was in
 use before.
 
-Unmapping takes time, and the thread that gives a block back may be an I/O thread. So it deletes at most AT_ONCE bytes
-beside its own block, and puts larger blocks aside for `common_cool`. That also returns memory that was not used for
-some seconds to the system: of each class, as many blocks as were free all that time.
+Unmapping takes time, and the thread that gives a block back may be an I/O thread. So this thread deletes at most
+AT_ONCE bytes beside its own block, and puts larger blocks aside for `common_cool`. `common_cool` deletes them, and
+returns memory that was not used for some seconds to the system: of each class, as many blocks as were free all that
+time.
 
 From MAPPED_FROM on a block has a memory mapping of its own, so that deleting it returns the memory to the system and
 leaves no hole in the heap. From HUGE_FROM on a block consists of huge pages.
@@ -53,7 +54,7 @@ cdef enum:
     MAPPED_FROM = 1 << 20
     HUGE_FROM = 8 << 20
     IDLE_LOOKS = 3            # blocks that were free at so many calls of `common_cool`, and in between, are idle
-    AT_ONCE = 16 << 20        # bytes that one give deletes at most, and the largest block that it deletes
+    AT_ONCE = 16 << 20        # the most bytes, and the largest block, that a thread deletes to make room for another
     POPPED = 256              # blocks that are taken out while the lock of a class is held once
 
 cdef struct SizeClass:
@@ -62,10 +63,10 @@ cdef struct SizeClass:
     int64_t count             # of free blocks; atomic, for readers without the lock
     int64_t least             # the smallest `count` since the last call of `common_cool`
     int64_t idle[IDLE_LOOKS]  # `least` at the last calls, used in turn
-    int64_t asked             # value of `misses` when a block was last requested; atomic
+    int64_t asked             # value of `misses` when a block of this class was last requested; atomic
 
 cdef SizeClass pool[CLASSES]
-cdef int64_t pooled_bytes = 0  # of all classes, and of the lists of all threads that blocks came from; atomic
+cdef int64_t pooled_bytes = 0  # of the free blocks of all classes, which lists of threads do not have; atomic
 cdef int64_t most_kept = KEPT_AT_FIRST  # of pooled bytes; atomic
 cdef int32_t aside_guard = 0
 cdef Block *aside = NULL  # blocks that `common_cool` deletes
@@ -176,7 +177,7 @@ cdef Block *common_take(int index, int32_t wanted, int32_t *count) noexcept nogi
 # Giving
 
 cdef int stalest(int index) noexcept nogil:
-    # Of the classes with free blocks, the one with the oldest last request; -1: none is older than this class.
+    # Of the classes with free blocks, the one whose last request is the oldest; -1: none is older than that for `index`.
     cdef int64_t oldest = load64(&pool[index].asked)
     cdef int found = -1
     cdef int i

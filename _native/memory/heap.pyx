@@ -28,12 +28,12 @@ cdef extern from *:
     void trim_heap "inferd_heap_trim"() noexcept nogil
 
 cdef enum:
-    LOOKS = 3                # bytes that were free at so many calls are idle
-    SLACK = 8 << 20          # so many idle bytes more than after the last trim are worth another trim
+    LOOKS = 3                # bytes that were free at the last LOOKS calls are idle
+    SLACK = 8 << 20          # the heap is trimmed again when the idle bytes have grown by this since the last trim
 
 cdef int64_t looks = 0       # calls of heap_cool
 cdef int64_t idle[LOOKS]     # free bytes at the last calls
-cdef int64_t before = 0      # free bytes after the last trim, or fewer since
+cdef int64_t before = 0      # the fewest free bytes since the last trim
 
 
 cdef int64_t heap_cool() noexcept nogil:

@@ -7,7 +7,8 @@ from inferd._native.memory.resource cimport Block
 
 # A block of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *host_take(size_t size) noexcept nogil
-# A block of its own allocation: never one of the free blocks that are kept for reuse, and given back to the system.
+# The same with an allocation of its own: the block is none of the free blocks that are kept for reuse, and its last
+# reference returns it to the system.
 cdef Block *host_take_apart(size_t size) noexcept nogil
 # To be called when the last reference of a block is gone.
 cdef void host_give(Block *block) noexcept nogil

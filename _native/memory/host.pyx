@@ -1,12 +1,12 @@
 """Host memory for messages and tensors, from a pool of size classes.
 
 A block that is given back becomes a free block of its size class, where the next message of that size finds it already
-mapped. That matters: a fresh 600 kB allocation costs some 150 page faults, several times the cost of copying the
-tensor.
+mapped: a new allocation of 600 kB costs some 150 page faults, which take several times as long as copying the tensor.
 
 Free blocks of up to 64 KiB first go to lists of the thread that gave them back, where taking one needs neither lock nor
-atomic instruction. A list that is full or empty is halved or filled from the pool that all threads share
-(`inferd._native.memory.common_pool`), where larger blocks go at once. Blocks move between threads (the event loop gives
+atomic instruction. Half of a list that is full goes to the pool that all threads share
+(`inferd._native.memory.common_pool`); a list that is empty is filled from there to a half. Larger blocks go there at
+once. Blocks move between threads (the event loop gives
 back the block of an instance), so a single thread's count may be negative; only the sum counts.
 """
 
@@ -104,7 +104,7 @@ cdef void host_count(int64_t n) noexcept nogil:
 
 
 cdef void thread_ended(void *argument) noexcept nogil:
-    # other threads may use its free blocks, and the process takes over its count of blocks
+    # Other threads may use the free blocks of the thread that has ended; `ledger` takes over its count.
     cdef OwnLists *lists = <OwnLists *>argument
     cdef OwnLists **at = &registry
     set_own_lists(NULL)

@@ -20,11 +20,11 @@ cdef extern from *:
         uint8_t *data        # the address of the bytes that were asked for
         int broken           # atomic
 
-# To be called before mappings are used: accesses to missing parts then cannot end the process. False: see errno.
+# Install the handler of SIGBUS, unless it is there. To be called before each use of mappings. False: see errno.
 cdef bint mapping_guard() noexcept nogil
 # Map `size` bytes of a file (not 0) from `offset` on, which need not be aligned to a page. NULL: see errno.
 cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
 cdef void mapping_free(Mapping *mapping) noexcept nogil
-# Whether a part was accessed that the file does not have any more. Since then the whole mapping reads as zeros, and
-# writes to it are lost, for good.
+# Whether a thread has accessed a part that the file does not have any more. From that access on the whole mapping reads
+# as zeros, and writes to it are lost.
 cdef bint mapping_broken(const Mapping *mapping) noexcept nogil

@@ -1,13 +1,13 @@
 """Shared mappings of files that another process may shorten.
 
 An access to a mapped page that the file does not have any more raises SIGBUS, which ends the process. A handler
-of that signal replaces the mapping by zeros and marks it as broken; so the thread continues, and its owner can see
-afterwards that what it read is invalid. The Wayland library treats the memory of its clients like that
+of that signal replaces the mapping by zeros and marks it as broken. So the thread continues, and can see afterwards
+that the data it has read are invalid. The Wayland library treats the memory of its clients like that
 (https://gitlab.freedesktop.org/wayland/wayland, "src/wayland-shm.c").
 
-The handler belongs to the process, and another library may replace it. `mapping_guard` checks that before each use and
-installs it again, in front of the other. The handler works in threads that do not block SIGBUS, and not in system
-calls: they return EFAULT, so bytes of a mapping are copied before they are passed to one.
+A process has one handler of SIGBUS, and another library may replace it. `mapping_guard` checks that before each use,
+and installs this handler again, in front of the other one. It works in threads that do not block SIGBUS. In a system
+call it does not: the call returns EFAULT. So bytes of a mapping are copied before they are passed to a system call.
 """
 
 from libc.stdint cimport uint8_t, uint64_t
@@ -24,7 +24,7 @@ cdef extern from *:
 
     enum { INFERD_MAPPINGS = 4096 };
     static inferd_mapping inferd_mappings[INFERD_MAPPINGS];
-    static int inferd_mappings_used;             /* places that were ever in use; atomic */
+    static int inferd_mappings_used;             /* 1 + the highest place that was ever in use; atomic */
     static struct sigaction inferd_sigbus_before;
 
     static uint8_t *inferd_start(const inferd_mapping *mapping) {
@@ -45,8 +45,8 @@ cdef extern from *:
         return 0;
     }
 
-    /* Whether this handler is the last: there is no other, or the other has had this fault already and raised the
-       signal again, as crash reporters do, or returned to the instruction that faults. */
+    /* Whether no other handler is left to try: there is none; or the other one has had this fault already, and has
+       raised the signal again, as crash reporters do, or returned to the instruction that faults. */
     static int inferd_is_last(const siginfo_t *info) {
         static __thread const void *passed_on;
         const struct sigaction *before = &inferd_sigbus_before;

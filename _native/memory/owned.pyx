@@ -1,7 +1,8 @@
-"""Objects of Python that must be let go of, by threads that do not have the GIL and must not wait for it.
+"""Objects of Python that wait until a thread with the GIL lets go of them.
 
-The I/O thread gives back the outputs of a framework when they are written to the socket. They wait in a stack until a
-thread that has the GIL anyway comes by: that of an instance, or the event loop.
+The I/O thread gives back the outputs of a framework when they are written to the socket, and must not wait for the
+GIL. So the outputs wait in a stack until a thread that has the GIL anyway comes by: that of an instance, or the event
+loop's.
 """
 
 from libc.stdint cimport int32_t

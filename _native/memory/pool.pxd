@@ -10,26 +10,28 @@ cdef enum:
     LEVELS = 40              # powers of two, in grains
     STEPS = 8                # size classes of equal width between one power of two and the next
 
-# Where slabs come from. `obtain` returns the address of `size` bytes, aligned to POOL_GRAIN, and may store something
-# for `release` in `slab`; NULL if there is no memory. The pool calls it without the GIL, and without the lock under
-# which blocks are taken and given back.
 cdef struct Backing:
+    # Where slabs come from. The pool calls these functions without the GIL, and without the lock under which blocks are
+    # taken and given back.
+
+    # Return the address of `size` bytes, aligned to POOL_GRAIN; NULL if there is no memory. The function may store
+    # something for `release` in `slab`.
     void *(*obtain)(void *context, size_t size, void **slab) noexcept nogil
     void (*release)(void *context, void *address, size_t size, void *slab) noexcept nogil
-    # Return the pages of a free piece to the system; the piece stays in the pool. NULL:
-    # the pool's memory always has its pages.
+    # Return the pages of a free piece to the system; the piece stays in the pool. NULL: the pool's memory always has its
+    # pages.
     void (*cool)(void *context, void *address, size_t size) noexcept nogil
-    # All slabs are released. NULL: nothing more is to be done.
+    # All slabs are released, and the pool ends. NULL: nothing is to be done then.
     void (*end)(void *context) noexcept nogil
-    # Called on any thread when the owner and the last user have left: arrange for a call of pool_free. NULL: free at
-    # once.
+    # The last user has left, on any thread, after the owner: have a thread call pool_free. NULL: the pool is freed at
+    # once. If the owner leaves last, it frees the pool itself.
     void (*finish)(void *context, Pool *pool) noexcept nogil
     void *context
 
 cdef struct Slab:
     uint8_t *address
     size_t size
-    void *mark               # for the backing
+    void *mark               # what `obtain` has stored for `release`
     Chunk *first
     Slab *next
 
@@ -74,9 +76,9 @@ cdef void pool_unuse(Pool *pool) noexcept nogil
 cdef void pool_free(Pool *pool) noexcept nogil
 # Allocate slabs until the pool holds at least `size` bytes. False: there is no memory, or the limit is lower.
 cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil
-# Return the pages of all free pieces to the system; the number of bytes.
+# Return the pages of all free pieces to the system; returns the number of bytes. The growth lock is held.
 cdef size_t pool_cool(Pool *pool) noexcept nogil
-# Release slabs without blocks; the number of bytes.
+# Release the slabs that have no block; returns the number of bytes.
 cdef size_t pool_trim(Pool *pool) noexcept nogil
 
 

@@ -1,9 +1,9 @@
 """Pools for memory that is slow to allocate: page-locked, on a device, shared with other processes.
 
 A pool divides large slabs into blocks, up to a hard limit. Free pieces are in two-level size classes (eight for each
-power of two), with a bitmap of the classes that have any. So taking and giving are a handful of instructions, whatever
-the number of pieces, and adjacent free pieces are merged at once, so that many small blocks do not make large ones
-impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
+power of two), with a bitmap of the classes that have free pieces. So taking and giving a block needs a handful of
+instructions, whatever the number of pieces. Adjacent free pieces are merged at once; so a large block is possible
+again when the small blocks in its place have been given back. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
 systems", ECRTS 2004.)
 
 The metadata of a piece is in ordinary memory, because the CPU may be unable to read the piece.
@@ -202,7 +202,7 @@ cdef void give_chunk(void *owner) noexcept nogil:
 # Users: the owner, every block, and other users of the backing
 
 cdef inline bint is_last(Pool *pool) noexcept nogil:
-    # a user leaves; with the lock held
+    # A user leaves: whether the pool has neither users nor an owner now. With the lock held.
     pool.users -= 1
     return pool.left and pool.users == 0
 
@@ -281,14 +281,14 @@ cdef inline size_t rounded(size_t size, size_t grain) noexcept nogil:
 
 
 cdef bint grow(Pool *pool, size_t wanted) noexcept nogil:
-    # hold a slab that serves `wanted` bytes; the growth lock is held
+    # add a slab that serves `wanted` bytes; the growth lock is held
     cdef size_t least
     cdef size_t most
     cdef size_t size
     if wanted >= <size_t>1 << 47:
         return False
     if pool.backing.cool != NULL and pool.slabs != NULL:
-        return pool_cool(pool) > 0  # joins pieces with and without pages; there is no other slab
+        return pool_cool(pool) > 0  # there is one slab only, but this merges pieces with and without pages
     # `find` needs a class whose smallest chunks are large enough: an eighth more is always enough
     least = rounded(wanted + wanted // STEPS, SLAB_GRAIN)
     if <int64_t>least + load64(&pool.resource.held) > pool.resource.limit:
@@ -303,7 +303,7 @@ cdef bint grow(Pool *pool, size_t wanted) noexcept nogil:
 
 
 cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil:
-    cdef bint good = <int64_t>size <= pool.resource.limit
+    cdef bint good = <int64_t>size <= pool.resource.limit // SLAB_GRAIN * SLAB_GRAIN  # more slabs do not fit
     lock(&pool.growth)
     while good and load64(&pool.resource.held) < <int64_t>size:
         good = grow(pool, min(size - <size_t>load64(&pool.resource.held), pool.slab_size))
@@ -394,10 +394,10 @@ cdef size_t pool_trim(Pool *pool) noexcept nogil:
 
 cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
     cdef Chunk *chunk = NULL
-    cdef bint alone = size < <size_t>POOL_GRAIN * STEPS     # whether its class has only this size
+    cdef bint alone = size < <size_t>POOL_GRAIN * STEPS     # whether all chunks of its class have this size
     spin_lock(&pool.guard)
     if pool.backing.cool != NULL and not alone:
-        chunk = find_alike(pool, size)  # was in use and has its pages; a larger chunk may have none
+        chunk = find_alike(pool, size)  # it may have been in use, and have its pages; a larger chunk rather has none
     if chunk == NULL:
         chunk = find(pool, size // POOL_GRAIN)
     if chunk == NULL and not alone:
@@ -414,7 +414,7 @@ cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
 
 
 cdef Chunk *find_alike(Pool *pool, size_t size) noexcept nogil:
-    # the class of this size has smaller and larger chunks: look at a few
+    # a free chunk of this size or a little larger: its class has smaller chunks, too, so look at a few
     cdef int level, step
     cdef Chunk *chunk
     cdef int looked = 0
@@ -494,7 +494,10 @@ cdef class PooledMemory(Memory):
             pool_leave(self.pool)
 
     def reserve(self, size: int) -> bool:
-        """Hold at least `size` bytes from now on, so that no thread waits for them later. False: there are too few."""
+        """Allocate slabs until the pool holds at least `size` bytes, so that no thread waits for them later.
+
+        False: there is no memory, or the limit is lower.
+        """
         cdef size_t wanted = size
         cdef bint good
         with nogil:
@@ -502,7 +505,7 @@ cdef class PooledMemory(Memory):
         return good
 
     def trim(self) -> int:
-        """Return slabs that hold no block; how many bytes."""
+        """Release the slabs that have no block; returns the number of bytes."""
         cdef size_t freed
         with nogil:
             freed = pool_trim(self.pool)

@@ -1,10 +1,9 @@
 """The registry of shared memory regions: found by scope and name, and bounded in number and bytes.
 
-The bounds are for all regions and for those of one scope. They count a region until it is closed, which is after the
-last request that uses it; so a client cannot exceed them by unregistering regions that its requests still use.
+There are bounds for all regions and for those of one scope. A region counts until it is closed, which is after the
+last request that uses it. So a client cannot exceed the bounds by unregistering regions that its requests still use.
 
-A lock of the registry protects it, and no code of Python runs under the lock: another thread could have the GIL and
-wait for the lock.
+The registry has a lock, under which no code of Python runs: another thread could have the GIL and wait for the lock.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -7,8 +7,8 @@ ctypedef void (*release_fn)(void *owner) noexcept nogil
 cdef enum Sharing:
     # which other process writes to the memory of a block
     SHARED_WITH_NOBODY
-    SHARED_WITH_FRIEND       # a client that is trusted not to change it while its own request uses it
-    SHARED_WITH_STRANGER     # a client that may change it at any time: copy it before anything depends on it
+    SHARED_WITH_FRIEND       # that of a client that is trusted not to write while its own request uses the memory
+    SHARED_WITH_STRANGER     # that of a client that may write at any time: copy the memory before anything depends on it
 
 cdef struct Block:
     uint8_t *data            # 256-byte aligned if it comes from a resource; for a GPU, not an address of the host
@@ -16,7 +16,7 @@ cdef struct Block:
     int32_t references       # atomic
     int32_t size_class       # >= 0: a class of host memory; CLASS_LARGE, CLASS_FOREIGN, CLASS_LENT
     Sharing sharing          # of a foreign block; shared memory must not be used after its request
-    bint sealed              # others read it without a reference (a Python object, a client), so no one may write to it
+    bint sealed              # a Python object or a client reads it without a reference, so nobody may write to it
     release_fn release       # of foreign and lent blocks: called with `owner` for the last reference
     void *owner
     Block *next              # free list of host memory
@@ -42,10 +42,10 @@ cdef inline Block *resource_take(Resource *resource, size_t size) noexcept nogil
 
 # The value of `used`; host memory counts it by thread.
 cdef int64_t resource_used(Resource *resource) noexcept nogil
-# "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL if there
-# is no memory.
+# The error text for a take without success: "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of
+# at most 8192". From malloc; NULL if there is no memory.
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil
-# Raises the same as a MemoryError.
+# Raises a MemoryError with this text.
 cdef int raise_refused(Resource *resource, size_t asked) except -1
 
 # A block of host memory of at least `size` bytes with one reference; NULL if there is no memory.
@@ -53,17 +53,18 @@ cdef Block *block_take(size_t size) noexcept nogil
 # A sealed block on memory of another owner. NULL if there is no memory for its head; the owner is then not released.
 # The thread that gives the last reference back calls `release(owner)` exactly once, possibly without the GIL.
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil
-# For resources: count a block of CLASS_LENT that is given out, with one reference. Returns it.
+# For resources: give a block of CLASS_LENT its first reference, and count it. Returns the same block.
 cdef Block *block_lent(Block *block) noexcept nogil
-# Whether only the caller, with the single reference, can see the memory. Then it may be written to.
+# Whether nobody but the caller, who has the single reference, can see the memory. Then the caller may write to it.
 cdef bint block_is_exclusive(const Block *block) noexcept nogil
 # Add a reference; returns the same block.
 cdef Block *block_share(Block *block) noexcept nogil
 # Give one reference back; the last one frees the memory. NULL is allowed.
 cdef void block_give(Block *block) noexcept nogil
-# If the memory is shared, replace the reference by one to a copy of the `size` bytes at `data`. False: no memory.
+# If the memory is shared, replace `block` by a block with a copy of the `size` bytes at `data`, and give `block` back.
+# False: no memory.
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil
-# As block_own, for memory of any kind.
+# The same, also if the memory is not shared.
 cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexcept nogil
 # A foreign block that keeps a Python object alive; NULL if there is no memory. Needs the GIL; giving the block back
 # does not.

@@ -75,7 +75,7 @@ cdef void block_give(Block *block) noexcept nogil:
         host_give(block)
         return
     host_count(-1)
-    lent = block.size_class == CLASS_LENT  # then its release takes the head back, too
+    lent = block.size_class == CLASS_LENT  # then `release` takes the head back, too
     block.release(block.owner)
     if not lent:
         free(block)
@@ -215,8 +215,9 @@ cdef class Memory:
         return self.resource.name.decode()
 
     def usage(self) -> dict[str, int]:
-        """Use in bytes: `used` by blocks, `held` of the system, the `peak` of use (of host memory: held), the `limit`
-        (0: none); and the number of takes that were `refused`."""
+        """The bytes that blocks have (`used`), those from the system or the device (`held`), the maximum of `used`, or
+        of host memory of `held` (`peak`), the `limit` (0: none), and the number of takes that found no memory
+        (`refused`)."""
         return usage_of(self.resource)
 
     def take(self, size: int) -> Lent:
@@ -235,7 +236,7 @@ cdef class Memory:
         return lent
 
     def trim(self) -> int:
-        """Return memory that no block uses to the system; the number of bytes."""
+        """Return memory that no block uses to the system; returns the number of bytes."""
         return trim()
 
 
@@ -268,12 +269,12 @@ def host() -> Memory:
 
 
 def trim() -> int:
-    """Return free blocks to the system, except those in the lists of other threads; the number of bytes."""
+    """Return free blocks to the system, except those in lists of other threads; returns the number of bytes."""
     return host_trim()
 
 
 def cool() -> int:
-    """Return memory to the system that has been free since the last few calls; tell how many bytes.
+    """Return memory to the system that has been free since the last few calls; returns the number of bytes.
 
     To be called about once a second, but not on the event loop: unmapping a gigabyte takes long.
     """
@@ -284,7 +285,7 @@ def cool() -> int:
 
 
 def is_still() -> bool:
-    """Whether nothing was given to the pool or taken from it since the last `cool`."""
+    """Whether no block was given back to the pool since the last `cool`."""
     return common_is_still()
 
 

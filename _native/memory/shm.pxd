@@ -12,19 +12,21 @@ cdef enum RegionKind:
     REGION_CUDA              # memory of a GPU
 
 cdef enum:
-    SCOPE_SHARED = -1        # regions that every caller may use; other scopes are users, by number
+    # Other scopes are users, by number.
+    SCOPE_SHARED = -1        # of the regions that every caller may use
     SCOPE_NONE = -2          # of a caller that may use no region
-    MAPPED_FROM = 64 << 10   # bytes from which on a worker maps a tensor in a region; it gets copies of smaller ones
+    MAPPED_FROM = 64 << 10   # a worker maps the region of a tensor of at least so many bytes; smaller ones are copied
 
 ctypedef void (*close_fn)(Region *region) noexcept nogil
-# A region is closed, by any thread; called with a lock that all regions share.
+# The region with this number is closed. Called on any thread, with a lock that all regions share.
 ctypedef void (*closed_fn)(void *owner, uint64_t number) noexcept nogil
 
 cdef struct RegionWatch:
-    # a user that keeps more of a region than its block, and releases that when the region is closed
+    # Of a user that keeps something for a region beyond the last reference to its block, and releases that when the
+    # region is closed.
     RegionWatch *previous
     RegionWatch *next
-    Region *region           # NULL: free
+    Region *region           # NULL: this watch is free
     closed_fn closed         # set by the owner, as `owner` is
     void *owner
 
@@ -37,11 +39,11 @@ cdef struct Region:
     Registry *registry
     RegionKind kind
     uint64_t number          # no other region has or had it
-    int64_t scope            # the owner of the region
+    int64_t scope
     Str name
     uint64_t owner           # the connection with which the region ends; 0: none
-    # Holds this structure. The registry has one reference and each user one; the last one closes the region. Its `data`
-    # is the address of the region in this process, NULL if it has none.
+    # The registry and each user have a reference to the block; the last one closes the region and frees this structure.
+    # `block.data` is the address of the region in this process, NULL if it has none.
     Block *block
     size_t size
     bint writable
@@ -72,7 +74,7 @@ cdef enum:
     BUCKETS = 1024
 
 cdef struct Share:
-    # the regions that one scope has registered; exists while there is one. The registry's lock protects it.
+    # What the open regions of one scope have; exists while there are some. The registry's lock protects it.
     Share *next
     int64_t scope
     int64_t count
@@ -90,7 +92,7 @@ cdef struct Registry:
     int64_t scope_count      # maximum for one scope
     int64_t scope_byte_size  # maximum of their bytes
 
-# The region with this name, with one more reference to its block; NULL if the caller has none of that name.
+# The region of the scope with this name, with one more reference to its block; NULL if there is none.
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
 # Why this part of a region cannot be used, from malloc; NULL if it can.
 cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
@@ -98,9 +100,9 @@ cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_siz
 # use.
 cdef bint region_intact(const Region *region) noexcept nogil
 cdef void placements_free(Placement *first) noexcept nogil
-# Have one of `count` watches watch a region that is in use, unless one does already. False: no watch is free.
+# Let one of `count` watches watch a region that is in use, unless one watches it already. False: no watch is free.
 cdef bint region_watch(Region *region, RegionWatch *watches, uint32_t count) noexcept nogil
-# Free all of them. After that `closed` is not called.
+# Free all these watches. After the return `closed` does not run any more.
 cdef void region_unwatch(RegionWatch *watches, uint32_t count) noexcept nogil
 
 # The text for callers that may not use shared memory.

@@ -5,8 +5,8 @@ the registry has one reference, and every request that uses the region has anoth
 name and the registry's reference; the memory is released after the last request.
 
 System regions are mapped. The mapping of a trusted client is used in place. Contents of any other mapping are
-copied before they are checked or computed with, because the client may change them at any time. If a client shortens
-its object, nothing is harmed in either case, see `inferd._native.memory.mapping`.
+copied before they are checked or computed with, because the client may change them at any time. A client may also
+shorten its object at any time: see `inferd._native.memory.mapping`.
 """
 
 from libc.errno cimport errno
@@ -47,9 +47,9 @@ from typing import NamedTuple
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
-    KEPT_SHARE = 4           # regions keep open at most one in so many descriptors; connections need the others
+    KEPT_SHARE = 4           # regions keep at most 1/KEPT_SHARE of the descriptors open; connections need the others
 
-cdef int64_t kept_objects = 0
+cdef int64_t kept_objects = 0  # descriptors that regions keep open; atomic
 cdef int64_t regions_made = 0
 cdef int64_t UNLIMITED = resource.RLIM_INFINITY
 
@@ -177,7 +177,7 @@ cdef void region_unwatch(RegionWatch *watches, uint32_t count) noexcept nogil:
 # Access
 
 cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil:
-    # negative numbers are very large ones, as in Triton
+    # negative numbers count as very large ones, as in Triton
     cdef uint64_t start = <uint64_t>offset
     cdef uint64_t size = <uint64_t>byte_size
     cdef int length = clip(region.name)
@@ -229,8 +229,8 @@ cdef class Regions:
     """The regions that clients have registered; safe to use from any thread.
 
     Args:
-        max_count: regions at a time; those that lost their names count while requests use them.
-        max_byte_size: of all of these together.
+        max_count: the most regions at a time; one that was unregistered counts while requests use it.
+        max_byte_size: the most bytes of all these regions together.
         scope_count, scope_byte_size: the same for the regions of one scope; None: as for all regions.
     """
 
@@ -256,11 +256,11 @@ cdef class Regions:
             scope: the user whose region it is, or SHARED.
             name: of the region, in this scope.
             key: of the object, as the client gave it.
-            fd: the object, opened for what `writable` says; it is not needed afterwards.
-            offset, byte_size: the part, which the object contains now.
+            fd: the object, opened for reading, and if `writable` for writing, too. The caller may close it afterwards.
+            offset, byte_size: the part, which lies within the object now.
             trusted: use its contents in place; otherwise copy them before use.
-            writable: results may be written to it.
-            reopened: other processes of the server may map it, too.
+            writable: the server may write outputs to it.
+            reopened: workers may open and map the object, too.
             owner: `remove_owned` with this number unregisters the region; 0: no owner.
 
         Raises:
@@ -304,7 +304,7 @@ cdef class Regions:
             "much as the server allows")
 
     def remove(self, scope: int, kind: int, name: str) -> bool:
-        """Unregister a region of this kind; whether there was one. Requests that use it are not disturbed."""
+        """Unregister a region; whether there was one of this name and kind. Requests that use it are not disturbed."""
         cdef bytes encoded = name.encode()
         cdef Region *region = registry_remove(self.registry, scope, kind, Str(encoded, <uint32_t>len(encoded)))
         if region == NULL:
@@ -388,7 +388,7 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
 
 
 cdef void keep_object(Region *region, int fd) noexcept:
-    # for workers that map the object, too; without its descriptor they get copies
+    # Keep the object for workers, which map it, too. If the descriptor cannot be kept, workers get copies.
     cdef int64_t limit
     if region.size < MAPPED_FROM:
         return
@@ -402,10 +402,8 @@ cdef void keep_object(Region *region, int fd) noexcept:
         fetch_add64(&kept_objects, -1)
 
 
-# For tests: uses a region as a request does.
-
 cdef class Use:
-    """Keeps a region in use, and reaches its bytes as a request does."""
+    """For tests: keeps a region in use, and reads and writes its bytes as a request does."""
 
     cdef Region *region
 
@@ -419,7 +417,7 @@ cdef class Use:
         self.leave()
 
     def leave(self) -> None:
-        """End the request: no other method may be called afterwards."""
+        """End the use: no other method may be called afterwards."""
         if self.region != NULL:
             block_give(self.region.block)
             self.region = NULL

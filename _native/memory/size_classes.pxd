@@ -1,6 +1,6 @@
 # Size classes of host memory: four for each power of two, from 256 bytes to 1 GiB.
 #
-# So at most a fifth of a block is unused, and in a large block that fifth is address space only.
+# So from 1 KiB on at most a fifth of a block is unused, and in a large block that fifth is address space only.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t
@@ -17,9 +17,9 @@ cdef enum:
     SMALLEST_LOG2 = 8
     LARGEST = 1 << 30
     CLASSES = 89
-    OWN_CLASSES = 33          # up to 64 KiB: threads have lists of their own for these
-    OWN_BYTES = 128 << 10     # in such a list at most, but at least two blocks
-    OWN_BLOCKS = 32           # and at most so many
+    OWN_CLASSES = 33          # the classes up to 64 KiB, for which each thread has lists of its own
+    OWN_BYTES = 128 << 10     # the most bytes in such a list, which may always have two blocks
+    OWN_BLOCKS = 32           # the most blocks in such a list
 
 # The class that serves `size` bytes; CLASS_LARGE beyond the largest.
 cdef inline int class_of(size_t size) noexcept nogil:

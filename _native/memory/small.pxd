@@ -14,8 +14,8 @@ cdef enum:
     SMALL_LARGEST = (SMALL_CLASSES - 1) * SMALL_STEP
 
 cdef extern from *:
-    # the maximum of free pieces of one size, in steps of memory; none in debug builds, so that sanitizers see every
-    # allocation
+    # How much memory the free pieces of one size may have, in units of SMALL_STEP; none in debug builds, so that
+    # sanitizers see every allocation.
     """
     #ifdef NDEBUG
     #define INFERD_SMALL_KEPT 4096
@@ -32,7 +32,7 @@ cdef union Piece:
     char room[SMALL_STEP]    # aligns the bytes like malloc's
 
 cdef struct Smalls:
-    # the free small pieces of the front; all zeros: there is none
+    # the free small pieces of the front; all zeros if there is none
     Piece *free[SMALL_CLASSES]
     uint32_t count[SMALL_CLASSES]
 

@@ -1,4 +1,4 @@
-# Whether memory that is given back is filled with nonsense, so that code which still uses it is noticed: in debug and
+# Whether memory that is given back is filled with nonsense, which shows code that still uses it. It is so in debug and
 # sanitizer builds, and in the simulation.
 
 cdef enum:

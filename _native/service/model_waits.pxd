@@ -1,22 +1,33 @@
-# Waits for a model to be loaded that are not requests themselves: steps of ensembles whose model was unloaded
-# meanwhile.
+# How requests, and steps of ensembles whose model was unloaded meanwhile, wait for a model that is to be loaded: the
+# question to Python, which both ask, and the lists in which the steps wait.
+
+from libc.stdint cimport uint64_t
 
 from inferd._native.front cimport PythonEvent
 from inferd._native.protobuf.codec cimport Str
 
-# Called in the front: the waiter must not wait. `reason` is from malloc, and taken over; NULL: there is no memory.
+# Called in the front: the waiter must not wait. The function frees `reason`, which is from malloc; NULL: there is no
+# memory.
 ctypedef void (*refuse_fn)(void *waiter, int status, char *reason) noexcept nogil
 
 cdef struct ModelAsk:
-    # The question, whether somebody may wait for a model: the front asks, Python answers.
+    # The question whether a waiter (a request, or a step) may wait for a model: the front asks, Python answers.
     PythonEvent event        # the first member
     void *waiter             # NULL: it waits no more
     refuse_fn refuse
     void *context            # of the waiter
     bint answered            # the event has been run: the end of the wait frees the question
-    bint by_model
+    bint by_model            # see missed_fn in inferd._native.service.submission
     char *model              # from malloc, as the next
-    char *asked_by           # NULL: no load waits
+    char *asked_by           # NULL: no load waits for the response
+    ModelAsk *previous       # of a request of a sequence: its neighbours in Submission.sequences
+    ModelAsk *next
+    uint64_t sequence        # the hash of that sequence
+
+cdef struct ModelAsks:
+    # a list of them; see inferd._native.list
+    ModelAsk *first
+    ModelAsk *last
 
 # NULL: no memory. `event.run` and its owner are set, and the event is posted, by the caller.
 cdef ModelAsk *model_ask_new(void *waiter, refuse_fn refuse, Str model, bint by_model,

@@ -10,15 +10,15 @@ from inferd._native.request.lane cimport Lane
 from inferd._native.request.record cimport Recorder
 from inferd._native.request.request cimport Request
 from inferd._native.service.access cimport AccessPolicy
-from inferd._native.service.model_waits cimport ModelAsk, ModelWaits, refuse_fn
+from inferd._native.service.model_waits cimport ModelAsk, ModelAsks, ModelWaits, refuse_fn
 from inferd._native.service.table cimport Table
 from inferd._native.tensors.placement cimport RegionAccess
 from inferd._native.traceparent cimport TraceContext
 
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together
-
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
+    SEQUENCES = 1024         # lists of those that belong to sequences; by hash of the sequence
 
 # A waiter (a request, or a step) needs this model, which is not loaded. `by_model`: a model made the request, else a
 # client. The load of the model `asked_by` waits for the response (NULL: no load does). Returns the question to Python,
@@ -51,6 +51,7 @@ cdef struct Submission:
     void *missed_context
     const char *asked_by     # while a request is submitted: the model whose load waits for its response; NULL: none
     Awaiting awaiting[AWAITED]
+    ModelAsks sequences[SEQUENCES]   # of these requests, those of sequences
     ModelWaits model_waits   # steps of ensembles that wait for models
     Lane *touched[TOUCHED]   # lanes that have got requests since submission_wake
     uint32_t touched_count

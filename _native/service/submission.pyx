@@ -289,25 +289,25 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests for models that are loaded on demand
 
-cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
-    return &self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
+cdef inline Awaiting *awaiting_of(const Submission *self, Str name) noexcept nogil:
+    return <Awaiting *>&self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
 
 
 cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
     # Whether an earlier request of its sequence waits for the model: this one must not overtake it. The model may just
     # have been loaded, and a departing version may still have an older sequence of this id.
     cdef Str name = request.message.model_name
-    cdef const Request *other = self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED].first
+    cdef const ModelAsk *other
     cdef uint64_t hash
-    if other == NULL:
+    if awaiting_of(self, name).first == NULL:
         return False
     request_identify(request)
     if not request.correlation.given:
         return False
     hash = correlation_hash(&request.correlation)
+    other = self.sequences[hash % SEQUENCES].first
     while other != NULL:
-        if (other.correlation.given and other.correlation.number == request.correlation.number
-                and waits_for(other, &name) and correlation_hash(&other.correlation) == hash):
+        if other.sequence == hash and waits_for(<const Request *>other.waiter, &name):
             return True
         other = other.next
     return False
@@ -324,15 +324,21 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
         return
     ask.context = self
     request_wait(request, &FOR_MODEL, ask)
-    request_identify(request)  # for waits_behind of later requests
     list_append(awaiting_of(self, request.message.model_name), request)
+    request_identify(request)
+    if request.correlation.given:
+        ask.sequence = correlation_hash(&request.correlation)
+        list_append(&self.sequences[ask.sequence % SEQUENCES], ask)
     if request.terms.deadline_ns:
         bridge_watch(self.bridge, request)
 
 
 cdef void stop_waiting(Request *request) noexcept nogil:
     cdef ModelAsk *ask = <ModelAsk *>request.awaited
-    list_remove(awaiting_of(<Submission *>ask.context, request.message.model_name), request)
+    cdef Submission *self = <Submission *>ask.context
+    list_remove(awaiting_of(self, request.message.model_name), request)
+    if request.correlation.given:
+        list_remove(&self.sequences[ask.sequence % SEQUENCES], ask)
     request_stop_waiting(request, REQUEST_NEW)
     model_ask_end(ask)
 

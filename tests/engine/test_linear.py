@@ -214,3 +214,30 @@ def test_requests_that_wait_for_models_of_many_names(native_counters):
     waiting(8, lambda call: call())
     taken = [waiting(size) for size in (12, 24, 48)]
     assert (taken[2] - taken[1]) / (taken[1] - taken[0]) < LIMIT
+
+
+def test_requests_of_sequences_that_wait_for_one_model(native_counters):
+    """A further one looks for an earlier request of its sequence, but not at the requests of all other sequences."""
+
+    def one_more(size):
+        lanes = Lanes(running=False)
+        lanes.service.load_on_demand(lambda name, by_model, asked_by: "")
+        message, answers = pb.ModelInferRequest.FromString(lanes.request(b"x")), []
+        message.model_name = "missing"
+
+        def submit():
+            lanes.service.submit(encoded, lambda *answer: answers.append(answer))
+
+        for number in range(size):
+            message.parameters["sequence_id"].string_param = f"{number:04}" * 256
+            encoded = message.SerializeToString()
+            taken = steps.count(submit) if number == size - 1 else submit()
+        lanes.service.resume("missing", 14, "no")
+        lanes.run()
+        lanes.settle()
+        assert [answer[:2] for answer in answers] == [(14, "no")] * size
+        lanes.close()
+        return taken
+
+    one_more(8)
+    assert one_more(64) - one_more(8) < FEW * (64 - 8)

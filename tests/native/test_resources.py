@@ -163,6 +163,13 @@ def test_reserve_obtains_ahead_and_trim_returns_what_is_free(capped):
     assert capped.usage()["held"] == 0
 
 
+def test_a_limit_that_no_slab_fills_is_not_reserved():
+    capped = MappedMemory(5 * MIB, 2 * MIB)
+    assert not capped.reserve(5 * MIB)
+    assert capped.reserve(4 * MIB)
+    capped.trim()
+
+
 @pytest.mark.parametrize(("kind", "call"), [("page-locked", "cuMemHostAlloc"), ("device", "cuMemAlloc_v2")])
 def test_driver_without_memory(stub, kind, call):
     resource = KINDS[kind]()
