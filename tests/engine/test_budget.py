@@ -261,6 +261,18 @@ def test_what_is_refused_does_not_fit_beside_what_stays() -> None:
     assert decision.leave == ["q"]
 
 
+def test_a_load_that_waits_is_told_who_has_its_room_without_its_own_models() -> None:
+    budget = Budget(10)
+    residents = {
+        "a": Resident(4, stay=Stay.FOR_NOW),
+        "b": Resident(5, stay=Stay.FOR_NOW),
+        "c": Resident(1, stay=Stay.MAY_LEAVE),
+    }
+    budget.claim("E", {"E": 2, "a": 4}, model="E")
+    assert not budget.look(residents).begin
+    assert budget.holders("E", residents) == ["b"]
+
+
 def test_a_load_that_waits_for_another_is_refused_at_once_if_they_do_not_fit_together() -> None:
     """The load could not begin before the other one has ended, which waits for it."""
     budget = Budget(10)

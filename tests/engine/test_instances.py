@@ -269,7 +269,20 @@ def test_host_policies_are_read():
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "cpu", "cpu,", "cpu,numa-node=x", "cpu,cpu-cores=", "cpu,cpu-cores=1-", ",numa-node=0", "cpu,x=1"]
+    "entry",
+    [
+        "",
+        "cpu",
+        "cpu,",
+        "cpu,numa-node=x",
+        "cpu,cpu-cores=",
+        "cpu,cpu-cores=1-",
+        ",numa-node=0",
+        "cpu,x=1",
+        "cpu,cpu-cores=0,3-1",
+        "cpu,cpu-cores=0-999999999999",
+        "cpu,numa-node=999999",
+    ],
 )
 def test_a_wrong_host_policy_is_refused(entry):
     with pytest.raises(HostPolicyError, match="expected NAME,numa-node=N or NAME,cpu-cores=0-3,8-11"):
@@ -344,7 +357,7 @@ def test_limits_are_read():
     assert parse_limits(["R1:3", "R2:2:0", "R1:1:1"]) == {("R1", None): 3, ("R2", 0): 2, ("R1", 1): 1}
 
 
-@pytest.mark.parametrize("entry", ["", "R", "R:", ":1", "R:x", "R:1:2:3"])
+@pytest.mark.parametrize("entry", ["", "R", "R:", ":1", "R:x", "R:1:2:3", "R:99999999999999999999"])
 def test_a_wrong_limit_is_refused(entry):
     with pytest.raises(ResourceError, match="expected NAME:COUNT or NAME:COUNT:DEVICE"):
         parse_limits([entry])

@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections import Counter
 from functools import partial
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from tests.engine.serving import (
     Pending,
     PuppetBackend,
     echo,
+    ensemble_of,
     infer,
     infer_all,
     poll,
@@ -379,6 +380,29 @@ async def test_a_failed_reload_keeps_what_was(tmp_path, monkeypatch):
         assert [version.version for version in engine.versions("m")] == [2]
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+async def test_code_that_exits_while_a_model_is_loaded_or_unloaded_ends_no_server(tmp_path, monkeypatch, caplog, error):
+    def exits(*_args):
+        raise error("no licence")
+
+    async with serving(tmp_path, control=NOTHING, other=CONFIG, m=CONFIG) as engine:
+        await engine.load("other")
+        for where in ((puppets.PuppetBackend, "load"), (puppets.PuppetModel, "create_instance")):
+            with monkeypatch.context() as patch:
+                patch.setattr(*where, exits)
+                with pytest.raises(InvalidArgument, match=f"the code has raised {error.__name__}: no licence"):
+                    await engine.load("m")
+        await engine.load("m")
+        for where in (puppets.PuppetInstance, puppets.PuppetModel):
+            monkeypatch.setattr(where, "close", exits)
+        await engine.unload("m")
+        await until(lambda: states(engine)["m", "1"] == ("UNAVAILABLE", "unloaded"))
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).status == OK
+        assert engine.versions("other")
+    caplog.clear()  # frames of the logged errors hold what they were about
+
+
 async def test_a_failed_change_of_instances_keeps_those_of_all_versions(tmp_path, monkeypatch):
     """A version that got its further instances before another could not have them loses them again."""
     (tmp_path / "m" / "2").mkdir(parents=True)
@@ -466,6 +490,10 @@ async def test_files_of_an_override_live_as_long_as_what_was_loaded_from_them(tm
         ("{}", {"file:": b""}, "must stay within model directory"),
         ("{}", {"1/x": b""}, "unrecognized load parameter '1/x'"),
         ("{}", {"file:1/x": b"", "file:1/x/y": b""}, "directory has been created as a file"),
+        pytest.param("{}", {f"file:1/{'x' * 300}": b""}, "xxx': the path is too long", id="long name"),
+        pytest.param("{}", {f"file:{'1/' * 3000}x": b""}, "1/1/1': the path is too long", id="long path"),
+        pytest.param(f"{{name: {'x' * 1_000_000}", {}, "Invalid config override: ", id="long word"),
+        pytest.param('{name: "' + '\\"' * 500_000, {}, "Invalid config override: ", id="text without end"),
     ],
 )
 async def test_overrides_that_are_none(tmp_path, config, files, text):
@@ -568,6 +596,19 @@ async def test_an_ensemble_that_does_not_fit_a_new_step_is_not_served(tmp_path):
         (tmp_path / "b" / "config.pbtxt").write_text(text)
         await engine.load("e")
         assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+
+
+async def test_an_ensemble_keeps_its_configuration_when_the_reload_of_a_step_fails(tmp_path, monkeypatch):
+    decoupled = CONFIG.replace("dynamic_batching { }", "model_transaction_policy { decoupled: true }")
+    async with serving(tmp_path, control=EXPLICIT, m=CONFIG, e=ensemble_of("m")) as engine:
+        (tmp_path / "m" / "config.pbtxt").write_text(decoupled)
+        with monkeypatch.context() as patch:
+            patch.setattr(puppets.PuppetBackend, "load", Mock(side_effect=BackendError("no room")))
+            with pytest.raises(InvalidArgument, match="no room"):
+                await engine.load("m")
+        assert not engine.model("e").config.model_transaction_policy.decoupled
+        await engine.load("m")
+        assert engine.model("e").config.model_transaction_policy.decoupled
 
 
 async def test_kept_answers_are_of_what_is_served(tmp_path):

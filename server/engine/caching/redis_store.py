@@ -80,11 +80,11 @@ class RedisStore(ResponseStore):
         await self._ask(self._probe())
 
     async def close(self) -> None:
-        """Close the connections. No call is in flight any more."""
-        await self._circuit.close()
+        """End all calls, and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._circuit.close()  # after the calls, which may open it
         await self._client.aclose()
 
     def release(self, model: str) -> None:

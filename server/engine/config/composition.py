@@ -12,6 +12,7 @@ from inferd.server.engine.config.findings import Finding, error_of
 from inferd.server.engine.config.preparation import Prepared
 from inferd.server.engine.pbtxt.source import FieldPath
 from inferd.server.errors import ConfigError
+from inferd_client.pb import model_config_pb2 as pb
 
 
 def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | ConfigError]:
@@ -87,8 +88,12 @@ def _composed(
         field = ("response_cache",) if spec.caches else ("parameters", "coalesce_requests")
         text = f"ensemble '{spec.name}' has a decoupled step: its responses are neither cached nor coalesced"
         return _error(one, [Finding(field, text, "remove it", names_model=True)])
-    one.config.model_transaction_policy.decoupled = decoupled
-    completed = replace(one.of(), spec=replace(spec, decoupled=decoupled))
+    config = (
+        pb.ModelConfig()
+    )  # the present one may be that of the ensemble in service, which a failed load leaves as it is
+    config.CopyFrom(one.config)
+    config.model_transaction_policy.decoupled = decoupled
+    completed = replace(one.of(), config=config, spec=replace(spec, decoupled=decoupled))
     return replace(one, by_version=dict.fromkeys(one.by_version, completed))
 
 

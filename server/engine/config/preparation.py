@@ -184,10 +184,11 @@ class _Preparation:
         def look(version: int) -> None:
             try:
                 completed[version] = self._completed(version)
-            except SystemExit as error:  # a framework's code must not end a thread of the server
-                errors[version] = BackendError(f"the code that looks into the model's files exits: {error}")
             except Exception as error:  # a framework's; other versions may still be good
                 errors[version] = error
+            except BaseException as error:  # such as SystemExit: a framework's code must not end the server
+                what = f"{type(error).__name__}: {error}"
+                errors[version] = BackendError(f"the code that looks into the model's files has raised {what}")
 
         each(look, [version for version in reversed(versions) if version not in found])
         for version in sorted(completed, reverse=True):

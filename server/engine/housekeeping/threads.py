@@ -35,7 +35,7 @@ class WorkItem(Generic[T]):
 
     Args:
         work: a thread calls it once.
-        done: the caller waits for it. It does not hold an error: the error's traceback has frames that hold the future,
+        done: the caller waits for it. This future holds no error: the frames of the error's traceback hold the future,
             so both would stay.
     """
 
@@ -49,12 +49,15 @@ class WorkItem(Generic[T]):
         self.is_over = False
 
     def do(self) -> None:
-        """Call the work. This thread may outlive the caller's wait: it then keeps no object of the work."""
+        """Call the work. The thread, which may wait for other work afterwards, keeps no object of this one."""
         try:
             self._returned.append(self._todo.pop()())
-        except BaseException as error:
+        except Exception as error:
             traceback.clear_frames(error.__traceback__)
             self._raised.append(error)
+        except BaseException as error:  # of a model's code, such as SystemExit: on the loop it would end the server
+            traceback.clear_frames(error.__traceback__)
+            self._raised.append(_as_exception(error))
         self.is_over = True
 
     def fail(self, error: BaseException) -> None:
@@ -78,8 +81,18 @@ class WorkItem(Generic[T]):
             del error
 
 
+def _as_exception(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"the code has raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return or raise the result of `work` on a thread. The work continues if the caller is cancelled."""
+    """Return or raise the result of `work` on a thread. The work continues if the caller is cancelled.
+
+    Raises:
+        RuntimeError: the work has raised an error that is no Exception, or the system has no thread for it.
+    """
     loop = asyncio.get_running_loop()
     item = WorkItem(partial(work, *args, **kwargs), loop.create_future())
 

@@ -16,7 +16,8 @@ from inferd._native.execution.affinity import bind_memory
 
 NODES = Path("/sys/devices/system/node")
 
-_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_NODE = re.compile("[0-9]{1,5}")
+_CORES = re.compile("[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 class HostPolicyError(ValueError):
@@ -40,7 +41,7 @@ class HostPolicy:
         cores = self.cores
         if self.numa_node is not None:
             cores = cores or _cores_of(self.name, self.numa_node)
-        if cores is not None:
+        if cores:  # a node may have memory alone
             self._bind_cores(cores)
         if self.numa_node is not None:
             self._bind_memory(self.numa_node)
@@ -75,29 +76,39 @@ def parse_host_policies(entries: Iterable[str]) -> dict[str, HostPolicy]:
         name, _, setting = entry.partition(",")
         key, _, value = setting.partition("=")
         policy = found.get(name, HostPolicy(name))
-        if name and key == "numa-node" and value.isdecimal() and policy.numa_node is None:
+        if name and key == "numa-node" and _NODE.fullmatch(value) and policy.numa_node is None:
             found[name] = replace(policy, numa_node=int(value))
         elif name and key == "cpu-cores" and _CORES.fullmatch(value) and policy.cores is None:
-            found[name] = replace(policy, cores=_read(value))
+            found[name] = replace(policy, cores=_read(value, entry))
         else:
-            raise HostPolicyError(
-                f"expected NAME,numa-node=N or NAME,cpu-cores=0-3,8-11, each once for a name, got {entry!r}"
-            )
+            raise _wrong(entry)
     return found
+
+
+def _wrong(entry: str) -> HostPolicyError:
+    return HostPolicyError(f"expected NAME,numa-node=N or NAME,cpu-cores=0-3,8-11, each once for a name, got {entry!r}")
 
 
 def _cores_of(name: str, node: int) -> frozenset[int]:
     try:
-        return _read((NODES / f"node{node}" / "cpulist").read_text().strip())
+        cores = (NODES / f"node{node}" / "cpulist").read_text().strip()
     except OSError:
         nodes = ", ".join(sorted(path.name.removeprefix("node") for path in NODES.glob("node[0-9]*"))) or "none"
         raise HostPolicyError(f"host policy '{name}': there is no NUMA node {node}: this machine has {nodes}") from None
+    return _read(cores, cores)
 
 
-def _read(text: str) -> frozenset[int]:
+def _read(text: str, entry: str) -> frozenset[int]:
+    """The cores of a list such as "0-3,8".
+
+    Raises:
+        HostPolicyError: a range ends before it begins; the text shows the whole `entry`.
+    """
     cores: set[int] = set()
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
+        if last and int(last) < int(first):
+            raise _wrong(entry)
         cores.update(range(int(first), int(last or first) + 1))
     return frozenset(cores)
 

@@ -388,10 +388,7 @@ class Instances:
     @staticmethod
     def _close(runner: _Runner) -> None:
         assert runner.instance is not None
-        try:
-            runner.instance.close()
-        except Exception:
-            log.exception("instance %s did not close", runner.spec.name)
+        _close(runner.instance, runner.spec.name)
 
     def _make(self, index: int, runner: _Runner, claim: ClaimHandle | None) -> None:
         assert self._model is not None  # an ensemble has no instances
@@ -406,7 +403,7 @@ class Instances:
                 self._capture(loop, runner.spec)
             warm_up(loop, self._spec, runner.spec.name, self._halt)
         except BaseException:
-            instance.close()
+            _close(instance, runner.spec.name)
             raise
         runner.instance, runner.loop = instance, loop
 
@@ -446,6 +443,13 @@ class Instances:
             policy.bind()
         except HostPolicyError as error:
             raise BackendError(str(error)) from error
+
+
+def _close(instance: Instance, name: str) -> None:
+    try:
+        instance.close()
+    except BaseException:  # also SystemExit: the end of the version, or the report of an earlier error, goes on
+        log.exception("instance %s did not close", name)
 
 
 def _no_thread(spec: InstanceSpec, refusal: RuntimeError) -> BackendError:

@@ -7,11 +7,14 @@ an instance. `inferd._native.scheduling.dispatcher` does the waiting and grantin
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
 
 from inferd._native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
 from inferd.backends.api import BackendError, InstanceSpec, ResourceSpec
+
+_NUMBER = re.compile("[0-9]{1,9}")
 
 EVERYWHERE = -1
 """The device of a global resource."""
@@ -30,11 +33,11 @@ def parse_limits(entries: Iterable[str]) -> dict[tuple[str, int | None], int]:
     found: dict[tuple[str, int | None], int] = {}
     for entry in entries:
         name, *numbers = entry.split(":")
-        if not name or not 1 <= len(numbers) <= 2 or not all(number.isdecimal() for number in numbers):
+        if not name or not 1 <= len(numbers) <= 2 or not all(map(_NUMBER.fullmatch, numbers)):
             raise ResourceError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got {entry!r}")
         key = (name, int(numbers[1]) if len(numbers) == 2 else None)
         if key in found:
-            raise ResourceError(f"resource '{entry}' is given twice")
+            raise ResourceError(f"resource '{name}' is given twice{f' for device {numbers[1]}' if numbers[1:] else ''}")
         found[key] = int(numbers[0])
     return found
 

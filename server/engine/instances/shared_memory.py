@@ -42,6 +42,8 @@ MOST_COPIED = 2**31 - 1
 """Bytes of one input that are copied out of a region, by default: as many as a message of protobuf may have."""
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 LONGEST_NAME = 255
+LONGEST_KEY = 1 + LONGEST_NAME
+"""The server keeps the key of each region, so its leading slashes count."""
 
 _FAMILIES: dict[int, type[ServerError]] = {
     family.status: family for family in (AlreadyExists, Exhausted, Internal, InvalidArgument)
@@ -235,10 +237,10 @@ class SharedMemory:
             raise InvalidArgument(
                 f"{begin} with key '{shown}' as the key contains the reserved prefix '{RESERVED_PREFIX}'"
             )
-        if not is_object_name(found):
+        if not is_object_name(found) or len(key.encode()) > LONGEST_KEY:
             raise InvalidArgument(
-                f"{begin} - invalid shm key '{shown}': expected the name of an object in {DIRECTORY}, at most "
-                f"{LONGEST_NAME} bytes without slashes but leading ones"
+                f"{begin} - invalid shm key '{shown}': expected a slash and the name of an object in {DIRECTORY}, "
+                f"which has at most {LONGEST_NAME} bytes and no slash"
             )
         if self.policy.prefixes and not found.startswith(self.policy.prefixes):
             raise Denied(
@@ -259,8 +261,8 @@ class SharedMemory:
             )
         if byte_size <= 0 or offset + byte_size > found.st_size:
             raise InvalidArgument(
-                f"failed to register shared memory region '{name}': invalid args: expected 1 to {found.st_size} bytes, "
-                f"which is the size of the object, got {byte_size} from offset {offset}"
+                f"failed to register shared memory region '{name}': invalid args: expected a part of the object's "
+                f"{found.st_size} bytes, got {byte_size} bytes from offset {offset}"
             )
 
     def _trusts(self, user: User | None, owner: int | None = None) -> bool:

@@ -173,11 +173,11 @@ class Budget:
         return _Look(self, residents, used).decide()
 
     def holders(self, key: Hashable, residents: Residents) -> list[str]:
-        """The models that hold the room for which this claim waits, for an error's text."""
+        """The models beside the claim's own that hold the room for which it waits, for an error's text."""
         own = self.waiting[key].sizes
         held = {name for claim in self.running.values() for name in claim.sizes}
         held |= {name for name, each in residents.items() if each.stay is not Stay.MAY_LEAVE}
-        return sorted(held | set(self.leaving) - set(own))
+        return sorted((held | set(self.leaving)) - set(own))
 
 
 class _Look:

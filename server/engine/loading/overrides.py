@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -33,8 +34,11 @@ class Override:
 NOTHING = Override()
 
 
+MOST_SHOWN = 255
+"""The most characters of a path that is too long in an error."""
+
 POLLED = "failed to load '{}', failed to poll from model repository: "
-"""The prefix of errors about overrides; Triton's errors end here."""
+"""The beginning of errors about overrides; Triton's errors have no more than this."""
 
 
 def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Override:
@@ -80,7 +84,7 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         The folder, and the object that removes it, for the time when no version is served from it.
 
     Raises:
-        InvalidArgument: a path leads through another file.
+        InvalidArgument: a path leads through another file, or is too long.
         Exhausted: the server has no descriptor or no memory for them.
         Internal: the files cannot be written.
     """
@@ -100,6 +104,10 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         raise InvalidArgument(f"Invalid file parameter '{FILE}{path}', directory has been created as a file") from error
     except OSError as error:
         holder.cleanup()
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidArgument(
+                f"Invalid file parameter '{FILE}{path[:MOST_SHOWN]}': the path is too long"
+            ) from error
         raise _unwritten(name, error) from error
 
 

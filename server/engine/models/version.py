@@ -137,7 +137,7 @@ class LoadedVersion:
             return
         try:
             self._model.close()
-        except Exception:
+        except BaseException:  # also SystemExit: the end of the version goes on
             log.exception("model %s version %d did not close", self.name, self.version)
 
     @property

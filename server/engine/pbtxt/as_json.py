@@ -37,10 +37,12 @@ def config_to_json(config: pb.ModelConfig) -> str:
 _LENIENT = re.compile(
     r"""(?P<text> "(?:[^"\\]|\\.)*" )
       | '(?P<quoted> (?:[^'\\]|\\.)* )'
-      | (?P<key> [A-Za-z_][A-Za-z0-9_]* ) (?= \s* : )
+      | (?P<open> ["'] .* )
+      | (?<![A-Za-z0-9_]) (?P<key> [A-Za-z_][A-Za-z0-9_]*+ ) (?= \s* : )
       | (?P<comma> , ) (?= \s* [}\]] )""",
     re.VERBOSE | re.DOTALL,
 )
+"""Reads each character a few times at most, also of a text that has no JSON in it."""
 
 
 def config_from_json(text: str) -> pb.ModelConfig:
@@ -65,7 +67,7 @@ def config_from_json(text: str) -> pb.ModelConfig:
 def _strict(found: re.Match[str]) -> str:
     if found["quoted"] is not None:
         return '"' + re.sub(r"""\\(')|(")""", lambda each: each[1] or r"\"", found["quoted"]) + '"'
-    return f'"{found["key"]}"' if found["key"] else found["text"] or ""
+    return f'"{found["key"]}"' if found["key"] else found["text"] or found["open"] or ""
 
 
 def _with_lists(message: Any, descriptor: Any) -> Any:

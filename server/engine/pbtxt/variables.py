@@ -52,10 +52,10 @@ class Variables:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def fill(self, text: str, path: Path) -> str:
-        """The text of a configuration with values for variables, its lines as they were.
+        """The text of a configuration with values for variables; its line breaks stay where they are.
 
-        `$${` stands for `${`; comments are left as they are. So is, with a warning, a `${...}` in a parameter's
-        string_value that cannot mean a variable: it has no default, and is no name, or no allowed one.
+        `$${` stands for `${`. Comments stay as they are. So does, with a warning, a `${...}` in a parameter's
+        string_value that cannot mean a variable: it has no default, and contains no name or a name that is not allowed.
 
         Raises:
             ConfigError: a variable may not be used, is not set and has no default, or its value fits no text.
@@ -69,7 +69,6 @@ class Variables:
         while found := pattern.search(text, done):
             parts.append(text[done : found.start()])
             done = found.end()
-            line = text.count("\n", 0, done) + 1
             if found["literal"]:
                 parts.append("${")
             elif of_a_parameter and self._is_a_placeholder(found):
@@ -78,20 +77,23 @@ class Variables:
                     "%s:%d: %s is left as it is in the value of a parameter: it names no variable that a "
                     "configuration may use",
                     path,
-                    line,
+                    _line(text, done),
                     _PLACEHOLDER.findall(text[found.start() :])[0],
                 )
             elif found["wrong"]:
-                wrong.append(f"{path}:{line}: expected ${{NAME}} or ${{NAME:-default}}; for the text itself write $${{")
+                expected = "expected ${NAME} or ${NAME:-default}; for the text itself write $${"
+                wrong.append(f"{path}:{_line(text, done)}: {expected}")
             elif found["name"]:
                 try:
                     parts.append(self._value(found["name"], found["default"]))
                 except ConfigError as error:
-                    wrong.append(f"{path}:{line}: {error}")
+                    wrong.append(f"{path}:{_line(text, done)}: {error}")
             else:
                 parts.append(found.group())
                 if found["quote"]:
-                    of_a_parameter = pattern is _OUTSIDE and bool(_OF_A_PARAMETER.search(text[: found.start()][-64:]))
+                    of_a_parameter = pattern is _OUTSIDE and bool(
+                        _OF_A_PARAMETER.search(text[max(0, found.start() - 64) : found.start()])
+                    )
                     pattern = _INSIDE[found["quote"]] if pattern is _OUTSIDE else _OUTSIDE
         if wrong:
             raise ConfigError("\n".join(wrong))
@@ -110,7 +112,9 @@ class Variables:
             )
         value = self.environment.get(name) or default
         if value is None:
-            raise ConfigError(f"variable {name} is not set: set it for the server, or write ${{{name}:-default}}")
+            raise ConfigError(
+                f"variable {name} is not set or empty: set it for the server, or write ${{{name}:-default}}"
+            )
         if _FORBIDDEN.search(value):
             raise ConfigError(f"variable {name} has a quote, a backslash or a control character in its value")
         return value
@@ -119,3 +123,7 @@ class Variables:
         if name in self.allowed:
             return True
         return not SECRETS.search(name) and any(fnmatchcase(name, pattern) for pattern in self.allowed)
+
+
+def _line(text: str, end: int) -> int:
+    return text.count("\n", 0, end) + 1

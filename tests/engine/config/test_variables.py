@@ -48,7 +48,7 @@ def test_a_variable_becomes_its_value(text: str, filled: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("a\nb ${MODEL_OTHER}", "config.pbtxt:2: variable MODEL_OTHER is not set"),
+        ("a\nb ${MODEL_OTHER}", "config.pbtxt:2: variable MODEL_OTHER is not set or empty"),
         ("${HOME}", "config.pbtxt:1: variable HOME may not be used by a configuration.*--config-variable=HOME"),
         ("${HOME:-x}", "variable HOME may not be used"),
         ("${MODEL_API_KEY}", "variable MODEL_API_KEY may not be used"),
