@@ -147,6 +147,7 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
                            const int64_t *shape, uint32_t rank) noexcept nogil:
     cdef const TensorSignature *tensor = &batch.signature.outputs[output]
     cdef int64_t elements = 0
+    cdef bint fits = True
     cdef size_t part
     cdef uint32_t i
     cdef char *wrong
@@ -161,9 +162,8 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
         return False
     for i in range(batch.count):
         part = part_of(batch, tensor, i, data, size, elements)
-        if part > size:
-            batch_fail(batch, format_text("output '%s' must have as many elements as input '%s'", tensor.name.data,
-                                          batch.signature.inputs[tensor.like_input - 1].name.data))
+        fits = part <= size
+        if not fits:
             break
         if output < batch.signature.output_count:
             set_part(batch, output, i, block, data, part, shape, rank)
@@ -173,6 +173,9 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
         size -= part
         if batch.signature.max_batch_size == 0:
             break
+    if size or not fits:  # the output is too long, or too short
+        batch_fail(batch, format_text("output '%s' must have as many elements as input '%s'", tensor.name.data,
+                                      batch.signature.inputs[tensor.like_input - 1].name.data))
     block_give(block)
     return not batch.failed
 

@@ -132,9 +132,23 @@ cdef int64_t predictor_due(const ArrivalPredictor *predictor, uint64_t count, ui
 
 cdef uint64_t predictor_enough(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows,
                                uint64_t most) noexcept nogil:
-    while rows < most:
+    while rows < most and count < COUNTS:
         count += 1
         rows += 1
         if not pays(predictor, count, rows):
-            break
-    return rows
+            return rows
+    return enough_beyond(predictor, count, rows, most) if rows < most else rows
+
+
+cdef uint64_t enough_beyond(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows,
+                            uint64_t most) noexcept nogil:
+    # From COUNTS requests on, the gap is the same, so each further request adds the same time. A walk over all numbers
+    # up to `most` would take milliseconds where batches may be large.
+    cdef int64_t gap = predictor_gap(predictor, count)
+    cdef int64_t left = predictor.fixed_ns - (<int64_t>count + 1) * gap - <int64_t>rows * predictor.row_ns
+    cdef int64_t each = gap + predictor.row_ns
+    if left <= each or predictor.fixed_ns < WAKING_NS:
+        return rows + 1
+    if each == 0:
+        return most
+    return min(rows + <uint64_t>((left + each - 1) // each), most)

@@ -79,8 +79,9 @@ async def test_item_shapes_have_an_entry_for_each_row(tmp_path):
     assert [answer.array().shape for answer in answers] == [(3, 1, 2), (1, 3, 2)]
 
 
-async def test_a_ragged_output_of_another_size_fails_the_batch(tmp_path):
-    model = Seen(lambda inputs: inputs["x"][:-1], "x")
+@pytest.mark.parametrize("size", [0, 1, 3])
+async def test_a_ragged_output_of_another_size_fails_the_batch(tmp_path, size):
+    model = Seen(lambda inputs: np.resize(inputs["x"], size), "x")
     async with serving(tmp_path, model, m=RAGGED.replace("max_batch_size: 3", "max_batch_size: 1")) as engine:
         [answer] = await infer_all(engine, request(x=floats([1, 2])))
     assert answer.status == Status.INTERNAL

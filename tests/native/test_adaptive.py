@@ -177,6 +177,21 @@ def test_how_many_are_waited_for(fixed, row, gap, target):
     assert probe.why == ("full" if target == 64 else "waiting does not pay")
 
 
+@pytest.mark.parametrize(
+    ("fixed", "row", "gap"), [(4 * MS, 20_000, 1000), (4 * MS, 0, 10_000), (40 * MS, 5, 0), (40 * MS, 0, 0)]
+)
+def test_how_many_are_waited_for_where_batches_may_be_large(fixed, row, gap):
+    """The time of a decision does not grow with the largest batch; if it did, this test would take many minutes."""
+    most = 1 << 20
+    probe = QueueProbe(Policy(True, most, adaptive=True).spec())
+    teach(probe, fixed, row, gap)
+    learnt = probe.predictor
+    fixed, row, gap = learnt["fixed_ns"], learnt["row_ns"], learnt["gap_ns"]
+    expected = next((n for n in range(1, most) if (n + 1) * gap + n * row >= fixed), most)
+    for _ in range(10_000):
+        assert probe.predictor["target"] == expected
+
+
 def test_nothing_is_waited_for_while_nothing_is_known():
     probe = probe_of()
     probe.push(1, 1, 10)
