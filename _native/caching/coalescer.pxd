@@ -27,6 +27,8 @@ cdef struct Memo:
     int64_t asked_ns         # when the lookup began
     Memo *previous           # in Coalescer.kept, or before that in Coalescer.stale
     Memo *next
+    Memo *before             # in Lane.kept
+    Memo *behind
     size_t size              # bytes of the cache that it uses
     int64_t expires_ns       # 0: never
 
@@ -78,7 +80,9 @@ cdef void coalescer_found(Memo *memo) noexcept nogil
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil
 # After a round in which requests may have left: let the work of each memo have the terms of those that still wait.
 cdef void coalescer_settle(Coalescer *self) noexcept nogil
-# Forget the kept responses of a lane that ends; NULL: of all lanes.
-cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil
-# To be called after the last coalescer_forget, when nothing is in flight.
+# No later request gets a response of this lane that is kept or being computed now. Then call coalescer_drop.
+cdef void coalescer_forget(Coalescer *self, Lane *lane) noexcept nogil
+# Free up to `most` forgotten responses of the lane. True: there are more.
+cdef bint coalescer_drop(Coalescer *self, Lane *lane, uint32_t most) noexcept nogil
+# Free all. To be called when nothing is in flight.
 cdef void coalescer_clear(Coalescer *self) noexcept nogil

@@ -79,13 +79,20 @@ cdef inline bint is_current(const Memo *memo) noexcept nogil:
     return memo.era == memo.home.era
 
 
+cdef inline bint counts(const Memo *memo) noexcept nogil:
+    # whether further requests may get its response
+    if memo.answered:
+        return memo.era >= (<const Lane *>memo.work.lane).kept_since
+    return is_current(memo)
+
+
 cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) noexcept nogil:
     cdef Memo *memo
     if self.bucket_count == 0:
         return NULL
     memo = self.buckets[digest.low & (self.bucket_count - 1)]
     while memo != NULL:
-        if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
+        if (memo.digest.low == digest.low and memo.digest.high == digest.high and counts(memo)
                 and key_same(memo.work, request, self.compares)):
             return memo
         memo = memo.in_bucket
@@ -430,6 +437,7 @@ cdef bint keep(Memo *memo) noexcept nogil:
     self.size += memo.size
     self.entries += 1
     list_append(&self.kept, memo)
+    add_to_lane(memo)
     while self.size > self.limit:
         self.evictions += 1
         drop(self.kept.first)
@@ -437,9 +445,29 @@ cdef bint keep(Memo *memo) noexcept nogil:
     return True
 
 
+# The kept memos of a lane are also in a list of their own: the end of a version must not look at those of all others.
+
+cdef void add_to_lane(Memo *memo) noexcept nogil:
+    cdef Lane *lane = <Lane *>memo.work.lane
+    memo.behind = <Memo *>lane.kept
+    if memo.behind != NULL:
+        memo.behind.before = memo
+    lane.kept = memo
+
+
+cdef void remove_from_lane(Memo *memo) noexcept nogil:
+    if memo.before != NULL:
+        memo.before.behind = memo.behind
+    else:
+        (<Lane *>memo.work.lane).kept = memo.behind
+    if memo.behind != NULL:
+        memo.behind.before = memo.before
+
+
 cdef void drop(Memo *memo) noexcept nogil:
     # remove a kept memo
     list_remove(&memo.home.kept, memo)
+    remove_from_lane(memo)
     memo.home.size -= memo.size
     memo.home.entries -= 1
     request_free(memo.work)
@@ -565,18 +593,23 @@ cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
     return memo.work
 
 
-cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil:
-    cdef Memo *memo = self.kept.first
-    cdef Memo *newer
+cdef void coalescer_forget(Coalescer *self, Lane *lane) noexcept nogil:
     self.era += 1
-    while memo != NULL:
-        newer = memo.next
-        if lane == NULL or memo.work.lane == lane:
-            drop(memo)
-        memo = newer
+    lane.kept_since = self.era
+
+
+cdef bint coalescer_drop(Coalescer *self, Lane *lane, uint32_t most) noexcept nogil:
+    cdef uint32_t _
+    for _ in range(most):
+        if lane.kept == NULL:
+            return False
+        drop(<Memo *>lane.kept)
+    return lane.kept != NULL
 
 
 cdef void coalescer_clear(Coalescer *self) noexcept nogil:
+    while self.kept.first != NULL:
+        drop(self.kept.first)
     free(self.buckets)
     self.buckets = NULL
     self.bucket_count = 0

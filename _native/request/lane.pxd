@@ -1,7 +1,7 @@
 # Lanes: the entry of requests into a model version. Behind it, a scheduler decides how they are executed.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from inferd._native.memory.arena cimport Arena
 from inferd._native.request.order cimport ResponseOrder
@@ -68,6 +68,8 @@ cdef struct Lane:
     uint32_t default_level   # of requests with another priority
     bint coalesces           # execute identical requests in flight once
     bint caches              # keep responses for identical requests
+    void *kept               # Memo of a response that the cache keeps, the first of a list; NULL: none
+    uint64_t kept_since      # the cache's era from which on its responses count: older ones are forgotten
     bint fetches_late        # inputs on a device stay there until an instance has taken their request
     bint may_lack            # responses may lack outputs that were asked for: an ensemble's
     ResponseOrder *order     # responses leave in the order of requests; NULL: when they are ready

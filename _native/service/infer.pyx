@@ -13,7 +13,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from inferd._native.atomic cimport add_own
-from inferd._native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
+from inferd._native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_drop, coalescer_forget
 from inferd._native.execution.warmup cimport Outcome, warmup_requests
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
 from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_share, text_block
@@ -62,6 +62,7 @@ STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 cdef enum:
     STREAM_WINDOW = 128      # requests of a stream that may be open: enough to fill a large batch from one
+    DROPPED = 1024           # responses that the cache frees at a time, while others wait for the front
 
 cdef struct Door:
     # the context of the native ModelInfer
@@ -306,7 +307,6 @@ cdef class InferService:
 
     def __dealloc__(self):
         front_enter()
-        coalescer_forget(&self.submission.coalescer, NULL)
         coalescer_clear(&self.submission.coalescer)
         front_leave()
 
@@ -346,6 +346,9 @@ cdef class InferService:
         front_enter()
         submission_wake(&self.submission)  # so that the submission refers to no lane
         coalescer_forget(&self.submission.coalescer, lane.lane)
+        while coalescer_drop(&self.submission.coalescer, lane.lane, DROPPED):
+            front_leave()
+            front_enter()
         self.leave()
 
     def reuse(self) -> dict[str, int]:

@@ -11,8 +11,10 @@ import pytest
 from bench import steps
 from inferd._native.memory.resource import host as host_memory
 from inferd.server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
+from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from tests.engine.cached import CACHED, Cached
-from tests.engine.serving import CONFIG, YZ, Z, infer, puppets_of, request, row
+from tests.engine.serving import CONFIG, YZ, Counting, Z, infer, infer_all, puppets_of, request, row, serving
+from tests.waiting import until
 
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
 
@@ -173,6 +175,25 @@ async def test_answers_expire(tmp_path):
         await cached.ask(1)
         assert cached.model.requests == 2
         assert cached.counts("hits", "entries") == (0, 1)
+
+
+async def test_the_answers_of_a_version_leave_with_it(tmp_path):
+    """More than are freed at a time; those of another model stay, and still leave by last use."""
+    model = Counting()
+    control = ModelControl(ControlMode.EXPLICIT, (ALL,))
+    async with serving(tmp_path, model, cache=LocalCache(8 << 20), control=control, m=CACHED, n=CACHED) as engine:
+        for _ in range(2):
+            for name, count in (("n", 10), ("m", 2500)):
+                await infer_all(engine, *(request(name, x=row(number)) for number in range(count)))
+        assert model.requests == 2510
+        assert engine.infer.reuse()["entries"] == 2510
+        await engine.unload("m")
+        await until(lambda: engine.infer.reuse()["entries"] == 10)
+        await engine.load("m")
+        await infer_all(engine, *(request(name, x=row(number)) for name in ("m", "n") for number in range(10)))
+        assert model.requests == 2520
+        await infer_all(engine, *(request(x=row(number)) for number in range(10_000)))
+        assert engine.infer.reuse()["evictions"] > 0
 
 
 async def test_errors_are_not_kept(tmp_path):
