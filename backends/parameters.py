@@ -13,6 +13,8 @@ log = logging.getLogger("inferd.backends")
 
 MOST = 2**63 - 1
 """The largest whole number where a key has no smaller limit."""
+MOST_THREADS = 2**31 - 1
+"""The largest number of threads that frameworks can be told."""
 
 FLAG_VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

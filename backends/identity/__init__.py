@@ -47,29 +47,28 @@ class IdentityBackend(Backend):
         check_pairs(source.spec)
         parameters = Parameters(source.spec.parameters, f"model '{source.spec.name}'")
         parameters.warn_unknown((DELAY_US, DELAY_MS, ROW_DELAY_US, GATHER))
-        delay_us = parameters.integer(DELAY_US) or 1_000 * (parameters.integer(DELAY_MS) or 0)
-        row_delay_us = parameters.integer(ROW_DELAY_US) or 0
-        if max(delay_us, row_delay_us) > LONGEST_US:
-            raise parameters.error(DELAY_US, f"expected at most {LONGEST_US} us, for batches and for rows")
+        delay_ms = parameters.integer(DELAY_MS, 0, maximum=LONGEST_US // 1_000) or 0
+        delay_us = parameters.integer(DELAY_US, 0, maximum=LONGEST_US) or 1_000 * delay_ms
+        row_delay_us = parameters.integer(ROW_DELAY_US, 0, maximum=LONGEST_US) or 0
         return IdentityModel(source.spec, (delay_us, row_delay_us), parameters.flag(GATHER, False))
 
 
 def check_pairs(spec: ModelSpec) -> None:
-    """Check that every output has an input of its datatype.
+    """Check that every output has an input, of the same datatype.
 
     Raises:
-        BackendError: an output has none.
+        BackendError: one has not, or a decoupled model has BYTES.
     """
     if len(spec.outputs) > len(spec.inputs):
         raise BackendError(
-            f"model '{spec.name}': the identity backend answers each input with one output, the configuration has "
+            f"model '{spec.name}': the identity backend returns each input as one output, but the configuration has "
             f"{len(spec.inputs)} inputs and {len(spec.outputs)} outputs"
         )
-    for given, answer in zip(spec.inputs, spec.outputs, strict=False):
-        if given.datatype != answer.datatype:
+    for given, returned in zip(spec.inputs, spec.outputs, strict=False):
+        if given.datatype != returned.datatype:
             raise BackendError(
-                f"model '{spec.name}': output '{answer.name}' is {answer.datatype}, but the identity backend answers "
-                f"it with input '{given.name}', which is {given.datatype}"
+                f"model '{spec.name}': output '{returned.name}' is {returned.datatype}, but the identity backend "
+                f"returns input '{given.name}' there, which is {given.datatype}"
             )
         if spec.decoupled and given.datatype == "BYTES":
             raise BackendError(
@@ -115,14 +114,14 @@ class IdentityGpuInstance(GpuInstance):
                 raise BackendError(f"instance {spec.name}: input '{tensor.name}' is BYTES, which no GPU takes")
         if model.decoupled:
             raise BackendError(f"instance {spec.name}: a decoupled identity model has its instances on the CPU")
-        self._names = [(given.name, answer.name) for given, answer in zip(model.inputs, model.outputs, strict=False)]
+        self._names = [(each.name, output.name) for each, output in zip(model.inputs, model.outputs, strict=False)]
         gpu = device(spec.device)
         self.stream = gpu.stream(gpu.priority(model.gpu.priority))
 
     def submit(self, batch: GpuBatch) -> None:
         """One copy for each output."""
-        for given, answer in self._names:
+        for given, output in self._names:
             source = batch.input(given)
-            if source is not None and batch.wants(answer):
-                target = batch.output(answer, source.shape)
+            if source is not None and batch.wants(output):
+                target = batch.output(output, source.shape)
                 self.stream.copy_on_device(target.pointer, source.pointer, source.size)

@@ -1,7 +1,7 @@
 """ONNX models on ONNX Runtime. The runtime is imported when the first model is inspected or loaded.
 
-ONNX Runtime's import opens a store of telemetry in the user's home folder and notes events there. This package sets the
-variable that turns that off, before anything can import the runtime, unless the operator has set it.
+On import, ONNX Runtime opens a store of telemetry in the user's home folder and notes events there. This package turns
+that off by a variable of the environment, before anything can import the runtime, unless the operator has set it.
 """
 
 import os

@@ -25,7 +25,7 @@ log = logging.getLogger("inferd.onnxruntime")
 PROPERTIES: Mapping[str, str] = MappingProxyType(
     {"num_of_threads": THREADS, "num_streams": STREAMS, "cache_dir": CACHE}
 )
-"""Options of ONNX Runtime's provider, and OpenVINO's properties that mean the same."""
+"""Options of ONNX Runtime's provider, and OpenVINO's properties with the same meaning."""
 PRECISIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "FP32": {PRECISION: "f32"},
@@ -37,7 +37,7 @@ DEVICES = ("CPU", "CPU_FP32")  # older versions wrote the latter
 WITHOUT_EFFECT = frozenset(
     {"device_id", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer", "model_priority"}
 )
-"""Options that have no effect here, and would change no answer."""
+"""Options that have no effect here, and would not change responses."""
 
 
 def is_needed() -> bool:

@@ -166,7 +166,7 @@ class OnnxModel(Model):
         return {tensor.name: shapes[tensor.name] for tensor in self.spec.model_outputs if tensor.name in shapes}
 
     def place_fixed(self) -> None:
-        """The names of dimensions are wrong: from now on place only outputs of fixed shapes."""
+        """From now on place only outputs of fixed shapes, because names of dimensions were wrong."""
         self.placeable = {
             name: shape for name, shape in self.placeable.items() if all(isinstance(dim, int) for dim in shape)
         }
@@ -193,7 +193,7 @@ class OnnxModel(Model):
 
 
 class OnnxInstance(Instance):
-    """The common part of both ways of running: choosing inputs and outputs, and reporting errors."""
+    """The common part of PlainInstance and BoundInstance: chooses inputs and outputs, and reports errors."""
 
     stoppable = True
     writes_inputs = False
@@ -221,7 +221,7 @@ class OnnxInstance(Instance):
         places = self._places(batch, feed) if batch.placed else {}
         try:
             results = self.run_into(places, wanted, feed) if places else self.run(wanted, feed)
-        except Exception as error:  # as above
+        except Exception as error:  # the runtime's errors share no base class of their own
             raise BackendError(f"onnx runtime error: {error}") from error
         for name, array in zip(wanted, results, strict=True):
             if name in self.scalars:
@@ -255,7 +255,7 @@ class OnnxInstance(Instance):
     def run_into(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
         """As `run`, but write outputs to their places.
 
-        ONNX Runtime refuses a place whose shape is not the output's, so a failed run is repeated without places.
+        ONNX Runtime refuses a place whose shape is not that of the output. So a failed run is repeated without places.
         """
         try:
             return self._run_bound(places, wanted, feed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from inferd.backends.api import BackendError, ModelSpec
 from inferd.backends.onnxruntime.providers import CUDA_PARAMETERS
-from inferd.backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.parameters import MOST_THREADS, Parameters, default_intra_op_threads
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -66,7 +66,7 @@ def for_model(
         spec: the model's configuration.
         parameters: its parameters.
         config: the backend's configuration.
-        from_client: the configuration came with a client's load request: it names no files.
+        from_client: whether the configuration came with a client's load request, and so must name no files.
 
     Raises:
         BackendError: a value is out of range.
@@ -85,13 +85,14 @@ def for_model(
                 raise parameters.error(key, "expected nothing: a configuration that a client brings names no files")
             settings.add_session_config_entry(key, value)
     if not _use_global_threads(settings, config):
-        settings.intra_op_num_threads = parameters.integer(INTRA_OP_THREADS) or default_intra_op_threads()
-        settings.inter_op_num_threads = parameters.integer(INTER_OP_THREADS) or 0
+        intra = parameters.integer(INTRA_OP_THREADS, maximum=MOST_THREADS)
+        settings.intra_op_num_threads = intra or default_intra_op_threads()
+        settings.inter_op_num_threads = parameters.integer(INTER_OP_THREADS, 0, maximum=MOST_THREADS) or 0
     return settings
 
 
 def _graph_level(spec: ModelSpec) -> onnxruntime.GraphOptimizationLevel:
-    """optimization.graph.level: 0 or none is everything, 1 extended, -1 basic, 2 off."""
+    """The optimisations that optimization.graph.level asks for: 0 or absent all, 1 extended, -1 basic, 2 none."""
     from onnxruntime import GraphOptimizationLevel
 
     levels = {
@@ -123,8 +124,9 @@ def _use_global_threads(settings: onnxruntime.SessionOptions, config: Parameters
 
     with _global_threads:
         if not _global_threads_set.is_set():
-            intra = config.integer(INTRA_OP_THREADS) or default_intra_op_threads()
-            onnxruntime.set_global_thread_pool_sizes(intra, config.integer(INTER_OP_THREADS) or 0)
+            intra = config.integer(INTRA_OP_THREADS, maximum=MOST_THREADS) or default_intra_op_threads()
+            inter = config.integer(INTER_OP_THREADS, 0, maximum=MOST_THREADS) or 0
+            onnxruntime.set_global_thread_pool_sizes(intra, inter)
             _global_threads_set.set()
     settings.use_per_session_threads = False
     return True
@@ -137,7 +139,7 @@ def run_config(parameters: Parameters) -> Mapping[str, str]:
 
 
 def run_options(config: Mapping[str, str]) -> onnxruntime.RunOptions:
-    """The options of each run, made once an instance."""
+    """The options of an instance's runs."""
     import onnxruntime
 
     made = onnxruntime.RunOptions()

@@ -40,9 +40,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CUDA_PARAMETERS = frozenset({*CHOICES, "gpu_mem_limit", "do_copy_in_default_stream"})
 
 OF_THE_SERVER = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
-"""Options that name the device of an instance, which the instance group chooses."""
+"""Options that choose the device of an instance, as the instance group does already."""
 GRAPHS = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options for graphs, which need inputs at fixed addresses; a batch's inputs lie in one of several sets of buffers."""
+"""Options for CUDA graphs. These need inputs at fixed addresses, but each batch uses one of several sets of buffers."""
 
 POINTERS = frozenset(
     {
@@ -86,7 +86,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
     }
 )
-"""Triton's names of some options of TensorRT's provider; the others have the provider's own."""
+"""Triton's names of some options of TensorRT's provider; its other options have the provider's own names."""
 TENSORRT_OPTIONS = frozenset(
     {
         "trt_auxiliary_streams",
@@ -130,10 +130,10 @@ TENSORRT_OPTIONS = frozenset(
 
 
 def cpu_providers(spec: ModelSpec, *, from_client: bool = False) -> list[Provider]:
-    """Providers for instances on the CPU; the runtime asks the first one first.
+    """Providers for instances on the CPU; an earlier one has precedence.
 
     Args:
-        from_client: the configuration came with a load: it names no files.
+        from_client: whether the configuration came with a client's load request, and so must name no files.
 
     Raises:
         BackendError: the installed runtime lacks one, or an option is wrong.

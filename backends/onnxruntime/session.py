@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferd.backends.api import BackendError, ModelSource, ModelSpec
+from inferd.backends.onnx_files import named_files
 from inferd.backends.onnxruntime.providers import CPU, Provider
 
 if TYPE_CHECKING:
     import onnxruntime
 
 MODEL_FILE = "model.onnx"
-_LOCATION = re.compile(rb"\n\x08location\x12(?=.[^\0])", re.DOTALL)
-"""The bytes before a file's name in the external_data of a TensorProto: an entry with the key "location"."""
-PIECE = 1 << 20
-LONGEST_ENTRY = 13 + (1 << 14)  # of such an entry: its front, the length, a name of 16,383 bytes
 
 
 def open_session(
@@ -39,7 +35,7 @@ def open_session(
             settings.add_external_initializers_from_files_in_memory(
                 list(external), list(external.values()), [len(data) for data in external.values()]
             )
-        # Without the fallback, which would print the error and try again.
+        # enable_fallback=0: the fallback would print the error and try again with other providers.
         return onnxruntime.InferenceSession(str(path), settings, providers=list(providers), enable_fallback=0)
     except Exception as error:  # the runtime's errors share no base class of their own
         raise BackendError(f"failed to load '{source.spec.name}' from '{path}': {error}") from error
@@ -69,29 +65,12 @@ def read_external_data(path: Path) -> dict[str, bytes]:
         OSError: a file cannot be read.
     """
     folder = path.parent.resolve()
-    files = {name: folder / name for name in sorted(_named_files(path)) if "\0" not in name}
+    files = {name: folder / name for name in sorted(named_files(path)) if "\0" not in name}
     return {
         name: file.read_bytes()
         for name, file in files.items()
         if file.is_file() and file.resolve().is_relative_to(folder)
     }
-
-
-def _named_files(path: Path) -> set[str]:
-    """Names of files that may hold the model's weights. The search goes in pieces: each holds the interpreter lock."""
-    names = set()
-    text = b""
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            text = text[-LONGEST_ENTRY:] + piece
-            for found in _LOCATION.finditer(text):
-                size, begin = text[found.end()], found.end() + 1
-                if size & 0x80:  # a varint of two bytes: no path is longer
-                    size, begin = size & 0x7F | text[begin] << 7, begin + 1
-                name = text[begin : begin + size]
-                if len(name) == size:  # else the next piece has the rest
-                    names.add(name.decode(errors="surrogateescape"))
-    return names
 
 
 def engine_cache(source: ModelSource) -> Path:
@@ -124,7 +103,7 @@ Shape = tuple[int | tuple[str, int], ...]
 
 
 def known_shapes(session: onnxruntime.InferenceSession, spec: ModelSpec) -> dict[str, Shape]:
-    """The outputs whose shapes are known before a run: dimensions are fixed, or have names of inputs' dimensions.
+    """The outputs whose shapes are known before a run: each dimension is fixed, or named as an input's dimension.
 
     Such a name may be wrong: exporters do not check it.
     """

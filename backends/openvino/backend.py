@@ -1,7 +1,7 @@
-"""The OpenVINO backend: one compiled model a version, and an infer request for each of its instances.
+"""The OpenVINO backend: one compiled model for each version, and an infer request for each of its instances.
 
-Tensors go in without a copy. OpenVINO writes outputs whose shapes the model fixes, except for the number of rows, to
-new memory; for other outputs it allocates memory when it knows the shape. The server then owns that memory.
+Tensors go in without a copy. If the model fixes the shape of an output but for the number of rows, OpenVINO writes to
+new memory of the server. For other outputs it allocates memory when it knows the shape; the server then owns it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class OpenVinoModel(Model):
         self._padding = options.padding
         self._inputs = plan_inputs(spec, inputs)
         self._outputs = plan_outputs(model, spec, inputs, outputs)
-        # a cancelled run of a dynamic model leaves operators with shapes but without memory for them: the next run
-        # with the same shapes would have wrong results
+        # A cancelled run of a dynamic model leaves operators that have shapes but no memory for them. The next run with
+        # the same shapes would have wrong results.
         self._stoppable = not model.is_dynamic()
         compiled = compile_model(model, spec, core, options)
         streams = _streams_of(compiled)
@@ -93,8 +93,11 @@ class OpenVinoModel(Model):
         self._alone = len(spec.instances) == 1 and not spec.sequence and streams == 1
 
     def create_instance(self, spec: InstanceSpec) -> OpenVinoInstance:  # noqa: ARG002 (all are alike)
-        """An instance with an infer request of its own; with an alternate if it is the only one, and a single stream
-        executes what the two begin, one after the other."""
+        """An instance with an infer request of its own.
+
+        The only instance of a model with a single stream also gets an alternate: the stream executes the runs of both
+        one after the other.
+        """
         assert self._shared is not None
         graph = Graph(self._shared)
         instance = self._make_instance(graph)

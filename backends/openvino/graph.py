@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("inferd.openvino")
 
 LENGTHS = (0, 1)
-"""Sizes of the variable dimensions of the tensors that mend a stream; also the value of their elements, which may be
-dims."""
+"""Sizes of the variable dimensions of the tensors that mend a stream. Their elements, which may be dims, have the same
+values."""
 
 
 class Shared:
@@ -32,11 +32,11 @@ class Shared:
     Args:
         compiled: the model.
         compile_alone: compiles it once more, with a single stream.
-        streams: how many it has; 0: they are not known.
-        dynamic: it has shapes that only a run decides.
+        streams: how many streams it has; 0: the device does not tell.
+        dynamic: whether it has shapes that only a run decides.
 
     Attributes:
-        spoiled: a run has failed. If there are several streams, the model must not be run any more.
+        spoiled: whether a run has failed. If there are several streams, the model must then not be run any more.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Graph:
 
     Attributes:
         compiled: the model.
-        mends: how often it was mended or compiled. A run that began before the last time is void.
+        mends: how often it was spoiled or compiled again. A run that began before the last time is void.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -76,7 +76,7 @@ class Graph:
             self.mends += 1
 
     def look(self) -> None:
-        """Mend the stream after a failed run, also of another instance. Call it before and after each run.
+        """Mend the stream if a run has failed, also one of another instance. Call this before and after each run.
 
         Raises:
             RuntimeError: the model cannot be compiled again.

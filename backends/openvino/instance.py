@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 MOST_PADDED = 64 << 20
-"""OpenVINO stores every string of a tensor at the length of the longest. A tensor that grows more than fourfold by this
-may have at most this many bytes; otherwise one long element among many short ones could take all memory."""
+"""OpenVINO stores every string of a tensor at the length of the longest. A tensor that becomes more than four times as
+large may have at most this many bytes; otherwise one long element among many short ones could take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Made:
     """An output of the compiled model.
 
     Attributes:
-        index: among the model's outputs; -1: the output is the input `like`, handed on.
-        like: the name of an earlier output that is the same tensor, if there is one.
-        shape: without the batch dimension; None where the data decide it.
+        index: among the model's outputs; -1: the output is the input `like` itself.
+        like: the name of that input, or of an earlier output that is the same tensor; "" for neither.
+        shape: without the batch dimension; None if it depends on data.
     """
 
     index: int
@@ -107,9 +107,9 @@ class _Run:
     Attributes:
         fed: inputs by name; the request itself does not keep their memory.
         made: outputs by name: the memory for them.
-        rows: of the batch, of which the run has more; None: as many.
+        rows: of the batch, if the run has more rows; None: it has as many.
         inputs, outputs: the request's tensors, by index.
-        mends: of the graph, when the run was begun.
+        mends: `Graph.mends` when the run was begun.
     """
 
     fed: dict[str, Any]
@@ -125,12 +125,12 @@ class OpenVinoInstance(AsyncInstance):
 
     Args:
         graph: the compiled model.
-        inputs: of the model, in any order.
-        outputs: likewise; each tensor of the model once.
-        batches: the model has a batch dimension.
-        rows: that every batch must have; 0: any number.
-        padding: smaller batches are filled up.
-        stoppable: a run may be cancelled.
+        inputs: the model's inputs, in any order.
+        outputs: the configured outputs, in any order.
+        batches: whether the model has a batch dimension.
+        rows: the number of rows that every run must have; 0: any number.
+        padding: whether smaller batches are filled up.
+        stoppable: whether a run may be cancelled.
     """
 
     writes_inputs = False
@@ -231,7 +231,7 @@ class OpenVinoInstance(AsyncInstance):
                 _hand_over(batch, output, whole if run.rows is None else whole[: run.rows])
 
     def _finish(self, run: _Run) -> None:
-        """Wait for the run; once more, if another one has failed meanwhile."""
+        """Wait for the run, and repeat it if another run has failed meanwhile."""
         try:
             self._request.wait()
         except RuntimeError:
@@ -258,13 +258,13 @@ class OpenVinoInstance(AsyncInstance):
         return self._openvino.Tensor(array, shared_memory=True)
 
     def _place(self, batch: Batch, output: Made, rows: int, tensors: dict[int, openvino.Tensor]) -> Any:
-        """The memory for an output: new, or the place that the client chose.
+        """The memory for an output: new memory, or the place that the client chose.
 
         Args:
             tensors: gets the request's tensor, by the output's index.
 
         Returns:
-            An array, or a tensor that takes its memory when the shape is known.
+            An array; or a tensor that gets its memory when the shape is known; or None for strings.
         """
         import numpy as np
 
@@ -309,7 +309,7 @@ def _array(given: Given, view: View | None) -> Any:
     """An input as numpy array.
 
     Raises:
-        BackendError: a string tensor has an element that OpenVINO would cut.
+        RequestError: a string tensor has an element that OpenVINO would cut, or elements of too different lengths.
     """
     assert view is not None  # no input is optional
     if given.datatype != "BYTES":

@@ -39,7 +39,7 @@ OF_FILES = ("DIR", "PATH", "FILE", "TABLE")
 """Parts of the names of properties whose values are paths."""
 
 GLOBAL = frozenset({"backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config"})
-"""Options for every backend, which are no properties of OpenVINO's."""
+"""Options that every backend takes; OpenVINO has no such properties."""
 
 CPU = "CPU"
 
@@ -52,9 +52,9 @@ class Options:
         device: in OpenVINO's words: "CPU", "GPU.0", "AUTO:GPU,CPU", ...
         properties: of the compiled model.
         extension: a library with operators; "" for none.
-        fixed_batch: the model gets batches of max_batch_size rows only.
-        padding: smaller ones are filled up.
-        reshape: inputs get the shapes of the configuration.
+        fixed_batch: whether the model gets only batches of max_batch_size rows.
+        padding: whether smaller batches are filled up.
+        reshape: whether inputs get the shapes of the configuration.
     """
 
     device: str
@@ -133,7 +133,7 @@ def _defaults(spec: ModelSpec, device: str, told: Mapping[str, str]) -> dict[str
 
 
 def alone(properties: Mapping[str, str], streams: int) -> dict[str, str]:
-    """The properties of a compiled model with one stream, and its share of the threads of `streams` streams."""
+    """The properties for compiling the model with one stream, which gets the threads of one of `streams` streams."""
     found = {**properties, STREAMS: "1"}
     if THREADS in found:
         found[THREADS] = str(max(1, int(found[THREADS]) // streams))

@@ -109,7 +109,7 @@ def shape_model(
 def _reshape(
     model: openvino.Model, spec: ModelSpec, inputs: Sequence[Port], rows: int | None, options: Options
 ) -> None:
-    """Reshape the inputs; `rows` of the first dimension, -1 for any number, None for a model without batches."""
+    """Reshape the inputs. `rows` is their first dimension: -1 for any number, None for a model without batches."""
     import openvino
 
     known = by_name(inputs)

@@ -41,11 +41,11 @@ class Port:
 
     Attributes:
         index: among the model's inputs, or its outputs.
-        names: those that a configuration may use; the first is the usual one.
-        datatype: v2 name; "" where that has none.
-        element: OpenVINO's name of it.
-        shape: -1 for what the file leaves open; None where it does not even say how many dimensions there are.
-        batch_first: the file says that the first dimension is that of batches.
+        names: the names that a configuration may use; the first is the usual one.
+        datatype: the v2 name of its datatype; "" if that has none.
+        element: OpenVINO's name of its datatype.
+        shape: -1 for a dimension that the file leaves open; None if the file does not even fix their number.
+        batch_first: whether the file says that the first dimension is the batch dimension.
     """
 
     index: int

@@ -13,7 +13,7 @@ from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlclose, dlerror, dlopen, dlsym
 
 from inferd._native.execution.batch cimport execute_fn
 from inferd._native.execution.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
-from inferd._native.protobuf.datatype cimport Datatype, datatype_name, datatype_parse
+from inferd._native.protobuf.datatype cimport DT_INVALID, Datatype, datatype_name, datatype_parse
 from inferd._native.request.signature cimport MAX_RANK
 from inferd.backends.pytorch._program cimport NOWHERE, Argument, Dim, Program, execute_program, reason, run_fn
 from inferd.backends.pytorch._shim cimport Handle, datatype_of, find_torch, symbol, tensor_over, torch
@@ -34,7 +34,7 @@ cdef void exported_delete(DLManagedTensor *managed) noexcept with gil:
 
 
 cdef class Result:
-    """An output, which it holds; for DLPack."""
+    """An output of a call, for DLPack; it keeps the tensor."""
 
     cdef Handle tensor
     cdef int32_t device      # of CUDA; -1: the CPU
@@ -48,7 +48,7 @@ cdef class Result:
 
     @property
     def datatype(self) -> str:
-        """Its v2 datatype; "INVALID" for one that the protocol does not have."""
+        """Its v2 datatype; "INVALID" if the protocol does not have it."""
         return datatype_name(datatype_of(self.tensor)).decode()
 
     @property
@@ -143,14 +143,14 @@ cdef class Library:
     """The compiled model of a package, on one device. Several threads may call it.
 
     Args:
-        path: of the shared object.
-        torch_library: of PyTorch's own, libtorch_cpu.so, which is loaded.
+        path: the path of the shared object.
+        torch_library: the path of PyTorch's own libtorch_cpu.so, which is loaded already.
         device: "cpu", or "cuda:0".
         folder: where the library finds the files that it was packed with; must stay as long as the object does.
-        copies: calls that may run at a time; weights are shared among them.
+        copies: how many calls may run at a time; they share the weights.
 
     Raises:
-        AotiError: it cannot be loaded, or not with this version of PyTorch.
+        AotiError: the library cannot be loaded, or not with this version of PyTorch.
     """
 
     cdef void *library
@@ -218,9 +218,9 @@ cdef class Library:
         """An executor of batches on the CPU.
 
         Args:
-            arguments: for each input of the library, which input of the model it is.
-            results: for each output of the library, which output of the model; -1: none.
-            expected: `ExpectedInput` of each input, or None for inputs that are given as they come.
+            arguments: for each input of the library, its index among the configured inputs.
+            results: for each output of the library, its index among the configured outputs; -1: not configured.
+            expected: `ExpectedInput` of each input; None: inputs are not checked.
         """
         cdef Executor made = Executor.__new__(Executor)
         made.library = self
@@ -230,13 +230,13 @@ cdef class Library:
         return made
 
     def run(self, inputs, stream: int = 0, single: bool = False) -> list:
-        """Call it with tensors on its device, and without checking them.
+        """Call the library with tensors on its device, without checking them.
 
         Args:
-            inputs: contiguous, each with `pointer`, `datatype` and `shape`.
-            stream: a CUDA stream, to which the work is submitted; the inputs must live until it is done.
-            single: no other thread calls it at the time, and it must neither query nor wait for the device, because it
-                is recorded as a graph.
+            inputs: contiguous tensors, each with `pointer`, `datatype` and `shape`.
+            stream: the CUDA stream to which the work is submitted; the inputs must live until the work is done.
+            single: no other thread calls the library at the time, and the call neither queries the device nor waits for
+                it, because the work is recorded as a graph.
 
         Returns:
             A `Result` for each output.
@@ -268,13 +268,21 @@ cdef class Library:
         cdef uintptr_t address
         cdef Datatype datatype
         cdef bytes name
+        cdef size_t taken
         if <size_t>len(inputs) != self.input_count:
             raise AotiError(f"it takes {self.input_count} inputs, got {len(inputs)}")
         for i, each in enumerate(inputs):
             name, address, dims = each.datatype.encode(), each.pointer, each.shape
             datatype = datatype_parse(name, len(name))
-            for k, dim in enumerate(dims):
-                shape[k] = dim
-            tensor_over(<void *>address, datatype, shape, <uint32_t>len(dims),
-                        torch.cpu if self.device < 0 else torch.cuda, max(self.device, 0), &out[i])
+            if len(dims) > MAX_RANK or datatype == DT_INVALID:
+                wrong = True
+            else:
+                for k, dim in enumerate(dims):
+                    shape[k] = dim
+                wrong = tensor_over(<void *>address, datatype, shape, <uint32_t>len(dims),
+                                    torch.cpu if self.device < 0 else torch.cuda, max(self.device, 0), &out[i]) != 0
+            if wrong:
+                for taken in range(<size_t>i):
+                    torch.delete(out[taken])
+                raise AotiError(f"PyTorch takes no input {i} of {name.decode()} with {len(dims)} dimensions")
         return 0

@@ -16,7 +16,7 @@ ctypedef int32_t (*run_fn)(void *container, Handle *inputs, size_t input_count, 
 cdef struct Dim:
     int64_t lowest
     int64_t highest
-    int32_t symbol           # dimensions with the same one vary together; -1: none
+    int32_t symbol           # dimensions with the same symbol vary together; -1: no symbol
     int64_t factor           # the dimension is factor * symbol + offset
     int64_t offset
 

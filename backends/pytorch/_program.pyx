@@ -78,7 +78,7 @@ cdef bint bind_symbols(NativeBatch *batch, Program *program, bint plain) noexcep
 
 
 cdef bint check_inputs(NativeBatch *batch, Program *program) noexcept nogil:
-    # without this, the library would read beyond the end of an input
+    # the library does not check shapes: it would read beyond the end of a smaller input
     cdef const Argument *argument
     cdef int64_t size
     cdef uint32_t i, k

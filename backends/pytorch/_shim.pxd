@@ -41,7 +41,7 @@ cdef Datatype datatype_of(Handle tensor) noexcept nogil
 cdef int32_t tensor_over(const void *data, Datatype datatype, const int64_t *shape, uint32_t rank, int32_t device_type,
                          int32_t device, Handle *out) noexcept nogil
 cdef bint is_contiguous(const int64_t *sizes, const int64_t *strides, int64_t rank) noexcept nogil
-# `size` contiguous bytes of elements of `element` bytes; NULL if there is no memory.
+# A copy whose elements, of `element` bytes each, are contiguous, `size` bytes in all; NULL if there is no memory.
 cdef Block *contiguous_copy(const uint8_t *data, const int64_t *sizes, const int64_t *strides, int64_t rank,
                             size_t element, size_t size) noexcept nogil
 # A release_fn that frees a tensor.

@@ -47,7 +47,7 @@ class AotiError(RuntimeError):
 cdef void *symbol(void *library, str name) except NULL:
     cdef void *found = dlsym(library, name.encode())
     if found == NULL:
-        raise AotiError(f"it has no function {name}: it was made by, or runs with, another version of PyTorch")
+        raise AotiError(f"the library lacks {name}: it was compiled for another version of PyTorch than is installed")
     return found
 
 
@@ -118,7 +118,7 @@ cdef bint is_contiguous(const int64_t *sizes, const int64_t *strides, int64_t ra
 
 cdef Block *contiguous_copy(const uint8_t *data, const int64_t *sizes, const int64_t *strides, int64_t rank,
                             size_t element, size_t size) noexcept nogil:
-    # rare: the compiler lays outputs out as the graph was exported
+    # An element at a time, because it is rare: compiled models usually return contiguous outputs.
     cdef Block *block = block_take(max(size, <size_t>1))
     cdef int64_t index[MAX_RANK]
     cdef const uint8_t *source

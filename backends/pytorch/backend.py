@@ -1,4 +1,4 @@
-"""The PyTorch backend: TorchScript modules on CPU and GPU, one copy an instance unless weights are shared.
+"""The PyTorch backend: TorchScript modules on CPU and GPU, one copy for each instance unless weights are shared.
 
 Tensors go in and out without a copy through DLPack, and a module runs without the GIL. Models that were compiled ahead
 of time are served by `inferd.backends.pytorch.inductor`.
@@ -22,6 +22,7 @@ from inferd.backends.api import (
     Model,
     ModelSource,
     ModelSpec,
+    RequestError,
     Signature,
     TensorSpec,
 )
@@ -316,12 +317,12 @@ def decode_strings(name: str, view: View) -> list[str]:
     """The elements of a BYTES tensor as TorchScript's List[str], which is UTF-8.
 
     Raises:
-        BackendError: an element is not UTF-8.
+        RequestError: an element is not UTF-8.
     """
     try:
         return [element.decode() for element in view.strings()]
     except UnicodeDecodeError as error:
-        raise BackendError(f"input '{name}' has an element that is not UTF-8 text: {error}") from None
+        raise RequestError(f"input '{name}' has an element that is not UTF-8 text: {error}") from None
 
 
 def is_strings(value: Any) -> bool:

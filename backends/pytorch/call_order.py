@@ -1,4 +1,8 @@
-"""Matches a configuration with the inputs and outputs of a package of AOTInductor."""
+"""Matches a configuration with the inputs and outputs of a package of AOTInductor.
+
+A package names the arguments with which the model was exported. Some may be constants, such as numbers: they are in the
+code, and the library does not take them as inputs.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +50,17 @@ class CallOrder:
 
     def _match_inputs(self, spec: ModelSpec) -> list[int]:
         names = [tensor.name for tensor in spec.model_inputs]
-        count = len(self.package.inputs or self.package.arguments)
-        if count and count != len(names):
+        inputs, arguments = self.package.inputs, self.package.arguments
+        if (inputs is not None and len(names) != len(inputs)) or (arguments and len(names) > len(arguments)):
             raise BackendError(
-                f"unable to load model '{spec.name}', configuration expects {len(names)} inputs, model provides {count}"
-                f": {', '.join(self.package.arguments)}"
+                f"unable to load model '{spec.name}', configuration expects {len(names)} inputs, model provides "
+                f"{len(arguments) if inputs is None else len(inputs)}, by its arguments {', '.join(arguments)}"
             )
-        arguments = self.package.arguments
-        known = len(arguments) == len(names)  # a constant of the call has a name, and is no input
-        return input_positions(spec.name, names, arguments if known else [f"ARGS[{i}]" for i in range(len(names))])
+        if all(name in arguments for name in names):  # the others are constants
+            arguments = tuple(sorted(names, key=arguments.index))
+        else:
+            arguments = tuple(f"ARGS[{i}]" for i in range(len(names)))
+        return input_positions(spec.name, names, arguments)
 
     def _match_outputs(self, spec: ModelSpec) -> list[int]:
         names = [tensor.name for tensor in spec.model_outputs]
@@ -69,10 +75,10 @@ class CallOrder:
         return output_positions(spec.name, names)
 
     def check_counts(self, inputs: int, outputs: int) -> None:
-        """Check that a library has as many inputs and outputs as the configuration.
+        """Check that a library has as many inputs as the configuration, and its outputs.
 
         Raises:
-            BackendError: it takes or gives another number.
+            BackendError: the library has another number of inputs, or too few outputs.
         """
         if inputs != len(self.inputs) or outputs <= max(self.outputs):
             raise BackendError(
@@ -80,12 +86,12 @@ class CallOrder:
                 f"the compiled model takes {inputs} and returns {outputs}"
             )
 
-    def arguments(self) -> list[int]:
-        """For each input of the model, its index in the configuration."""
+    def input_indexes(self) -> list[int]:
+        """For each input of the library, its index in the configuration."""
         return [self.inputs.index(position) for position in range(len(self.inputs))]
 
-    def results(self, count: int) -> list[int]:
-        """For each of `count` outputs of the model, its index in the configuration; -1 for none."""
+    def output_indexes(self, count: int) -> list[int]:
+        """For each of `count` outputs of the library, its index in the configuration; -1 if it is not configured."""
         places = {position: index for index, position in enumerate(self.outputs)}
         return [places.get(position, -1) for position in range(count)]
 
@@ -93,7 +99,7 @@ class CallOrder:
         """Check that the model takes inputs of these shapes, in its order.
 
         Raises:
-            RequestError: it does not.
+            RequestError: the model does not take them.
         """
         wrong = mismatch(self.package.inputs, shapes) if self.package.inputs is not None else ""
         if wrong:
@@ -128,7 +134,7 @@ def _check_input(spec: ModelSpec, tensor: TensorSpec, expected: ExpectedInput) -
         raise BackendError(
             f"{where}: max_batch_size is {spec.max_batch_size}, but the model was exported with {shape}: its first "
             f"dimension takes {expected.dims[0].lowest} to {expected.dims[0].highest}, and must take 1 to "
-            f"{spec.max_batch_size} (an operator that chooses its algorithm by the size narrows it)"
+            f"{spec.max_batch_size} (operators that choose their algorithm by the size narrow the range)"
         )
     for given, dim in zip(dims, expected.dims, strict=True):
         if given >= 0 and not dim.lowest <= given <= dim.highest:

@@ -64,8 +64,8 @@ class TorchStream:
     """The compute stream of an instance, as PyTorch's current stream. Nothing here waits for the device.
 
     Args:
-        model: whose priority the stream has.
-        instance: whose device it is on.
+        model: the model, which has a priority.
+        instance: the instance, which has a device.
     """
 
     def __init__(self, model: ModelSpec, instance: InstanceSpec) -> None:

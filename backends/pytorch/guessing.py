@@ -1,9 +1,8 @@
 """Guesses the unrecorded inputs and outputs of a TorchScript archive: by its operators, and by running it.
 
-The first operator that uses an argument often has weights whose shape tells the argument's: the channels of a
-convolution, the features of a layer; and an embedding looks up integers. Open shapes are tried with zeros, in batches
-of two sizes. The first shapes on which the module runs are only a guess: it may run on shapes for which it was not
-made.
+The first operator that uses an argument often has weights, whose shape tells that of the argument: the channels of a
+convolution, the features of a layer. An embedding looks up integers. Open shapes are tried with zeros, in batches of
+two sizes. The first shapes on which the module runs are only a guess: it may run on shapes for which it was not made.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KEEPS_SHAPE = {
     for name in ("add", "clone", "contiguous", "detach", "div", "dropout", "float", "flatten", "mul", "relu", "relu_",
                  "sigmoid", "sub", "tanh", "to")
 }  # fmt: skip
-"""Operators after which the shape can still be determined; before a layer of features, flatten is one of them."""
+"""Operators behind which the next operator still tells the shape of the argument."""
 FLOATS, NUMBERS, PICTURE = ("FP32", (-1,)), ("INT64", (-1,)), ("FP32", (3, -1, -1))
 INSTEAD = "say what it takes with --input NAME:DATATYPE:SIZE,SIZE, once for each, without the batch"
 
@@ -112,7 +111,7 @@ def _choices(
 
 
 def _told_by_operators(module: torch.jit.ScriptModule) -> dict[str, Kind]:
-    """The kinds of arguments, by argument, as far as the first operators that use them determine them."""
+    """The kinds of arguments by name, as far as the first operators that use them determine the kinds."""
     import torch
 
     try:
@@ -181,11 +180,12 @@ def _tried(
         shapes = [(*head, *(size if each < 0 else each for each in dims)) for _, dims in kinds]
         try:
             return _run(module, names, kinds, shapes, by_name)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except Exception as error:  # also torch.jit.Error, for what the script itself raises
             told = ", ".join(
                 f"{name} {kind[0]} {list(shape)}" for name, kind, shape in zip(names, kinds, shapes, strict=True)
             )
-            problem = f"on zeros as {told} it said: {str(error).strip().splitlines()[-1]}"
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            problem = f"on zeros as {told} it said: {lines[-1]}"
             return None
 
     is_open = any(size < 0 for _, dims in kinds for size in dims)
@@ -196,6 +196,9 @@ def _tried(
             other = run(rows, size * 2) if is_open else None  # a division may absorb one more element
             dims = [tuple(size if each < 0 and other is None else each for each in dims) for _, dims in kinds]
             more = run(rows + 1, size) if rows else None
+            if len({tuple(map(len, each.shapes)) for each in (first, other, more) if each is not None}) > 1:
+                problem = "on other sizes it returned other numbers of tensors or dimensions"
+                continue
             return _signature(names, kinds, dims, rows, first, other, more), ""
     return None, problem
 
@@ -222,6 +225,8 @@ def _run(
     datatypes, found = [], []
     for element in elements:
         if isinstance(element, torch.Tensor):
+            if str(element.dtype).removeprefix("torch.") not in V2_NAMES:
+                raise ValueError(f"forward() returns {element.dtype}, which the protocol does not have")
             datatypes.append(V2_NAMES[str(element.dtype).removeprefix("torch.")])
             found.append(tuple(element.shape))
         elif isinstance(element, list) and all(isinstance(each, str) for each in element):

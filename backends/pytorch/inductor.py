@@ -45,8 +45,8 @@ MODEL_FILE = "model.pt2"
 BATCHES_ON_GPU = 3  # batches submitted and not done at a time, see inferd._native.gpu.instance
 
 Call: TypeAlias = Callable[[list[Any], bool], Sequence[Any]]
-"""Runs a model on a GPU: takes its inputs in order, and whether work is recorded; returns its outputs; all with
-`__dlpack__`."""
+"""Runs a model on a GPU. Takes the inputs in the model's order, and whether the work is recorded; returns the outputs.
+Inputs and outputs have `__dlpack__`."""
 
 
 def open_package(source: ModelSource) -> Package:
@@ -105,7 +105,7 @@ class InductorModel(Model):
         return LoadedInstance(self) if library is None else InductorInstance(self.order, library)
 
     def _library(self, device: str) -> Library | None:
-        """The library for a device; None, with a log line for each instance, if only PyTorch's loader can run it."""
+        """The library for a device; None if only PyTorch's loader can run it, which is then logged."""
         from inferd.backends.pytorch._shim import AotiError
 
         obstacle = self.package.obstacle
@@ -159,8 +159,8 @@ class InductorInstance(NativeInstance):
     isolates_failures = True
 
     def __init__(self, order: CallOrder, library: Library) -> None:
-        results = order.results(library.output_count)
-        made = library.executor(order.arguments(), results, order.package.inputs)
+        results = order.output_indexes(library.output_count)
+        made = library.executor(order.input_indexes(), results, order.package.inputs)
         self._executor = made  # the capsule points to it
         self.executor = made.capsule
 
@@ -172,7 +172,7 @@ class LoadedInstance(Instance):
 
     def __init__(self, model: InductorModel) -> None:
         self.order = model.order
-        self.inputs = [model.spec.model_inputs[index] for index in model.order.arguments()]
+        self.inputs = [model.spec.model_inputs[index] for index in model.order.input_indexes()]
         self.outputs = tuple(zip(model.spec.model_outputs, model.order.outputs, strict=True))
         self._loader = open_loader(model.package, -1)
 
@@ -196,7 +196,7 @@ class InductorGpuInstance(GpuInstance):
 
     def __init__(self, model: InductorModel, library: Library | None, spec: InstanceSpec) -> None:
         self.order = model.order
-        self.inputs = [model.spec.model_inputs[index].name for index in model.order.arguments()]
+        self.inputs = [model.spec.model_inputs[index].name for index in model.order.input_indexes()]
         self.outputs = tuple(zip(model.spec.model_outputs, model.order.outputs, strict=True))
         self._torch = TorchStream(model.spec, spec)
         self.stream = self._torch.stream
@@ -254,7 +254,7 @@ def run_loader(loader: Any, values: list[torch.Tensor]) -> Sequence[torch.Tensor
 
 
 def first_line(error: Exception) -> str:
-    """What PyTorch says; C++ frames follow."""
+    """The first line of an error of PyTorch's; C++ frames follow."""
     return str(error).partition("\n")[0]
 
 

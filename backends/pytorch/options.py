@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from inferd.backends.parameters import Parameters, default_intra_op_threads
+from inferd.backends.parameters import MOST_THREADS, Parameters, default_intra_op_threads
 
 log = logging.getLogger("inferd.backends")
 
@@ -81,12 +81,12 @@ _threads_set: dict[str, int] = {}
 
 
 def _set_threads(parameters: Parameters) -> None:
-    """Size the process's thread pools, which cannot be resized safely: the first model that is loaded decides."""
+    """Size the process's thread pools for the first model that is loaded; they cannot be resized safely after that."""
     import torch
 
     wanted = {
-        "INTRA_OP_THREAD_COUNT": parameters.integer("INTRA_OP_THREAD_COUNT", minimum=1),
-        "INTER_OP_THREAD_COUNT": parameters.integer("INTER_OP_THREAD_COUNT", minimum=1),
+        key: parameters.integer(key, minimum=1, maximum=MOST_THREADS)
+        for key in ("INTRA_OP_THREAD_COUNT", "INTER_OP_THREAD_COUNT")
     }
     with _threads_lock:
         if not _threads_set:

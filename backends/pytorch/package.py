@@ -38,14 +38,14 @@ class Package:
     """The description of a package.
 
     Attributes:
-        path: of the archive.
-        folder: within the archive, where the model's files lie.
-        library: the name of the shared object in there.
+        path: the path of the archive.
+        folder: the folder in the archive that has the model's files.
+        library: the name of the shared object in that folder.
         device: "cpu" or "cuda".
-        capability: of the target GPU, such as "90"; empty for the CPU.
-        inputs: in the order of the library; None if the package lacks them.
-        arguments: a name for each input, by its place in the call: "ARGS[0]", "KWARGS[mask]".
-        results: for each output, likewise: "RESULT[0]".
+        capability: the compute capability of the target GPU, such as "90"; empty for the CPU.
+        inputs: the inputs in the order of the library; None if the package does not describe them.
+        arguments: a name for each argument of the exported call, constants included: "ARGS[0]", "KWARGS[mask]".
+        results: a name for each output: "RESULT[0]".
         obstacle: why only PyTorch's own loader can call the library; empty if the library can be called directly.
         fatal_checks: whether an index out of range ends the process that executes the library.
     """
@@ -81,7 +81,9 @@ def read_package(path: Path) -> Package:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(path, archive)
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError) as error:
+    except BackendError:
+        raise
+    except Exception as error:  # zipfile, zlib and json have many, and foreign content leads to others
         raise BackendError(
             f"'{path}' is no package of AOTInductor, as torch._inductor.aoti_compile_and_package makes it: {error}"
         ) from error

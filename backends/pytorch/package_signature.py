@@ -30,8 +30,7 @@ class _Zeros(NamedTuple):
 
 
 def inspect_package(package: Package) -> Signature | None:
-    """The signature of a package for the CPU: its own description of inputs, and outputs as two runs on zeros show
-    them.
+    """The signature of a package for the CPU. The package describes its inputs; two runs on zeros show its outputs.
 
     None for a package that does not describe its inputs, or that only PyTorch's loader can run.
     """

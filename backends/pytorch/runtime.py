@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inferd.backends.api import BackendError, Model, ModelSource, Services
 from inferd.backends.parameters import Parameters
+from inferd.backends.python.environment import SERVERS_OWN
 from inferd.backends.python.program import run_program
 
 RUNTIME = "model.py"
@@ -48,9 +49,10 @@ def load_module(source: ModelSource, config: Mapping[str, str], services: Servic
                     f"model '{spec.name}': {kind} '{tensor.name}' is TYPE_STRING, which no torch.Tensor can be"
                 )
     file = find_module(source)
-    if file.suffix == ".py":
+    model = run_program(PROGRAM, source, config, services, {"model_file": str(file)}, needs="torch")
+    if file.suffix == ".py" and model.python == SERVERS_OWN:  # another Python may have another syntax
         _check_syntax(file)
-    return run_program(PROGRAM, source, config, services, {"model_file": str(file)}, needs="torch")
+    return model
 
 
 def find_module(source: ModelSource) -> Path:

@@ -1,8 +1,8 @@
 """Reads the inputs of an AOTInductor package's library from the C++ source in the package.
 
-The library itself tells the number of its inputs, and checks nothing: it computes addresses from the sizes for which it
-was compiled. PyTorch's generated source contains the checks of a debug mode: from them this module reads datatypes,
-ranks, sizes, and equalities of sizes.
+The library tells only the number of its inputs, and checks nothing: it computes addresses from the sizes for which it
+was compiled. PyTorch's generated source contains the checks of a debug mode. From these, this module reads datatypes,
+ranks, sizes, and which sizes must be equal.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from inferd.backends.api import BackendError
 from inferd.backends.pytorch.datatypes import V2_NAMES
 
+MAX_RANK = 16  # dimensions of a tensor, the batch dimension included
 UNBOUNDED = (1 << 62) - 1
 SMALLEST_VARIABLE = 2
-"""The lower bound that export gives every variable dimension, because it treats 0 and 1 apart; 1 works all the same."""
+"""The lower bound that torch.export gives every variable dimension, because it handles the sizes 0 and 1 separately.
+The library takes size 1, too."""
 
 _NAME = re.compile(r'inputs_info_\[(\d+)\]\.name = "(\w+)";')
 _CHECK = re.compile(r"static void check_input_(\d+)\((.*?)\n}\n", re.DOTALL)
@@ -34,7 +36,7 @@ class Dimension:
     """The sizes that one dimension may have.
 
     Attributes:
-        symbol: dimensions of all inputs with the same symbol vary together; empty for a dimension that is alone.
+        symbol: dimensions with the same symbol, also of other inputs, vary together; empty: this one varies alone.
         factor: with a symbol, the dimension is factor * symbol + offset.
         offset: see factor.
     """
@@ -86,6 +88,8 @@ def _expected(index: int, check: str, layout: tuple[str, str] | None) -> Expecte
         sizes = [_Form("", 1, 0)] * (max(dims) + 1 if dims else 0)
     else:
         sizes = _contiguous(index, *layout)
+    if len(sizes) > MAX_RANK:
+        raise BackendError(f"input {index} has {len(sizes)} dimensions: at most {MAX_RANK} can be served")
     return ExpectedInput(
         V2_NAMES[found[1]], tuple(_dimension(form, lowest, highest, dim) for dim, form in enumerate(sizes))
     )
@@ -93,7 +97,7 @@ def _expected(index: int, check: str, layout: tuple[str, str] | None) -> Expecte
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """factor * symbol + offset; a constant has no symbol, and neither has an unknown dimension."""
+    """The size factor * symbol + offset. Constant and unknown sizes have no symbol; a constant has factor 0."""
 
     symbol: str
     factor: int

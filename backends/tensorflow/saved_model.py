@@ -87,9 +87,9 @@ class Tensor:
     """An input or output of a signature.
 
     Attributes:
-        datatype: v2 name; "" where the protocol has none.
-        dtype: TensorFlow's number.
-        shape: -1 for what varies; None where not even the number of dimensions is known.
+        datatype: the v2 name of its datatype; "" if the protocol has none.
+        dtype: TensorFlow's number of its datatype.
+        shape: -1 for a dimension that varies; None if not even the number of dimensions is known.
     """
 
     name: str
@@ -112,9 +112,9 @@ def read_signature(folder: Path, model: str, tag: str, name: str) -> SavedSignat
 
     Args:
         folder: the SavedModel.
-        model: its name, for errors.
-        tag: of the graph.
-        name: of the signature; "" for `serving_default`, or else the only signature.
+        model: the model's name, for errors.
+        tag: the tag of the graph.
+        name: the signature's name; "": `serving_default`, or else the only signature.
 
     Raises:
         BackendError: the folder holds no SavedModel, or it has no such graph or signature; the text lists those that

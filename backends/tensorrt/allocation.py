@@ -20,11 +20,16 @@ Scrap = Callable[[str, int], int]
 class OutputAllocator(Protocol):
     """An IOutputAllocator of TensorRT's that gives a batch's own memory."""
 
-    shapes: dict[str, tuple[int, ...]]  # of outputs, once they are known
-    problem: Exception | None  # the reason if there was no memory
+    shapes: dict[str, tuple[int, ...]]  # of outputs, as far as the execution has told them
+    problem: Exception | None  # why there was no memory
 
-    def begin(self, batch: GpuBatch, scrap: Scrap, answered: Collection[str]) -> None:
-        """Allocate for this batch, which the model executes next; `answered` names its outputs."""
+    def begin(self, batch: GpuBatch, scrap: Scrap, configured: Collection[str]) -> None:
+        """Allocate for this batch, which the model executes next.
+
+        Args:
+            scrap: allocates for outputs that are not configured.
+            configured: names of the configured outputs.
+        """
 
     def end(self) -> None:
         """The batch was submitted: allocate no more for it."""
@@ -40,10 +45,10 @@ def make_allocator(module: Any) -> OutputAllocator:
             self.problem: Exception | None = None
             self._give: Callable[[str, int], int] | None = None
 
-        def begin(self, batch: GpuBatch, scrap: Scrap, answered: Collection[str]) -> None:
+        def begin(self, batch: GpuBatch, scrap: Scrap, configured: Collection[str]) -> None:
             self.problem = None
             self.shapes.clear()
-            self._give = lambda name, size: batch.output_memory(name, size) if name in answered else scrap(name, size)
+            self._give = lambda name, size: batch.output_memory(name, size) if name in configured else scrap(name, size)
 
         def end(self) -> None:
             self._give = None

@@ -1,4 +1,4 @@
-"""The TensorRT backend: a plan is read once for each GPU, and each instance executes it in contexts of its own."""
+"""The TensorRT backend: reads a plan once for each GPU; each instance executes it in contexts of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("inferd.tensorrt")
 ONNX = ".onnx"
 """The suffix of a model file that the backend builds a plan from."""
 TOLD_PERCENT = 10
-"""Seconds between two log lines about a build."""
+"""How much further a build comes from one log line to the next, in percent."""
 
 
 class TensorRTBackend(Backend):
@@ -62,7 +62,7 @@ class TensorRTBackend(Backend):
         return plan.signature(profiles or {0})
 
     def load(self, source: ModelSource) -> TensorRTModel:
-        """Read the plan for the GPU of the first instance; the other instances read those of theirs."""
+        """Read the plan for the GPU of the first instance; instances on other GPUs read it for these."""
         spec = source.spec
         file = source.model_file(self.model_filename)
         if not spec.model_filenames and not file.is_file():
@@ -147,7 +147,7 @@ class TensorRTModel(Model):
             return self._plans[ordinal]
 
     def _keep_weights(self, plan: Plan) -> None:
-        """Set how many of the weights stay on the device. TensorRT demands this before the first context."""
+        """Set how many bytes of weights stay on the device, which TensorRT allows only before the first context."""
         budget, size = self.options.budget, plan.engine.streamable_weights_size
         if budget is None:
             return

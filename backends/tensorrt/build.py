@@ -28,7 +28,7 @@ def build_plan(library: Library, spec: EngineSpec, tell: Tell) -> Path:
     """The plan of a model: from the cache, or built and put there. A build may take minutes.
 
     Raises:
-        BackendError: the plan cannot be built; the text names the fault of the model or of an option.
+        BackendError: the plan cannot be built or kept; the text names the fault of the model, an option or the cache.
     """
     if not hasattr(library.module, "Builder"):
         raise BackendError(f"{library} runs plans and builds none: install tensorrt or tensorrt_rtx")
@@ -36,6 +36,15 @@ def build_plan(library: Library, spec: EngineSpec, tell: Tell) -> Path:
         raise BackendError(f"there is no file '{spec.model}'")
     check(library, spec)
     gpu = _gpu(library, spec)
+    try:
+        return _cached(library, spec, gpu, tell)
+    except OSError as error:
+        raise BackendError(
+            f"the plan of '{spec.model}' cannot be read from the cache of plans or kept there: {error}"
+        ) from error
+
+
+def _cached(library: Library, spec: EngineSpec, gpu: Device | None, tell: Tell) -> Path:
     described = gpu_of(spec, gpu)
     cache = PlanCache(spec.cache or usual_folder())
     with cache.locked(key_of(spec, library, described)) as path:
@@ -88,8 +97,7 @@ class _Build:
         self.gpu = gpu
 
     def run(self, tell: Tell) -> memoryview:
-        """Build on a thread of its own, so that an interrupt ends the build at its next step, not the process within
-        it."""
+        """Build, on another thread: so an interrupt (^C) ends the build at its next step, not the process within it."""
         monitor = make_monitor(self.module, Progress(tell))
         found: list[memoryview | BaseException] = []
         thread = threading.Thread(target=self._run, args=(monitor, found.append), name="TensorRT build")

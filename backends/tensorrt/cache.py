@@ -14,6 +14,7 @@ from pathlib import Path
 
 from inferd._native.cuda.device import Device
 from inferd.backends.api import EngineSpec
+from inferd.backends.onnx_files import named_files
 from inferd.backends.tensorrt.library import Library
 
 CHUNK = 1 << 20
@@ -26,7 +27,7 @@ def usual_folder() -> Path:
 
 
 class PlanCache:
-    """A folder to which only its user may write: a writer could run code in the server.
+    """A folder of plans. Whoever can write to it can run code in the server, so it is made for its user alone.
 
     Plans are never removed: the folder may be deleted at any time.
     """
@@ -67,9 +68,10 @@ def gpu_of(spec: EngineSpec, gpu: Device | None) -> str:
 
 
 def key_of(spec: EngineSpec, library: Library, gpu: str) -> str:
-    """The key of a build; builds with equal results have equal keys.
+    """The key of a build. It changes with everything on which the plan depends.
 
-    Weights may lie in files beside the model. Of these files the key has name, size and time of modification.
+    Weights may lie in other files: beside the model, or where the model says. Of these the key has name, size and time
+    of modification.
     """
     digest = hashlib.sha256()
     settings = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")
@@ -77,8 +79,10 @@ def key_of(spec: EngineSpec, library: Library, gpu: str) -> str:
     with spec.model.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-    for neighbour in sorted(spec.model.parent.iterdir()):
-        if neighbour.is_file() and neighbour.suffix not in (".onnx", ".plan", ".pbtxt"):
-            found = neighbour.stat()
-            digest.update(f"\n{neighbour.name} {found.st_size} {found.st_mtime_ns}".encode())
+    folder = spec.model.parent
+    names = {each.name for each in folder.iterdir() if each.suffix not in (".onnx", ".plan", ".pbtxt")}
+    for name in sorted(names | {name for name in named_files(spec.model) if "\0" not in name}):
+        if (folder / name).is_file():
+            found = (folder / name).stat()
+            digest.update(f"\n{name} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:32]

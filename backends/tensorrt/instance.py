@@ -58,7 +58,7 @@ class Known:
     """The profile and outputs of one combination of shapes."""
 
     context: Context
-    outputs: tuple[Dims, ...]  # -1 if the data decide
+    outputs: tuple[Dims, ...]  # -1 for a dimension that depends on data
 
 
 class TensorRTInstance(GpuInstance):
@@ -77,7 +77,7 @@ class TensorRTInstance(GpuInstance):
         self.inputs = [tensor for tensor in plan.inputs if not tensor.is_shape]
         self.shape_inputs = [tensor for tensor in plan.inputs if tensor.is_shape]
         self.outputs = list(plan.outputs)
-        self.answered = {tensor.name for tensor in model.model_outputs}
+        self.configured = {tensor.name for tensor in model.model_outputs}
         self.shapes_out = any(tensor.is_shape for tensor in self.outputs)
         if self.shapes_out and model.gpu.graphs:
             raise BackendError(f"instance '{self.name}': CUDA graphs cannot answer with shape tensors")
@@ -133,7 +133,7 @@ class TensorRTInstance(GpuInstance):
     # -- shapes -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, key: Key, values: Sequence[Array], complaints: list[str]) -> Known:
-        """Choose a context and set the shapes of the inputs on it; the context and the outputs."""
+        """Choose a context, and set the shapes of the inputs on it. Returns the context and the shapes of outputs."""
         known = self._known.get(key)
         used = known.context if known else self._choose(key)
         for tensor, numbers in zip(self.shape_inputs, values, strict=True):
@@ -181,9 +181,9 @@ class TensorRTInstance(GpuInstance):
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def _place_outputs(self, batch: GpuBatch, known: Known) -> dict[str, Array]:
-        """Set the address of each output; the memory of those that TensorRT leaves on the host."""
+        """Set the address of each output. Returns the memory of the outputs that TensorRT leaves on the host."""
         context, allocator = known.context.context, known.context.allocator
-        allocator.begin(batch, self._scrap, self.answered)
+        allocator.begin(batch, self._scrap, self.configured)
         on_host = {}
         for tensor, dims in zip(self.outputs, known.outputs, strict=True):
             if tensor.is_shape:
@@ -193,7 +193,7 @@ class TensorRTInstance(GpuInstance):
                 if tensor.name not in known.context.allocated:  # the bindings remember every call
                     known.context.allocated.add(tensor.name)
                     context.set_output_allocator(tensor.name, allocator)
-            elif tensor.name in self.answered:
+            elif tensor.name in self.configured:
                 context.set_tensor_address(tensor.name, batch.output(tensor.name, dims or (1,)).pointer)
             else:
                 size = math.prod(dims) * np.dtype(TYPES[tensor.datatype]).itemsize
@@ -201,25 +201,25 @@ class TensorRTInstance(GpuInstance):
         return on_host
 
     def _scrap(self, name: str, size: int) -> int:
-        """Memory for an output that the configuration leaves out. It grows by doubling; older memory stays."""
+        """Memory for an output that is not configured. It grows by doubling; work may still write to older memory."""
         known = self._scraps.setdefault(name, [])
         if not known or known[-1].size < size:
             known.append(self.gpu.allocate(max(ALIGNMENT, 1 << (size - 1).bit_length())))
         return known[-1].pointer
 
     def _tell_shapes(self, batch: GpuBatch, known: Known) -> None:
-        """Set the shapes that the data decide, which are known once the stream's work is done."""
+        """Set the shapes of outputs that depend on data; they are known once the stream's work is done."""
         for tensor, dims in zip(self.outputs, known.outputs, strict=True):
-            if -1 in dims and tensor.name in self.answered:
+            if -1 in dims and tensor.name in self.configured:
                 found = known.context.allocator.shapes.get(tensor.name)
                 if found is None:
                     raise BackendError(f"TensorRT did not tell the shape of output '{tensor.name}'")
                 batch.set_output_shape(tensor.name, found)
 
     def _send(self, batch: GpuBatch, on_host: dict[str, Array]) -> None:
-        """Send shape tensors as other outputs. Each row of a batch gets the values behind the batch size."""
+        """Make outputs of the shape tensors on the host. Each row of a batch gets the values behind the batch size."""
         for name, values in on_host.items():
-            if name not in self.answered:
+            if name not in self.configured:
                 continue
             rows = values.reshape(-1)
             if self.batches:

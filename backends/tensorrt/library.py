@@ -1,6 +1,6 @@
-"""The three TensorRTs: choice, import, and their log.
+"""The three packages of TensorRT: choice, import, and their log.
 
-`tensorrt` builds and runs plans; `tensorrt_lean` runs those that were built version-compatible, at a tenth of the size;
+`tensorrt` builds and runs plans; `tensorrt_lean`, a tenth of its size, runs plans that were built version-compatible;
 `tensorrt_rtx` builds and runs plans of its own kind, for consumer GPUs. The functions that this backend uses have the
 same names in all of them, from version 10 on (`tests/backends/tensorrt/test_contract.py`).
 """
@@ -83,7 +83,7 @@ class Library:
             log.log(level, "%s", text)
 
     def load_plugins(self, files: Sequence[str]) -> None:
-        """Register plugins: those of TensorRT itself, and those of these shared libraries.
+        """Register TensorRT's own plugins, and those of the shared libraries `files`.
 
         Raises:
             BackendError: a library does not load.
@@ -127,7 +127,7 @@ def open_library(wanted: str, *, builds: bool = False) -> Library:
 
     Args:
         wanted: one of MODULES, or AUTO for the first of them that is installed.
-        builds: AUTO is the first that builds plans.
+        builds: whether AUTO must build plans, which `tensorrt_lean` cannot.
 
     Raises:
         BackendError: none is installed, or none imports; the text says how to get one.

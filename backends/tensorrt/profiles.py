@@ -1,7 +1,7 @@
-"""Optimisation profiles as one writes them: `x=1x3x224x224,8x3x224x224,64x3x224x224 s=1x1,2x2,8x8`.
+"""Optimisation profiles as text: `x=1x3x224x224,8x3x224x224,64x3x224x224 s=1x1,2x2,8x8`.
 
-A profile names for each input that varies its least, best and greatest shape, and for each shape tensor its least, best
-and greatest values; one alone stands for all three.
+For each input that varies, a profile has its least, best and greatest shape; for each shape tensor its least, best and
+greatest values. If all three are the same, they are written once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def usual_profile(inputs: Mapping[str, tuple[int, ...]], max_batch_size: int) ->
     """A profile for batches of 1 to `max_batch_size` rows, best for the largest.
 
     Args:
-        inputs: the shapes of the inputs that vary, and of shape tensors.
+        inputs: the shapes of the inputs that vary, and of shape tensors, by name.
 
     Raises:
         BackendError: more than the batch varies; the text shows the profile that is needed.
@@ -58,8 +58,8 @@ def usual_profile(inputs: Mapping[str, tuple[int, ...]], max_batch_size: int) ->
     if max_batch_size < 1 or any(dims[:1] != (-1,) or -1 in dims[1:] for dims in inputs.values()):
         shapes = ", ".join(f"{name} {list(dims)}" for name, dims in inputs.items())
         raise BackendError(
-            f"the shapes of the model's inputs vary, {shapes}: a profile has to say from where to where, such as "
-            f'"{" ".join(_example(name, dims) for name, dims in inputs.items())}"; a largest batch alone will do where '
+            f"the shapes of the model's inputs vary, {shapes}: a profile must have their ranges, such as "
+            f'"{" ".join(_example(name, dims) for name, dims in inputs.items())}"; a largest batch is enough if '
             "nothing but the first dimension varies"
         )
     return {

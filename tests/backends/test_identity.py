@@ -42,6 +42,12 @@ def test_a_delay_is_a_number(backend, tmp_path):
         backend.load(source(tmp_path, [], [], {"delay_us": "long"}))
 
 
+@pytest.mark.parametrize("parameter", ["delay_us", "execute_delay_ms", "row_delay_us"])
+def test_a_delay_has_a_limit(backend, tmp_path, parameter):
+    with pytest.raises(BackendError, match=f"parameter '{parameter}' is '99999999999', expected at most"):
+        backend.load(source(tmp_path, [], [], {parameter: "99999999999"}))
+
+
 def test_inputs_that_nothing_answers_are_fine(backend, tmp_path):
     backend.load(source(tmp_path, [("x", "FP32", (1,)), ("y", "BYTES", (1,))], [("z", "FP32", (1,))]))
 
@@ -50,7 +56,7 @@ def test_pairs_have_one_datatype(backend, tmp_path):
     with pytest.raises(BackendError) as caught:
         backend.load(source(tmp_path, [("x", "FP32", (1,))], [("y", "INT8", (1,))]))
     assert str(caught.value) == (
-        "model 'm': output 'y' is INT8, but the identity backend answers it with input 'x', which is FP32"
+        "model 'm': output 'y' is INT8, but the identity backend returns input 'x' there, which is FP32"
     )
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.api import BackendError, InstanceSpec, ModelSpec, TensorSpec
 from inferd.backends.parameters import Parameters
 from inferd.backends.pytorch import PyTorchBackend
 from inferd.backends.pytorch._shim import AotiError
+from inferd.backends.pytorch.call_order import CallOrder
 from inferd.backends.pytorch.inductor import InductorModel, load_library
 from inferd.backends.pytorch.options import read_options
 from inferd.backends.pytorch.package import read_package
@@ -163,12 +164,26 @@ def test_a_package_in_which_an_index_can_end_the_server_is_refused(compiled, tmp
     PyTorchBackend().load(described(tmp_path, parameters={"ALLOW_FATAL_CHECKS": str(threads == 2).lower()})).close()
 
 
+CPU = '{"AOTI_DEVICE_KEY": "cpu"}'
+
+
 def test_what_is_no_package_is_refused(tmp_path):
     with pytest.raises(BackendError, match=r"unable to find '.*model\.pt2' for model 'm'"):
         PyTorchBackend().load(described(tmp_path))
     (tmp_path / "model.pt2").write_bytes(b"something else")
     with pytest.raises(BackendError, match="is no package of AOTInductor"):
         PyTorchBackend().load(described(tmp_path))
+    folder = "m/data/aotinductor/model/a"
+    for metadata, code in (("[]", ""), ("1", ""), (CPU, "([1])"), (CPU, "([1, 5])"), ("damaged", "")):
+        with zipfile.ZipFile(tmp_path / "model.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{folder}_metadata.json", metadata)
+            archive.writestr(f"{folder}.so", "")
+            archive.writestr(f"{folder}.cpp", f'in_spec_ = R"{code}";')
+        if metadata == "damaged":
+            whole = (tmp_path / "model.pt2").read_bytes()
+            (tmp_path / "model.pt2").write_bytes(whole.replace(b"_metadata.json", b"_metadata.json\xff\xff", 1))
+        with pytest.raises(BackendError, match="is no package of AOTInductor"):
+            PyTorchBackend().load(described(tmp_path))
     with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
         archive.writestr("model/version", "1")
     with pytest.raises(BackendError, match="holds 0 models of AOTInductor"):
@@ -180,6 +195,28 @@ def test_what_is_no_package_is_refused(tmp_path):
 
 
 # -- a configuration against it
+
+
+@pytest.mark.parametrize("described_inputs", [True, False])
+def test_constants_among_the_arguments_are_no_inputs(compiled, described_inputs):
+    """Guards names of arguments beside a number that is in the code: inputs are found by name, in any order."""
+    package = replace(read_package(compiled[0]), arguments=("ARGS[0]", "ARGS[1]", "KWARGS[ids]"))
+    if not described_inputs:
+        package = replace(package, inputs=None)
+    inputs = (replace(IDS, name="KWARGS[ids]"), replace(IMAGE, name="ARGS[0]"))
+    order = CallOrder(ModelSpec("m", inputs=inputs, outputs=(SCORES,), max_batch_size=8, backend="pytorch"), package)
+    assert order.input_indexes() == [1, 0]
+
+
+def test_an_input_of_too_many_dimensions_is_refused(compiled, tmp_path):
+    """Guards the memory of the process: nothing is written beyond the room for dimensions."""
+
+    class Deep:
+        pointer, datatype, shape = 0, "FP32", (1,) * 40
+
+    library = load_library(read_package(compiled[0]).unpack(tmp_path), "cpu", 1)
+    with pytest.raises(AotiError, match="no input 0 of FP32 with 40 dimensions"):
+        library.run([Deep(), Deep()])
 
 
 @pytest.mark.parametrize(

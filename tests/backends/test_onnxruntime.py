@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.onnx_files import PIECE
 from inferd.backends.onnxruntime import OnnxRuntimeBackend, options
-from inferd.backends.onnxruntime.session import PIECE, read_external_data
+from inferd.backends.onnxruntime.session import read_external_data
 from inferd.backends.parameters import Parameters, default_intra_op_threads
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import identity_onnx, instance, onnx_bytes, source
@@ -52,6 +53,12 @@ def add(tmp_path):
     inputs = [value("x"), value("y"), value("w", shape=(1,))]
     (tmp_path / "model.onnx").write_bytes(onnx_bytes(nodes, inputs, [value("z")], [weight]))
     return tmp_path
+
+
+def test_a_number_of_threads_that_no_system_has(backend, add):
+    parameters = {"intra_op_thread_count": "5000000000"}
+    with pytest.raises(BackendError, match="parameter 'intra_op_thread_count' is '5000000000', expected at most"):
+        instance(backend, source(add, [X, Y], [Z], parameters, max_batch_size=8))
 
 
 X, Y, Z = ("x", "FP32", (2,)), ("y", "FP32", (2,)), ("z", "FP32", (2,))

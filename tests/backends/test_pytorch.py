@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from inferd.backends.api import BackendError, InstanceSpec, TensorSpec
+from inferd.backends.api import BackendError, InstanceSpec, RequestError, TensorSpec
 from inferd.backends.pytorch import PyTorchBackend
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import instance, save_script, source
@@ -294,10 +294,45 @@ def test_strings_beside_tensors(backend, tmp_path):
     assert batch.outputs["OUTPUT__1"].tolist() == [2, 1]
 
 
+class Asserts(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        assert x.size(-1) == 28, "expected 28"
+        return x
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return torch.fft.fft(x)
+
+
+class OneOrMore(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x if x.size(0) == 2 else x.sum()
+
+
+class Silent(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        assert x.size(0) == 0
+        return x
+
+
+def test_a_guess_goes_on_behind_an_assertion_of_the_script(backend, tmp_path):
+    """Guards `inferd models init`: what the script raises is no torch error, and the next size may be right."""
+    signature = backend.guess(source(save_script(Asserts(), tmp_path)), [], whole=False)
+    assert signature.inputs == (TensorSpec("x", "FP32", (28,)),)
+
+
+@pytest.mark.parametrize("module", [Spectrum, OneOrMore, Silent])
+def test_what_cannot_be_guessed_is_an_error_of_the_backend(backend, tmp_path, module):
+    """Guards datatypes that the protocol lacks, ranks that change with the batch, and errors without a text."""
+    with pytest.raises(BackendError, match="ran on nothing that was tried"):
+        backend.guess(source(save_script(module(), tmp_path)), [], whole=False)
+
+
 def test_text_must_be_utf8(backend, tmp_path):
     save_script(Shout(), tmp_path)
     words = {"x": np.array([b"\xff"], object)}
-    with pytest.raises(BackendError, match="input 'x' has an element that is not UTF-8 text"):
+    with pytest.raises(RequestError, match="input 'x' has an element that is not UTF-8 text"):
         run(backend, tmp_path, [("x", "BYTES", (-1,))], [("y", "BYTES", (-1,))], words)
 
 

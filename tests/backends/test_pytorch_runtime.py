@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import textwrap
 
 import numpy as np
@@ -53,6 +54,15 @@ def add_model(root, name, code=SCALE, weights=2.0, more=EAGER, instances=1):
     if weights is not None:
         torch.save({"factor": torch.tensor(weights)}, version / "model.pt")
     return version
+
+
+def test_syntax_of_another_python_is_left_to_that_python(tmp_path):
+    """Guards models with an environment of their own: it may have a newer Python than the server."""
+    (tmp_path / "model.py").write_text("what no Python has:")
+    tensors = [("x", "FP32", (2,))], [("y", "FP32", (2,))]
+    with pytest.raises(BackendError, match=r"model\.py:1: SyntaxError"):
+        load_module(source(tmp_path, *tensors), {}, None)
+    load_module(source(tmp_path, *tensors, {"EXECUTION_ENV_PATH": sys.base_prefix}), {}, None)
 
 
 async def ask(engine, *rows, model="m"):

@@ -16,6 +16,7 @@ import tests.fakes.tensorrt as fake
 from inferd.backends.api import BackendError, EngineSpec
 from inferd.backends.tensorrt import build as module
 from inferd.backends.tensorrt.backend import TensorRTBackend
+from inferd.backends.tensorrt.cache import key_of
 from inferd.backends.tensorrt.profiles import parse_profile, usual_profile
 from inferd.backends.tensorrt.progress import Progress
 from inferd.server.engine.loading.control import ControlMode, ModelControl
@@ -73,7 +74,7 @@ def test_largest_batch_is_a_profile_where_nothing_else_varies():
     assert usual_profile({"x": (-1, 4)}, 8) == {"x": ((1, 4), (8, 4), (8, 4))}
     with pytest.raises(BackendError, match=r'x \[-1, -1\].* such as "x=1x1,8x8,64x64"'):
         usual_profile({"x": (-1, -1)}, 8)
-    with pytest.raises(BackendError, match="a profile has to say from where to where"):
+    with pytest.raises(BackendError, match="a profile must have their ranges"):
         usual_profile({"x": (-1, 4)}, 0)
 
 
@@ -126,7 +127,7 @@ def test_streamed_weights_need_strong_types(build):
         ({"compute_capability": "8.6"}, "builds plans for the GPU that it runs on"),
         ({"device": 7}, "there is no GPU 7"),
         ({"runtime": "tensorrt_rtx"}, "needs tensorrt_rtx, which is not installed"),
-        ({}, "a profile has to say from where to where"),
+        ({}, "a profile must have their ranges"),
     ],
 )
 def test_builds_that_cannot_be(build, fields, text):
@@ -176,6 +177,24 @@ def test_whatever_makes_a_difference_is_built_anew(build, monkeypatch):
         build.told.clear()
         change()
         assert build.told
+
+
+def test_weights_below_the_models_folder_make_a_difference(tmp_path):
+    """Guards against a stale plan, where the model says that its weights lie in a folder below."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "model.onnx").write_bytes(b"\n\x08location\x12\x0bbelow/w.bin")
+    keys = set()
+    for weights in (b"", b"1", b"22"):
+        (tmp_path / "below" / "w.bin").write_bytes(weights)
+        keys.add(key_of(EngineSpec(tmp_path / "model.onnx"), "library", "gpu"))
+    assert len(keys) == 3
+
+
+def test_no_place_for_the_cache(build, tmp_path):
+    """Guards that the error of a build says so, as of a disk that is full or a folder that is read-only."""
+    build.cache.write_bytes(b"a file in place of the folder")
+    with pytest.raises(BackendError, match=r"cannot be read from the cache of plans or kept there: .*cache"):
+        build(max_batch_size=8)
 
 
 def test_cache_is_its_users_own(build):
