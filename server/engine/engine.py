@@ -45,7 +45,7 @@ from inferd.server.errors import Unavailable
 log = logging.getLogger("inferd.engine")
 
 LOAD_PATIENCE = 30.0
-"""Seconds for which a load on demand waits while no earlier load makes progress: one of these may wait for it."""
+"""Seconds for which a load on demand waits for a place while no load gets one: a running load may wait for this one."""
 LEFT_AFTER = 5.0
 """Seconds after the end of a version in which its objects must be freed; else the garbage collector runs."""
 ON_DEMAND = "not loaded: the next request for it loads it"
@@ -98,7 +98,7 @@ class Engine:
         self._deliveries = Deliveries()
         self._started = False
         self._closing = False
-        self.measures = Measures()  # of models' own
+        self.measures = Measures()  # metrics that models make
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
         self.infer = InferService(self._models.table, self._deliveries.bridge, max_inflight=max_inflight)
         self.infer.on_stream_over = self.stream_ended
@@ -134,7 +134,7 @@ class Engine:
     # -- life --
 
     async def start(self, on_loaded: Callable[[], None] = lambda: None) -> list[str]:
-        """Load the models of the start; the errors, one line for each model that is not ready.
+        """Load the models of the start; return the errors, one line for each model that is not ready.
 
         Args:
             on_loaded: called when the models are loaded, before the server is ready.
@@ -436,7 +436,7 @@ class Engine:
         return b"".join(parts)
 
     def _demanded(self, entry: IndexEntry) -> IndexEntry:
-        """The entry of a model with loading on demand: one that is not loaded is not missing."""
+        """The entry where models are loaded on demand: a model that is not loaded yet is not missing."""
         assert self._demand is not None
         if error := self._demand.failure(entry.name):
             if entry.reason:

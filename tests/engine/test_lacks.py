@@ -92,6 +92,13 @@ async def test_what_serves_goes_on_when_its_load_lacks_descriptors(tmp_path):
         assert engine.model("m") is not first
 
 
+async def test_a_look_for_a_model_without_descriptors_finds_none(tmp_path):
+    async with serving(tmp_path, echo, control=ModelControl(ControlMode.LAZY), m=CONFIG) as engine:
+        with descriptors(0):
+            assert not await engine.is_on_demand("m")
+        assert await engine.is_on_demand("m")
+
+
 async def test_a_poll_without_descriptors_changes_nothing(tmp_path):
     control = ModelControl(ControlMode.POLL, poll_seconds=3600)
     async with serving(tmp_path, echo, control=control, m=CONFIG) as engine:

@@ -79,6 +79,9 @@ def test_what_cannot_be_is_logged_and_not_counted(caplog):
     measures.change("v", {"op": "set", "family": "f", "kind": "gauge", "labels": {}, "value": 5})
     measures.change("u", {"op": "increment", "family": "f", "kind": "counter", "labels": {}, "value": "much"})
     measures.change("u", {"op": "increment"})
+    measures.change("u", {"op": "increment", "family": "f", "kind": "counter", "labels": [], "value": 1})
+    for bounds in ([10**400], ["x"], 1):
+        make(measures, "u", {}, "histogram", "h", bounds)
     measures.change("u", {"op": "increment", "family": "nothing", "kind": "counter", "labels": {}, "value": 1})
     assert measures.value("f", {}) == 0.0
 

@@ -330,9 +330,10 @@ def test_the_credential_file_says_who_by_the_longest_beginning(tmp_path: Path) -
         assert stores.open_store(url, environment).config["access_key_id"] == who
     with pytest.raises(ConfigError, match="no profile"):
         stores.open_store("s3://profile/x", environment)
-    path.write_text("[")
-    with pytest.raises(ConfigError, match=r"TRITON_CLOUD_CREDENTIAL_PATH: .*: it is not JSON as Triton documents it"):
-        stores.open_store("s3://other/x", environment)
+    for text in ("[", '{"s3": {"": "key"}}', '{"s3": ["s3://other"]}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"TRITON_CLOUD_CREDENTIAL_PATH: .*: it is not JSON as Triton documents"):
+            stores.open_store("s3://other/x", environment)
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 TIMEOUTS: Final = 3
-"""Calls in a row that may be late before the circuit opens."""
+"""The circuit opens at so many late calls in a row."""
 
 PROBE_SECONDS: Final = 1.0
 """Seconds between two probes while the circuit is open."""

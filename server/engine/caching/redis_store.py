@@ -42,14 +42,14 @@ MOST_WRITING: Final = 64 << 20
 """The most bytes of responses on their way to Redis; the store does not keep more than that."""
 
 Identity = Callable[[str, int], bytes | None]
-Answer = tuple[list[tuple[str, str, list[int], bytes]], list[tuple[str, int, Any]]]
+Decoded = tuple[list[tuple[str, str, list[int], bytes]], list[tuple[str, int, Any]]]
 T = TypeVar("T")
 
 _KINDS: Final = {field.name: field.number for field in pb.InferParameter.DESCRIPTOR.fields}
 
 
 class RedisStore(ResponseStore):
-    """Answers of models with `response_cache`, in Redis.
+    """Responses of models with `response_cache`, in Redis.
 
     Args:
         config: the address of Redis, and its time limits.
@@ -128,17 +128,17 @@ class RedisStore(ResponseStore):
             if found is not None and lookup.pending:
                 lookup.found(*found)
         except ValueError as error:
-            self._tell(f"{lookup.key} in Redis is no answer of inferd", error)
+            self._tell(f"{lookup.key} in Redis is no response of inferd", error)
         finally:
             lookup.missing()
 
-    async def _find(self, lookup: Lookup, identity: bytes) -> Answer | None:
+    async def _find(self, lookup: Lookup, identity: bytes) -> Decoded | None:
         inputs, outputs, parameters = lookup.parts()
         size = sum(len(data) for _, _, _, data in inputs)
         digest = await _work(size, _digest, identity, inputs, outputs, parameters)
         key = f"{self._config.prefix}:{lookup.model}:{lookup.version}:{digest}"
         value = await self._client.get(key)
-        lookup.key = key  # the key for the model's answer, too; unset if Redis could not be read
+        lookup.key = key  # the model's response is kept under it, too; unset if Redis could not be read
         return None if value is None else await _work(len(value), _decode, key, value)
 
     async def _write(self, key: str, answer: bytes) -> None:
@@ -230,7 +230,7 @@ def _encode(key: str, answer: bytes) -> bytes:
     return b"".join((MAGIC, _checksum(key, answer), answer))
 
 
-def _decode(key: str, value: bytes) -> Answer:
+def _decode(key: str, value: bytes) -> Decoded:
     """Outputs and parameters as `Lookup.found` takes them.
 
     Raises:

@@ -55,9 +55,9 @@ def broken_plan_rules(config: pb.ModelConfig) -> Iterator[Finding]:
     for index, given in enumerate(config.input):
         if given.is_shape_tensor:
             yield from _shape_tensor(config, given, ("input", index))
-    for index, answer in enumerate(config.output):
-        if answer.is_shape_tensor:
-            yield from _shape_tensor(config, answer, ("output", index))
+    for index, output in enumerate(config.output):
+        if output.is_shape_tensor:
+            yield from _shape_tensor(config, output, ("output", index))
     for index, group in enumerate(config.instance_group):
         if group.profile:
             yield from _profiles(config, group, ("instance_group", index, "profile"))
@@ -114,4 +114,4 @@ def _files(config: pb.ModelConfig) -> Iterator[Finding]:
     for capability in config.cc_model_filenames:
         if not CAPABILITY.fullmatch(capability):
             text = f"'{capability}' is no compute capability of a GPU"
-            yield Finding((*path, capability), text, 'write such as key: "9.0"')
+            yield Finding((*path, capability), text, 'write for example key: "9.0"')

@@ -17,8 +17,8 @@ from inferd_client.pb import model_config_pb2 as pb
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""
 
-# Backends of which Triton runs two instances on the CPU without a count. Triton does so for TensorFlow, too, but here
-# an instance of it has a process and a copy of the graph to itself.
+# Where the configuration has no count, Triton runs two instances on the CPU with these backends. Triton does so with
+# TensorFlow, too; here each instance of TensorFlow has a process and a copy of the graph to itself.
 TWO_CPU_INSTANCES = {"onnxruntime"}
 
 

@@ -34,7 +34,7 @@ from inferd_client.pb import model_config_pb2 as pb
 class VersionConfig:
     """The configuration of a version: complete, and valid by itself."""
 
-    config: pb.ModelConfig  # what ModelConfig answers
+    config: pb.ModelConfig  # the response of ModelConfig
     spec: ModelSpec
     source: Source  # of the configuration, for later errors
     backend: Backend | None  # of the model; None for an ensemble

@@ -56,7 +56,7 @@ CARRIED = (
         "the thread that executes; forming a batch earlier would only make it smaller",
     ),
 )
-"""Fields that change no answer: the server keeps them, ModelConfig returns them, and the log mentions them."""
+"""Fields that change no response: the server keeps them, ModelConfig returns them, and the log mentions them."""
 
 
 ON_DEVICES = {

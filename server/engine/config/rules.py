@@ -1,4 +1,4 @@
-"""The rules for the fields that are served. Those that are not: inferd.server.engine.config.refused."""
+"""The rules for the fields that are served; `inferd.server.engine.config.refused` has the other fields."""
 
 from __future__ import annotations
 

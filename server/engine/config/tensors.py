@@ -1,4 +1,4 @@
-"""Datatypes by name and size, and the tensors that no request contains: those of the batch, and those that are kept."""
+"""Datatypes by name and size; the inputs that the batch provides, and the outputs that the server keeps."""
 
 from __future__ import annotations
 

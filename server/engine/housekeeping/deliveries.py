@@ -79,7 +79,7 @@ class Deliveries:
         asyncio.get_running_loop().remove_reader(self.bridge.timers.hear())
 
     def _hand_over(self, away: bool) -> None:
-        """An I/O thread delivers from now on; or the loop does again, what has come meanwhile first."""
+        """With `away` an I/O thread delivers from now on; else the loop does, first what has come meanwhile."""
         loop = asyncio.get_running_loop()
         if away:
             loop.remove_reader(self.bridge.event_fd)

@@ -23,7 +23,7 @@ REST: Final = 5.0
 """Seconds between looks when no memory is left to return."""
 
 RESTS: Final = 12
-"""Each time after this number of looks, the heap of the C library, which other code also uses, is trimmed, too."""
+"""After each so many of these looks, the heap of the C library, which other code uses, is trimmed."""
 
 
 async def look_after_memory(usable: int) -> None:

@@ -14,9 +14,9 @@ NOT_REGULAR = "expected a regular file"
 
 
 def read_regular(path: Path, limit: int = sys.maxsize) -> bytes:
-    """The content of a regular file; of one that has more than `limit` bytes, one byte more than these.
+    """The content of a regular file; of a file with more than `limit` bytes, the first `limit` + 1 bytes.
 
-    The open file tells its type, which therefore cannot change meanwhile.
+    The type is that of the open file, so it cannot change after the check.
 
     Raises:
         OSError: it cannot be read, or is something else.

@@ -103,7 +103,7 @@ class Gpus:
             return self._pools[ordinal]
 
     def _all(self) -> dict[str, DevicePool | PageLocked]:
-        """The pools, by name. Their own locks guard them: callers never wait here for a driver that frees slowly."""
+        """The pools, by name. They have locks of their own, so no caller waits here for a driver that frees slowly."""
         with self._lock:
             return {
                 **{f"gpu {ordinal}": pool for ordinal, pool in self._pools.items()},
@@ -111,7 +111,7 @@ class Gpus:
             }
 
     def trim(self) -> int:
-        """Return unused memory to the driver; how many bytes."""
+        """Give unused memory back to the driver; returns the number of its bytes."""
         return sum(pool.trim() for pool in self._all().values())
 
     def usage(self) -> dict[str, dict[str, int]]:

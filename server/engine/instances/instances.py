@@ -70,7 +70,7 @@ class _Runner:
 
     Attributes:
         is_late: it exists, but has no thread yet.
-        is_over: it has been told to end.
+        is_ending: it has been told to end.
         over: ends a passive instance.
     """
 
@@ -79,12 +79,12 @@ class _Runner:
     instance: Instance | None = None
     loop: InstanceLoop | GpuLoop | None = None
     is_late: bool = False
-    is_over: bool = False
+    is_ending: bool = False
     over: threading.Event | None = None
 
     def end(self) -> None:
         """Tell it to end."""
-        self.is_over = True
+        self.is_ending = True
         if self.over is not None:
             self.over.set()
 
@@ -111,8 +111,8 @@ class Instances:
         self._runners: list[_Runner] = []
         self._guard = threading.Lock()  # guards the list, which is replaced and never changed in place, and `is_late`
         self._made = 0
-        self._is_awaiting = False  # the first request, which the lane reports
-        self._is_asked = False  # it has come
+        self._is_awaiting = False  # whether the lane will report the first request
+        self._is_asked = False  # whether the first request has come
         self._watchers: list[Callable[[], object]] = []
 
     @property
@@ -216,7 +216,11 @@ class Instances:
         return runners, failures
 
     def _await_first(self) -> list[BaseException]:
-        """Give threads to instances without them, when it is time; return the error if that fails now."""
+        """Give threads to instances without any: now if the first request has come, else when it comes.
+
+        Returns:
+            The error if the system has no thread now.
+        """
         assert isinstance(self._lane, QueueLane)
         if self._is_asked:  # while these were made
             try:
@@ -309,9 +313,9 @@ class Instances:
             raise BackendError("the number of instances can change only for models whose requests are independent")
         self._halt = halt or Halt()
         wanted = {spec.name for spec in specs}
-        present = {runner.spec.name for runner in self._runners if not runner.is_over}
+        present = {runner.spec.name for runner in self._runners if not runner.is_ending}
         self.start([spec for spec in specs if spec.name not in present])
-        ending = [runner for runner in self._runners if runner.spec.name not in wanted and not runner.is_over]
+        ending = [runner for runner in self._runners if runner.spec.name not in wanted and not runner.is_ending]
         self._dismiss(ending)
         return lambda: self._see_off(ending)
 

@@ -61,8 +61,8 @@ class SharedMemoryPolicy:
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
-        user_regions, user_byte_size: the same for the regions of one user; None: half of it. Without effect with
-            `shared`.
+        user_regions, user_byte_size: the same for the regions of one user; None: half of that for all. Without effect
+            with `shared`.
         max_copied: bytes of one input that are copied out of a region.
     """
 
@@ -120,8 +120,8 @@ class SharedMemory:
             user: the caller; None when it is not known.
             name: of the region.
             key: of the object: its name in /dev/shm, usually behind a slash.
-            offset, byte_size: the part; they may be any.
-            owner: whose end `withdraw` announces; 0 for a region that stays.
+            offset, byte_size: of the part, unchecked.
+            owner: who has registered it, and whose end `withdraw` reports; 0 for a region that stays.
 
         Raises:
             ServerError: with Triton's texts.
@@ -159,8 +159,8 @@ class SharedMemory:
             name: of the region.
             handle: the 64 bytes of its cudaIpcMemHandle_t.
             device: the number of the GPU.
-            byte_size: from where the handle points.
-            owner: whose end `withdraw` announces; 0 for a region that stays.
+            byte_size: of the region, which begins where the handle points.
+            owner: see `register_system`.
 
         Raises:
             ServerError: with Triton's texts.

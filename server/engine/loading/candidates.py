@@ -81,7 +81,7 @@ class Maker:
         service: takes the requests of an ensemble's steps.
         max_queued: requests that may wait for one version; 0 for any number.
         hardware: the devices and limits of instances.
-        cache: keeps answers; one that outlives the server needs fingerprints of versions.
+        cache: keeps responses; a cache that outlives the server needs fingerprints of versions.
         retries: how many times the load of a version is repeated after it failed.
     """
 
@@ -195,7 +195,7 @@ class Candidate:
         explicit: a client or option has named the model.
         own: its configuration; None before `prepare`, or if that has failed.
         problem: why `prepare` has failed.
-        lacks: because the server, or its machine, has run out of a resource.
+        lacks: the load has failed because the server, or its machine, has run out of a resource.
         prepared: an ensemble's configuration, completed by the models of its steps; None if the load has failed.
         kept: serving versions that stay.
         made: new versions that no request can find yet.
@@ -256,6 +256,6 @@ class Candidate:
         return text if advice in text else f"{text}: {advice}"
 
     async def discard(self) -> None:
-        """Abandon the load: close the new versions."""
+        """Remove the files of an override whose load is abandoned."""
         if self.override is not None:
             await on_thread(self.override.cleanup)

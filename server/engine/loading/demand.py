@@ -104,7 +104,9 @@ class Demand:
             return await on_thread(self._repositories.has, name)
 
     def _missed(self, name: str, by_model: bool, asked_by: str) -> str:
-        """Have a request of a client, or of another model, wait for this model. The load of `asked_by` waits for it.
+        """Have a request, of a client or of the model `asked_by`, wait for this model.
+
+        If `asked_by` is being loaded, its load waits, too.
 
         Returns:
             Why the request must not wait; empty: it may.
@@ -137,7 +139,7 @@ class Demand:
         return not self._closed and (self._callers[name] > 0 or self._infer.awaits(name))
 
     def _changed(self, name: str, version: int | None, ready: bool) -> None:
-        """A version has become ready, or unready: no request waits for the rest of its model's load."""
+        """A version has become ready or unready. Once one is ready, no request waits for the rest of the load."""
         if ready and version is not None and name in self._loads and self._models.versions(name):
             self._infer.resume(name)
 
@@ -170,9 +172,9 @@ class Demand:
             self._tell(name, error)
 
     def _serve(self, name: str, by_model: bool) -> None:
-        """Load a model for its requests. If it is there, they ask for a version that it does not have: resume them.
+        """Load a model for its requests. If it is loaded, they ask for a version that it does not have: resume them.
 
-        All versions of a load come together, so they need not wait for the rest of one, nor for one that has begun.
+        All versions of a load come at once, so such requests need not wait for a load that has begun.
         """
         if self._models.versions(name):
             self._tell(name, None)

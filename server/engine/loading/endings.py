@@ -30,7 +30,7 @@ LOOK_SECONDS = 45.0
 """Seconds for which a client's load waits for replaced versions; other loads wait on, and the log names the instances.
 
 Longer than the usual `stub-timeout-seconds`, after which a worker is ended that executes what everybody has given up,
-and shorter than the time that `inferd models load` gives a load: so its user reads the error.
+and shorter than the time that `inferd models load` gives a load: so the user of that command sees the error.
 """
 
 
@@ -39,7 +39,7 @@ class _End:
     """A running end of versions of one model.
 
     Attributes:
-        versions: those that it ends; it does not keep them.
+        versions: weak references to the versions that it ends.
         steps: models that these need until they have ended; they are ensembles.
         is_waited_for: it counts for MOST_REPLACED. The end of versions with sequences does not: its time is bounded.
     """
@@ -137,7 +137,7 @@ class Endings:
             bounded: the wait ends after LOOK_SECONDS.
 
         Raises:
-            Unavailable: it has.
+            Unavailable: that time is over.
         """
         while left := [name for name in names if self.is_crowded(name) and not halts[name].is_set]:
             for name in left:
@@ -207,13 +207,13 @@ class Endings:
                 state.departing.remove(before)
                 before.end()
             if version.has_sequences and version.drain_seconds and not self._closing:
-                state.departing.insert(0, Departing(version))  # one may begin on it until then
+                state.departing.insert(0, Departing(version))  # until then a sequence may begin on it
 
     async def _see_out(self, name: str, version: LoadedVersion) -> None:
         """Let sequences continue, then close the version; return when it is closed."""
         departing = next((each for each in self._models[name].departing if each.loaded is version), None)
         if departing is not None:
-            version.drain()  # it has been published who takes its place: what begins now finds that one
+            version.drain()  # its successor has been published: new sequences begin there
             if version.sequences:
                 log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
             await self._let_go_on(name, departing)

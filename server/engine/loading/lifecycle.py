@@ -7,18 +7,18 @@ removed.
 
 A sequence stays with the version on which it began. A version with live sequences departs when it is replaced or
 unloaded: only requests of these sequences still find it (`inferd._native.service.table`), until they have ended or
-    their time
-is over.
+their time is over.
 
 Loads and unloads of the same models are executed one after the other (`inferd.server.engine.loading.model_locks`),
 others concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
 ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
-but not for the rest of its warm-up; an unload does if requests wait for the load, which would only start again. None of
-them waits for the end of what was replaced, because a model may reload
-itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
-and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them (a client's for
-LOOK_SECONDS at most), or fails if a model asked for it. While it waits it has no lock: these requests may need a model
-that is loaded under that lock.
+but not for the rest of its warm-up. If requests wait for the load, an unload waits for the warm-up, too, because these
+requests would start the load again.
+
+Loads and unloads do not wait for the end of replaced versions, because a model may reload itself or its callers. There
+are two exceptions: a client's load that removes instances returns when these have ended; and if MOST_REPLACED versions
+of one model still finish their requests, a load waits for one of them (a client's for LOOK_SECONDS at most), or fails
+if a model asked for it. While it waits it has no lock: these requests may need a model that is loaded under that lock.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ While many models are loaded, the loop wakes this often, and a wake-up costs mor
 """
 USERS_SECONDS = 30.0
 """Seconds for which the unload of a model waits for requests of the ensembles above it."""
-UNLOADED = "it is unloaded before its load has ended"
+HALTED = "it is unloaded before its load has ended"
 """The reason of a load that an unload has halted."""
 STOPPED = "the server stops before the load has ended"
 Allowed = Callable[[str], bool]
@@ -182,7 +182,7 @@ class Lifecycle:
             asked_by: the model that waits for it; empty for none.
             allowed: whether the caller may load the model of a step.
             listed: models that a scan has just found; others are searched.
-            is_wanted: tells whether requests wait for the load now: then an unload lets it end.
+            is_wanted: tells whether requests wait for the load now: then an unload does not halt it.
 
         Returns:
             The failures, by model, also of models that had to be loaded with them.
@@ -197,7 +197,7 @@ class Lifecycle:
 
     @contextmanager
     def awaited(self, name: str) -> Iterator[None]:
-        """Inside the block, loads of this model run beside others, which may wait for it."""
+        """Inside the block, loads of this model need no free place, because loads with places may wait for them."""
         if not self._made_in:  # no load can wait
             yield
             return
@@ -379,11 +379,11 @@ class Lifecycle:
         self._refuse_when_stopping()
         loading = self._made_in.get(name)
         if loading is not None and loading is not self._made_in.get(asked_by) and not loading.is_wanted():
-            loading.halt((name,), UNLOADED)
+            loading.halt((name,), HALTED)
         if name != asked_by:
             for request in self._looking:
                 if name in request.halts and not request.is_wanted():
-                    request.halts[name].set(UNLOADED)
+                    request.halts[name].set(HALTED)
         async with self._lock_with_users(name, users, asked_by) as found:
             if name not in self._models:
                 return

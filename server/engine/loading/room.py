@@ -30,7 +30,7 @@ class Room:
 
     Args:
         places: how many.
-        patience: that time, in seconds.
+        patience: seconds in which no load gets a place, after which one waiting load runs beside the others.
         pace: seconds without a begin after which more work begins beside the running work.
     """
 
@@ -256,7 +256,7 @@ class Room:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A load of this model that waits for a place, itself or with work for the thread that gets the place."""
+    """A load that waits for a place. With an `item`, the thread that gets the place does this work."""
 
     name: str
     item: WorkItem[Any] | None = None

@@ -55,12 +55,12 @@ class FamilySnapshot:
 class _Metric:
     bounds: tuple[float, ...] = ()
     value: float = 0.0
-    counts: list[int] = field(default_factory=list)  # between the bounds
+    counts: list[int] = field(default_factory=list)  # of values between two bounds
     users: Counter[object] = field(default_factory=Counter)
 
     @property
     def size(self) -> int:
-        """The share of `MOST` that the measure has."""
+        """How much of `MOST` the metric takes."""
         return 1 + len(self.counts)
 
     def sample(self, labels: Labels) -> Sample:
@@ -82,7 +82,7 @@ class _Family:
 class Measures:
     """All metrics of models. Any thread may use it.
 
-    A user owns metrics, which live as long as it does: the instance of a worker.
+    A user is an instance of a Python model. It owns metrics, which live as long as it does.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Measures:
         with self._guard:
             try:
                 problem = self._change(user, change)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
         if problem:
             log.warning("a metric of %s: %s", user, problem)

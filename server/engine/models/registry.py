@@ -89,13 +89,13 @@ class ModelState:
     Attributes:
         versions: loaded ones, those that load for the first time, and those that were loaded before.
         own: the model's own configuration in force; None if nothing is loaded.
-        prepared: the same; an ensemble's is completed by the models of its steps.
+        prepared: `own`; that of an ensemble is completed by the models of its steps.
         folder: the loaded folder.
         marks: of the folder's files at the time of the load.
         override: holds the folder if it is not a repository's.
         is_own: the model lies in a repository and was loaded with its own configuration.
         steps: the models of its steps in the configuration read last, also if that was not loaded.
-        explicit: a client or option has named the model, which models of steps do not need.
+        explicit: a client or an option has named the model; a model of a step may be loaded without that.
         problem: why it is not loaded, if not even its versions are known.
         departing: versions that only requests of their live sequences find, the last departed one first.
     """
@@ -202,7 +202,7 @@ class Models:
             tuple(state.labels.items()),
         )
         for ensemble in self.ensembles_of(name):
-            self._forget(ensemble.lane)  # its steps may have other answers now
+            self._forget(ensemble.lane)  # the responses of its steps may differ now
 
     def note(self, name: str) -> None:
         """Compute the facts that follow from the state of this model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,12 +64,11 @@ class LoadedVersion:
         hardware: Hardware | None = None,
         halt: Halt | None = None,
     ) -> None:
-        began = time.monotonic()
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
-        self.fingerprint = b""  # set if answers are cached under it
-        self.seconds = 0.0  # of its load
+        self.fingerprint = b""  # set if responses are cached under it
+        self.seconds = 0.0  # that its load took, set by the one who loads it
         hardware = hardware or Hardware()
         self._model: Model | None = backend.load(source) if backend else None
         try:
@@ -89,7 +87,6 @@ class LoadedVersion:
         except BaseException:
             self.close()
             raise
-        self.load_seconds = time.monotonic() - began
 
     @property
     def name(self) -> str:

@@ -46,9 +46,9 @@ _LENIENT = re.compile(
 
 
 def config_from_json(text: str) -> pb.ModelConfig:
-    """The opposite. It accepts what protobuf's C++ parser accepts, since Triton's clients write that JSON.
+    """A configuration from JSON as protobuf's C++ parser accepts it, since Triton's clients write it for that parser.
 
-    That is, beside JSON: keys without quotes, single quotes, a comma behind the last item, and an object in place of a
+    Beside JSON, that is: keys without quotes, single quotes, a comma behind the last item, and an object in place of a
     list of one.
 
     Raises:

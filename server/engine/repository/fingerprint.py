@@ -32,7 +32,7 @@ def fingerprint(path: Path, config_json: str) -> bytes:
             whole.update(str(file.relative_to(path)).encode(errors="surrogateescape") + b"\0")
             whole.update(_digest(file))
     except OSError as error:
-        log.warning("answers of %s are not kept: %s", path, error)
+        log.warning("responses of %s are not kept: %s", path, error)
         return b""
     return whole.digest()
 

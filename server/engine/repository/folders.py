@@ -33,8 +33,8 @@ CONFIGURATION = "configuration"
 REST = "rest"
 
 Marks = Mapping[str, Mark]
-"""The state of files, to notice changes: that of all files of a part of the model, which is a version's number,
-CONFIGURATION (versions' ones too), or the REST."""
+"""The state of a model's files, to notice changes, by part. A part is a version's number, CONFIGURATION (those of the
+versions, too), or the REST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def check_name(name: str) -> None:
 
 
 def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder]:
-    """The models of all repositories, by name. A name found in two of them is listed once, with that problem.
+    """The models of all repositories, by name. A name found in two of them is listed once, with the problem AMBIGUOUS.
 
     An empty folder is no model; the log says so.
 
@@ -109,7 +109,7 @@ def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder
 
 
 def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
-    """The model of this name, with its problem if two repositories have it; None if none has.
+    """The model of this name, with the problem AMBIGUOUS if two repositories have it; None if none has.
 
     A text that cannot be a model's name names none, even if its path exists.
     """
@@ -318,7 +318,7 @@ def _misnamed(folder: ModelFolder) -> Iterator[tuple[str, str]]:
 def _why_none(name: str) -> str:
     """Why a folder with this name is no version; empty if it is one."""
     if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
-        return "the name of a version is a number"
+        return f"the name of a version is a number up to {MAX_VERSION}"
     is_padded = len(name) > 1 and name.startswith("0")
     return f"the name of a version has no leading zeros, rename it to {int(name)}" if is_padded else ""
 

@@ -33,7 +33,7 @@ from inferd.server.engine.repository.folders import (
 from inferd.server.engine.repository.remote.hub import HUB, download, name_of
 from inferd.server.engine.repository.remote.mirror import CloudSource
 from inferd.server.engine.repository.remote.stores import SCHEMES
-from inferd.server.errors import ConfigError
+from inferd.server.errors import ConfigError, Exhausted
 from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
@@ -289,7 +289,7 @@ class Repositories:
         return ", ".join(map(str, self._sources))
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """The models of all sources, by name. A name found in two of them is listed once, with that problem.
+        """The models of all sources, by name. A name found in two of them is listed once, with the problem AMBIGUOUS.
 
         Args:
             but: names of models to leave out, unless two sources have them.
@@ -321,10 +321,11 @@ class Repositories:
         return found
 
     def find(self, name: str) -> ModelFolder | None:
-        """The model of this name, with its problem if two sources have it; None if none has.
+        """The model of this name, with the problem AMBIGUOUS if two sources have it; None if none has.
 
         Raises:
             ConfigError: the model cannot be fetched now.
+            Exhausted: the server has no descriptor or no memory to look at it.
         """
         try:
             found = [folder for source in self._sources if (folder := source.find(name)) is not None]
@@ -348,7 +349,7 @@ class Repositories:
         """Whether a source has a model of this name; False also if that cannot be found out now."""
         try:
             return any(source.has(name) for source in self._sources)
-        except ConfigError as error:
+        except (ConfigError, Exhausted) as error:
             log.warning("%s", error)
             return False
 

@@ -89,7 +89,7 @@ class Versions:
             yield family.samples(samples)
 
     def _others(self, versions: list[LoadedVersion]) -> Iterator[tuple[Family, Iterator[Sample]]]:
-        yield LOAD, ((self._of(version).labels, round(version.load_seconds, 6)) for version in versions)
+        yield LOAD, ((self._of(version).labels, round(version.seconds, 6)) for version in versions)
         yield INSTANCES, self._instances(versions, lambda version: [("", len(version.uses()))])
         yield BUSY, self._instances(versions, lambda version: [(use.name, use.busy_ns / 1e9) for use in version.uses()])
         yield RUNNING, self._instances(versions, lambda version: [(use.name, use.running) for use in version.uses()])

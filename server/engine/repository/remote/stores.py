@@ -163,7 +163,10 @@ def _credential(url: str, scheme: str, environment: Mapping[str, str]) -> Any:
         found = json.loads(Path(path).read_text())
         entries = found.get(scheme, {})
         match = max((begin for begin in entries if url.startswith(begin)), key=len, default=None)
-        return entries[match] if match is not None else {}
+        entry = entries[match] if match is not None else {}
+        if not isinstance(entry, (str, dict) if scheme == "gs" else dict):
+            raise TypeError
+        return entry
     except (OSError, ValueError, AttributeError, TypeError) as error:
         why = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not JSON as Triton documents it"
         raise ConfigError(f"{CREDENTIALS}: {path}: {why}") from None
