@@ -1,7 +1,7 @@
 """The addresses on which the server listens, and the rules for single ones.
 
-127.0.0.1:8001                                            an address; the other options hold for it
-unix:///run/x.sock,mode=0600,tokens=off                   with rules of its own after commas
+127.0.0.1:8001                                            an address, to which the server's options apply
+unix:///run/x.sock,mode=0600,tokens=off                   an address with rules of its own, after commas
 0.0.0.0:8002,groups=inference+health,max-connections=500
 """
 
@@ -36,7 +36,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A host, by name or number, and a port; port 0 is any free one."""
+    """A host, by name or number, and a port; port 0 means any free port."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class TcpAddress:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can connect."""
+        """Whether only this machine can connect."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -64,7 +64,7 @@ class UnixAddress:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can connect."""
+        """Whether only this machine can connect."""
         return True
 
 
@@ -73,7 +73,7 @@ Address = TcpAddress | UnixAddress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of one address; None: the server's options decide. Times are milliseconds."""
+    """The rules of one address, times in milliseconds; where one is None, the server's options decide."""
 
     tls: bool | None = None
     groups: tuple[str, ...] | None = None  # the RPC groups that are served there
@@ -158,7 +158,7 @@ def parse_bind(text: str, port: int) -> Bind:
         port: the port where it names none.
 
     Raises:
-        SettingsError: the address or a rule is not valid, or they do not fit each other.
+        SettingsError: the address or a rule is not valid, or a rule does not fit the address.
     """
     first = _RULE.search(text)
     address = parse_address(text[: first.start()] if first else text, port)

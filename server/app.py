@@ -57,10 +57,10 @@ SEQUENCES_SHARE = 0.75
 """The part of the exit timeout in which sequences go on when the server stops; the rest is for running requests."""
 
 TELL_PROGRESS = 10.0
-"""Seconds between lines about models that are being loaded."""
+"""Seconds between log lines about the progress of loading at the start."""
 
 MORE_TIME = f"EXTEND_TIMEOUT_USEC={int(6 * TELL_PROGRESS * 1e6)}"
-"""Each of these lines also tells the service manager that the start continues."""
+"""Sent with each of these lines, so that the service manager goes on waiting for the start."""
 
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
@@ -73,7 +73,7 @@ COUNTERS = "INFERD_DEBUG_COUNTERS"
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGINT or SIGTERM; the exit status of the process."""
+    """Serve until SIGINT or SIGTERM. Returns the exit status of the process."""
     try:
         logs = configure(settings)
     except OSError as error:
@@ -88,7 +88,7 @@ def run(settings: Settings) -> int:
     finally:
         if COUNTERS in os.environ:
             gc.collect()
-            # one write: ending threads may log to the same stream
+            # in one write, because threads that end may log to the same stream
             print(f"live: {json.dumps(live_counters())}\n", end="", flush=True)
     return 0
 
@@ -147,7 +147,7 @@ async def _load(settings: Settings, engine: Engine, stop: StopSignal, manager: S
 
 
 async def _close(engine: Engine, deadline: float, stop: StopSignal, recording: Recording | None) -> None:
-    """Unload everything; at `deadline`, on the loop's clock, the process ends although models still run."""
+    """Unload everything. At `deadline`, on the loop's clock, the process ends even if models still run."""
     remaining = deadline - asyncio.get_running_loop().time()
     late = False
     try:

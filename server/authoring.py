@@ -1,6 +1,6 @@
 """The command `inferd models init`: makes a model of a repository from a model file.
 
-The configuration is the one that auto-completion derives from the file, so the model is served as without it.
+The configuration is the one that auto-completion derives from the file: the model is served as it would be without one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Kind:
     Attributes:
         backend: the backend that serves them.
         file: their name in a version's folder.
-        suffixes: of their names elsewhere; for a folder, of the files in it.
+        suffixes: how the names of such files end; if the model is a folder, the names of files in it.
         hint: what the user should check in the written configuration.
-        guesses: whether the backend guesses what the file does not record.
+        guesses: whether the backend guesses the tensors, which the file does not record.
     """
 
     backend: str
@@ -66,7 +66,7 @@ KINDS = (
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
     PYTHON,
 )
-"""The kinds of model files; a suffix means the first kind that has it."""
+"""The kinds of model files. A file is of the first kind that has its suffix."""
 
 
 def make_model(
@@ -79,7 +79,7 @@ def make_model(
     force: bool,
     backend_config: tuple[str, ...] = (),
 ) -> int:
-    """Write a model's folder, and print its configuration; the exit status of the command.
+    """Write a model's folder, and print its configuration. Returns the exit status of the command.
 
     Args:
         inputs: known inputs of a TorchScript file, "NAME:DATATYPE:SIZE,SIZE" each; without the batch, unless the
@@ -128,7 +128,7 @@ def kind_of(file: Path) -> Kind:
     """The kind of a model file or folder.
 
     Raises:
-        InvalidArgument: it is no model file, or does not exist.
+        InvalidArgument: the file is no model file, or does not exist.
     """
     if not file.exists():
         raise InvalidArgument(f"there is no file {file}")
@@ -192,7 +192,7 @@ def _completed(
     known: Sequence[TensorSpec],
     backend_config: tuple[str, ...],
 ) -> tuple[pb.ModelConfig, str]:
-    """The completed configuration, and the problem that keeps it from being served.
+    """The completed configuration, and the problem that keeps the model from being served; empty without one.
 
     Args:
         minimal: is completed.

@@ -73,11 +73,11 @@ dynamic_batching {{ }}
 
 
 def make_backend(name: str, folder: Path) -> int:
-    """Write `<folder>/backends/<name>/__init__.py` and the model `<folder>/models/<name>_example`; the exit status.
+    """Write `<folder>/backends/<name>/__init__.py` and the model `<folder>/models/<name>_example`. Returns 0.
 
     Raises:
         Misused: the name cannot be that of a backend.
-        AlreadyExists: one of them exists.
+        AlreadyExists: such a backend or model exists.
     """
     if not NAME.fullmatch(name):
         raise Misused(f"backends init: expected a name of lower-case letters, digits and _, got {name!r}")

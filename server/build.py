@@ -35,7 +35,7 @@ OF_IMPORTS = (ImportError, TypeError, ValueError, AttributeError, SystemError)
 
 
 def digest_of_sources(root: Path = ROOT) -> str:
-    """A digest of the sources of the extensions; empty where they are not there, as in a wheel."""
+    """A digest of the sources of the extensions; empty if there are no sources, as in a wheel."""
     files = sorted(
         path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in SUFFIXES and path.is_file()
     )
@@ -94,7 +94,7 @@ def _version(names: tuple[str, ...]) -> str:
 
 
 def stale_sources() -> str:
-    """A warning if the extensions were built from other sources than lie here; else empty."""
+    """A warning if the extensions were built from other sources than those in this tree; else empty."""
     built, now = record().get("sources"), digest_of_sources()
     if not built or not now or built == now:
         return ""

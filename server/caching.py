@@ -1,8 +1,8 @@
 """The response cache as configured by `--cache-config`.
 
 The form is Triton's: `--cache-config local,size=1048576`, or one option for each value. There is one cache: in the
-server's memory (`local`), or in a Redis server that other servers may use, too (`redis`). The keys of `redis` are those
-of https://github.com/triton-inference-server/redis_cache and some of this server.
+server's memory (`local`), or in a Redis server that other servers may use, too (`redis`). `redis` has the keys of
+https://github.com/triton-inference-server/redis_cache and some more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RedisCache:
     key: Path | None = None
     cacert: Path | None = None
     cacert_dir: Path | None = None
-    ttl: float = 0.0  # 0: until Redis evicts them
+    ttl: float = 0.0  # 0: responses stay until Redis evicts them
     prefix: str = "inferd"
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ CacheConfig = LocalCache | RedisCache | None
 
 
 def parse_cache_config(entries: tuple[str, ...], environment: Mapping[str, str] = os.environ) -> CacheConfig:
-    """The cache that all options describe together; None without any, or for a local cache of size 0.
+    """The cache that all options describe together; None without options, or for a local cache of size 0.
 
     Args:
         entries: the values of all `--cache-config`.

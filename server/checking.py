@@ -43,7 +43,7 @@ class Report:
 
 
 def check(repositories: Repositories, options: configuration.Options, loader: BackendLoader) -> Iterator[Report]:
-    """A report for each model, by name; blocks for as long as the frameworks need to read the models.
+    """A report for each model, in the order of names. Blocks until the frameworks have read the models.
 
     Raises:
         ConfigError: a repository cannot be read.
@@ -92,7 +92,7 @@ def _look_at(
 
 
 def _placed(folder: ModelFolder, version: int, problem: str) -> str:
-    """The problem of a version with its place, which most texts have already."""
+    """The problem of a version, with the version's folder, which most texts have already."""
     return problem if str(folder.path) in problem else f"{folder.version_path(version)}: {problem}"
 
 
@@ -120,7 +120,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 
 def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:
-    """Check models and print the findings, a line or more for each model; the exit status of the command.
+    """Check models and print the findings, a line or more for each model. Returns the exit status of the command.
 
     Args:
         settings: the repositories, and how to read them.

@@ -1,8 +1,8 @@
 """The command `inferd`: runs a command line, and reports an error in a sentence.
 
-A value of `serve` comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config
-names, else it is the default. Options that tritonserver has, too, have its names: `--x=true` and `--x true` both work.
-`inferd.server.foreign` accepts or refuses tritonserver's options that inferd does not have.
+The value of an option of `serve` comes from the command line, else from the environment (INFERD_GRPC_PORT), else from
+the file that --config names, else it is the default. Options that tritonserver has, too, have its names: `--x=true` and
+`--x true` both work. `inferd.server.foreign` accepts or refuses tritonserver's options that inferd does not have.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CANCELLED = 130
 
 
 def as_inferd(command: Sequence[str]) -> list[str]:
-    """The arguments of `inferd` for a command that may be called `tritonserver`.
+    """The arguments of `inferd`, whose program may also be called `tritonserver`.
 
-    Images have a link of that name, and a container whose entry point is `inferd serve` may get it as the first
+    Images have a link of that name, and a container whose entry point is `inferd serve` may get the name as its first
     argument: so the arguments of a runtime that was written for Triton's image work unchanged.
     """
     tokens = list(command[1:])
@@ -39,14 +39,15 @@ def as_inferd(command: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 0, 1 if it failed, 2 for a wrong command line, 130 if it was interrupted."""
+    """Run a command. Returns 0, 1 if it failed, 2 for a wrong command line, or 130 if it was interrupted."""
+    _open_standard_files()
     try:
         status = run(as_inferd(sys.argv if arguments is None else ["inferd", *arguments]))
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         text, status = "cancelled", CANCELLED
-    except BrokenPipeError:  # of `inferd ... | head`: the reader is gone, also at exit
+    except BrokenPipeError:  # as in `inferd ... | head`: the reader is gone, also when the interpreter ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -56,6 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in text.splitlines():
         print(f"inferd: {line}", file=sys.stderr)
     return status
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null in place of standard files that are closed. Otherwise other files and sockets would get their
+    numbers, and with these what is printed."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def run(tokens: list[str]) -> int:

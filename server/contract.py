@@ -41,14 +41,14 @@ FORMATS = {
     "BF16": "H",
 }
 """How `struct` writes an element; BF16 as its bits."""
-HOUSE = Path(__file__).parents[1]  # frames of the server are no place where a backend raises
+HOUSE = Path(__file__).parents[1]  # the frames of errors in these files are the server's, not a backend's
 TOLERANCE = {"FP16": 1e-2, "BF16": None, "FP32": 1e-4, "FP64": 1e-9}
 """How much a response may differ between batches; None: responses are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule of the contract; how the backend breaks it, or why it was not checked; both empty where it holds."""
+    """A rule of the contract, and how the backend breaks it or why it was not checked; both empty if the rule holds."""
 
     rule: str
     broken: str = ""
@@ -56,7 +56,7 @@ class Finding:
 
 
 class _Failures(logging.Handler):
-    """Keeps the place where the backend raised an error that the log tells; findings have the error's text.
+    """Keeps the place in the backend that raised the last logged error; findings have the error's text already.
 
     Args:
         folder: of the backends; None if they are installed.
@@ -91,7 +91,7 @@ class _Failures(logging.Handler):
 
 
 def run_check_backend(settings: Settings) -> int:
-    """Print a line for each rule and model; the exit status of the command.
+    """Print a line for each rule and model. Returns the exit status of the command.
 
     Raises:
         ConfigError: the repository has no model.
@@ -169,7 +169,7 @@ async def _answers(engine: Engine, spec: ModelSpec, failures: _Failures) -> Asyn
     alone = []
     for message in messages:
         answer = await _ask(engine, message)
-        if isinstance(answer, str):  # the others would only say the same again
+        if isinstance(answer, str):  # further requests would only fail in the same way
             told = f"a request with {_shown(message)} failed: {answer}{failures.take()}"
             yield Finding("requests are answered", told)
             return

@@ -38,14 +38,14 @@ class StartError(Exception):
 
 
 class ServerError(Exception):
-    """An error with a response for the client. Raise one of the families below."""
+    """An error that a client is told, with a status. Raise one of the families below."""
 
     status: ClassVar[Status] = Status.INTERNAL
     reason: str = ""
     """A name in the table of refusals (`_native/refusal.pyx`); empty for the status' usual one."""
 
     counted: ClassVar[bool] = False
-    """The refusal is counted where the error comes from."""
+    """Whether the refusal has been counted where the error comes from."""
 
 
 class InvalidArgument(ServerError):
@@ -95,7 +95,7 @@ class Internal(ServerError):
 
 
 class Denied(ServerError):
-    """The caller has no right to do this: UNAUTHENTICATED, PERMISSION_DENIED, or Triton's status instead."""
+    """The caller has no right to do this. The status is UNAUTHENTICATED, PERMISSION_DENIED, or Triton's."""
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
@@ -114,7 +114,7 @@ LACKS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 
 
 def system_says(error: OSError) -> str:
-    """The text of a system's error, with advice if the process has reached its limit of open files."""
+    """The text of an error of the system, with advice if the process has reached its limit of open files."""
     text = error.strerror or str(error)
     return f"{text}: {_advice(error.errno)}" if error.errno == errno.EMFILE else text
 
@@ -157,7 +157,7 @@ def _advice(number: int | None) -> str:
 
 
 def answer(error: BaseException) -> tuple[Status, str]:
-    """The status and text that a client gets for `error`; an unforeseen one is INTERNAL, without its text.
+    """The status and the text that a client gets for `error`; for an unforeseen error INTERNAL, without its text.
 
     The text has no null byte, even if a name in it has one: texts in C end there.
     """

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Accepted silently with a harmless value, refused with the reason otherwise."""
+    """An option that is accepted silently with a harmless value, and refused with the reason otherwise."""
 
     reason: str
     harmless: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Accepted with any value; one line says why it has no effect."""
+    """An option that is accepted with any value; one line says why it has no effect."""
 
     reason: str
     silent: tuple[str, ...] = ()  # values without a message
@@ -32,7 +32,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Replaced by an option of this server; one line says so."""
+    """An option that is replaced by one of this server; one line says so."""
 
     option: str
     value: str  # of that option, with {} for the value given
@@ -52,7 +52,7 @@ def _refused(reason: str, names: Iterable[str], *harmless: str) -> dict[str, For
 
 
 def _off(reason: str, names: Iterable[str]) -> dict[str, Foreign]:
-    """Flags that may only be false."""
+    """Flags that are refused unless they are false."""
     return {name: Refused(reason, ("false",), is_flag=True) for name in names}
 
 

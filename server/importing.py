@@ -28,10 +28,10 @@ class Imported:
     """A model of another server.
 
     Attributes:
-        name: that it has there.
-        config: its configuration here, as far as known.
-        hint: for the user.
-        put: writes its files into the folder of a version.
+        name: the model's name there.
+        config: its configuration here, as far as it is known.
+        hint: what the user should know.
+        put: writes the model's files into the folder of a version.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Imported:
 
 
 def imported(file: Path) -> Imported | None:
-    """The model that a file of another server describes; None: the file is none.
+    """The model that a file of another server describes; None: the file is of no other server.
 
     Raises:
         InvalidArgument: the file cannot be read, or needs something unknown.
@@ -207,10 +207,10 @@ class Runtime:
 
     Attributes:
         files: the names that it looks for in the model's folder.
-        load: a Python expression for the model, of `path`.
-        predict: one for the response, of `self.model` and `rows`.
-        package: that is imported.
-        datatype: of the response, where nothing says another.
+        load: a Python expression that makes the model of `path`.
+        predict: a Python expression that makes the response of `self.model` and `rows`.
+        package: the package that the expressions need.
+        datatype: of the response, if the settings do not name another.
     """
 
     files: tuple[str, ...]
@@ -349,5 +349,5 @@ def _type_of(file: Path, tensor: Mapping[str, Any]) -> Any:
 
 
 def _dims(tensor: Mapping[str, Any]) -> list[int]:
-    """Without the batch's."""
+    """The tensor's dimensions without that of the batch."""
     return [int(size) for size in tensor["shape"][1:]] or [1]

@@ -1,4 +1,4 @@
-"""The memory and the cores that the server may use: those of the machine, or of a control group with less."""
+"""The memory and the cores that the server may use: those of the machine, or what a control group leaves of them."""
 
 from __future__ import annotations
 

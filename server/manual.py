@@ -1,4 +1,4 @@
-"""The pages of `--help`: each option is on a line of its own, so users can search for it; its meaning is below.
+"""The pages of `--help`. Each option has a line of its own, so that users can search for it, and its meaning below.
 
 cyclopts knows the commands, their options and their meanings. Its own pages need rich, whose import takes longer than
 all the rest of a page.

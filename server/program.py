@@ -38,7 +38,7 @@ GROUPS: dict[tuple[str, ...], str] = {
     ("backends",): "Backends of your own.",
     ("config",): "The options of the server.",
 }
-"""Groups of commands: the first part of their names, and the group's meaning."""
+"""Groups of commands: the part that their names begin with, and the meaning of the group."""
 
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("serve",): Command(

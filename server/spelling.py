@@ -18,7 +18,7 @@ ANY_CASE = {"model-control-mode"}
 FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
 VALUED = {"config"} | {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type != "bool"}
 REPOSITORY = "model-repository"
-"""The option of an argument of `serve` without option name."""
+"""The option that an argument of `serve` without an option's name stands for."""
 OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_DEBUG_COUNTERS", "INFERD_CACHE")
 OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 
@@ -26,7 +26,7 @@ OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
     """The tokens in this program's spelling: aliases replaced, `--x true` joined, tritonserver's other options removed.
 
-    The first token is the command; each other one that is no option, nor the value of one, is a model repository.
+    The first token is the command. Another token that is neither an option nor the value of one is a model repository.
 
     Lines about options that were ignored or replaced are appended to `warn`.
 
@@ -75,7 +75,7 @@ def _takes_next(name: str, foreign: Foreign | None, following: Sequence[str]) ->
 
 
 def _judge(name: str, foreign: Foreign, value: str, warn: list[str]) -> list[str]:
-    """The options of this program that replace one of tritonserver's."""
+    """The options of this program in place of one of tritonserver's; empty if it has no effect."""
     said = TRUTH.get(value.lower(), value.lower()) if foreign.is_flag else value.lower()
     if foreign.is_flag and not said:
         said = "true"

@@ -14,16 +14,16 @@ log = logging.getLogger("inferd")
 
 
 REPEAT = 1.0
-"""Seconds in which further signals count as the first: GNU timeout signals the process, and then its group."""
+"""Seconds in which another signal counts as the same one: GNU timeout signals the process, and then its group."""
 
 
 class StopSignal:
-    """SIGINT and SIGTERM: the first asks for an orderly stop, a second, a second later, ends the process at once."""
+    """SIGINT and SIGTERM: the first signal asks for an orderly stop, another one ends the process at once."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._cleaning: list[Callable[[], None]] = []
-        self.number = 0  # of the first
+        self.number = 0  # of the first signal
         self._asked_at = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,7 +34,7 @@ class StopSignal:
         await self._asked.wait()
 
     def at_once(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, called before the second signal ends the process."""
+        """Register `callback`, called before the process ends with unfinished work: by a second signal, or too late."""
         self._cleaning.append(callback)
 
     def _on_signal(self, number: int) -> None:
@@ -65,7 +65,7 @@ class StopSignal:
         self.out_of_time()
 
     def out_of_time(self) -> None:
-        """End the process with unfinished work, and the status of a process that the signal has killed."""
+        """End the process although work is unfinished, with the exit status of a process that the signal has killed."""
         log.error("Exit timeout expired. Exiting immediately.")
         for callback in self._cleaning:
             callback()

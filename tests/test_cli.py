@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from inferd.server.foreign import FOREIGN, Ignored, Refused
 from inferd.server.program import COMMANDS
 from inferd.server.settings import Settings, sections
 from inferd.server.settings.values import parse_backend_config
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ["serve", "--model-repository", "/models"]
@@ -560,6 +562,9 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
         (["models", "unload"], "models unload: name a model"),
         (["models", "describe"], "models describe: --model is needed, with a value: see inferd models describe --help"),
         (["health", "--url", "nonsense"], "expected HOST:PORT or unix:PATH"),
+        (["health", "--url", "127.0.0.1:1", "--timeout", "nan"], "--timeout: expected more than 0 seconds"),
+        (["health", "--url", "127.0.0.1:1", "--header", "a=1", "--header", "A=2"], "--header: 'a' is given twice"),
+        (["top", "--interval", "inf"], "--interval: expected more than 0 seconds, and at most 86400"),
         (["plot", "nothing.json"], "nothing.json: no such file or directory"),
         (["build-engine", "nothing.onnx"], "there is no file nothing.onnx"),
         (["config", "show", "--grpc-port", "x"], "--grpc-port"),
@@ -581,6 +586,22 @@ def test_a_reader_that_has_left_is_no_fault() -> None:
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def test_closed_standard_files(tmp_path) -> None:
+    """Guards `2>&-`, as some supervisors start programs: what is opened instead must not get what is printed."""
+    (tmp_path / "models").mkdir()
+    serve = f"serve --model-repository {tmp_path}/models --grpc-address unix:{tmp_path}/s --allow-metrics=false"
+    command = f"exec {sys.executable} -m inferd {serve} <&- >&- 2>&-"
+    with subprocess.Popen(["bash", "-c", command], cwd=ROOT) as process:
+        try:
+            wait_until(lambda: (tmp_path / "s").exists() or process.poll() is not None)
+            assert process.poll() is None
+            files = Path(f"/proc/{process.pid}/fd")
+            assert {str((files / str(number)).readlink()) for number in range(3)} == {os.devnull}
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 def test_config_show_needs_no_repository(capsys) -> None:

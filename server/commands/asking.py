@@ -15,6 +15,9 @@ from cyclopts import Parameter
 from inferd.server.commands.connecting import HERE, Format, Server, Several, Switch, metadata
 from inferd.server.errors import Misused
 
+MOST_SECONDS = 86400
+"""Seconds between two looks of `inferd top`."""
+
 
 def health(
     *,
@@ -33,7 +36,7 @@ def health(
         url: HOST:PORT, or unix:PATH; by default where `inferd serve` would listen with the same environment
             (INFERD_GRPC_ADDRESS, INFERD_GRPC_PORT, those of TLS, INFERD_CONFIG).
         service: A model, or MODEL/VERSION; by default the server itself.
-        timeout: Seconds to wait for the response.
+        timeout: The most seconds for the response.
         root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
         tls: Use TLS; without --root-cert with the system's trusted certificates.
         client_cert: PEM file of the client's certificate, if the server asks for one.
@@ -86,8 +89,8 @@ def top(
     from inferd.server.tools.top import once as print_once
     from inferd.server.tools.top import watch
 
-    if interval <= 0:
-        raise Misused("--interval: expected more than 0 seconds")
+    if not 0 < interval <= MOST_SECONDS:
+        raise Misused(f"--interval: expected more than 0 seconds, and at most {MOST_SECONDS}")
     try:
         target = target_of(url, root_cert, metadata(header))
     except (OSError, ValueError) as error:

@@ -30,7 +30,7 @@ class Server:
         client_cert: PEM file of the client's certificate, if the server asks for one.
         client_key: PEM file of its key.
         header: KEY=VALUE, such as authorization; may be given several times.
-        timeout: Seconds that a response may take.
+        timeout: The most seconds for a response.
     """
 
     url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001"
@@ -42,9 +42,15 @@ class Server:
     timeout: float = 60.0
 
     def reach(self) -> Reach:
-        """The checked values."""
+        """The checked values.
+
+        Raises:
+            Misused: a value is wrong.
+        """
         from inferd.server.tools.reach import Reach
 
+        if not self.timeout > 0:
+            raise Misused("--timeout: expected more than 0 seconds")
         headers = metadata(self.header)
         return Reach(self.url, self.root_cert, self.client_cert, self.client_key, headers, self.timeout, self.tls)
 
@@ -53,15 +59,17 @@ def metadata(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The pairs of texts "KEY=VALUE".
 
     Raises:
-        Misused: a text has another form.
+        Misused: a text has another form, or two have the same key.
     """
-    found = []
+    found: dict[str, str] = {}
     for each in headers:
         key, equals, value = each.partition("=")
         if not key or not equals:
             raise Misused(f"--header: expected KEY=VALUE, got '{each}'")
-        found.append((key.lower(), value))
-    return tuple(found)
+        if key.lower() in found:
+            raise Misused(f"--header: '{key.lower()}' is given twice: join its values with a comma")
+        found[key.lower()] = value
+    return tuple(found.items())
 
 
 HERE = Server()

@@ -75,10 +75,10 @@ def perf(
         periodic_concurrency_range: START:END:STEP: begin START requests at once, STEP more after each period, until
             END have begun; of streams.
         request_period: See --periodic-concurrency-range: a period ends when each of its requests has had so many
-            answers.
+            responses.
         request_distribution: Whether requests of a rate come at a fixed pace, or independently of each other.
         connections: How many connections carry the requests.
-        max_in_flight: With a rate, further requests wait in the client; their wait counts.
+        max_in_flight: With a rate, the most requests in flight; further ones wait in the client, and their wait counts.
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
@@ -86,8 +86,9 @@ def perf(
             and --warmup-request-count no others precede them.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
-        percentile: 50, 90, 95 or 99: the one that must be stable and within the threshold; by default the mean.
-        latency_threshold: Milliseconds; after a level that takes longer, higher ones are not tried.
+        percentile: 50, 90, 95 or 99, the percentile of latency that must be stable and within the threshold; by default
+            the mean.
+        latency_threshold: Milliseconds; after a level that takes longer, higher levels are not tried.
         binary_search: Find the highest level within the threshold, by halves.
         warmup: Seconds before each level; by default 0.5.
         warmup_request_count: Exactly this many requests before each level, in place of --warmup.

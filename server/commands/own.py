@@ -10,7 +10,7 @@ from inferd.server.addresses import Bind, SettingsError, TcpAddress, parse_bind
 from inferd.server.errors import Misused
 
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of a machine, and the one by which the machine reaches itself."""
+"""Addresses that stand for all addresses of a machine, and for each the one by which the machine reaches itself."""
 
 
 class OwnServer(NamedTuple):
@@ -29,7 +29,7 @@ def own_server(environment: Mapping[str, str]) -> OwnServer:
     """The address for health checks: one that serves the health service, without TLS if possible.
 
     Raises:
-        Misused: the environment or the file sets an address that is not valid, or none that can be asked.
+        Misused: the environment or the file sets an address that is not valid, or no address can be asked.
     """
     options = _ServerOptions(environment)
     try:

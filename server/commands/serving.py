@@ -49,7 +49,7 @@ def check(
     """Report problems that keep models of a repository from being served, and configuration that is ignored.
 
     Configurations are completed and model files read as at the server's start, on the CPU if there is no GPU. No model
-    is executed; but a model.py with auto_complete_config completes its configuration.
+    is executed, but the auto_complete_config of a model.py is.
 
     Args:
         load: Also make the instances and warm them up, all models at the same time, as the server does.
@@ -177,9 +177,9 @@ def build_engine(
 
     Args:
         output: The plan's file; by default model.plan beside the model.
-        profile: "INPUT=LEAST,BEST,GREATEST ..." for each input whose shape varies, such as "x=1x16,8x16,64x16 s=1,2,8";
-            once for each optimisation profile. For a shape tensor, give its values.
-        max_batch_size: In place of a profile, if only the first dimension varies.
+        profile: "INPUT=LEAST,BEST,GREATEST ..." with each input whose shape varies, such as
+            "x=1x16,8x16,64x16 s=1,2,8"; once for each optimisation profile. Of a shape tensor, give the values.
+        max_batch_size: The largest batch, in place of a profile, if only the first dimension varies.
         precision: fp16, bf16, fp8 or int8: kernels may use it, too. TensorRT 11 takes precisions from the model.
         strongly_typed: Every tensor keeps the type that the model gives it.
         version_compatible: Later versions of TensorRT can run the plan, too.

@@ -1,8 +1,8 @@
-"""Access control of both front doors: the group of each RPC, and the answer to a call that is refused.
+"""Access control of both front doors: who may make a call, and the log of refused calls.
 
-`inferd._native.service.authorizer.Authorizer` decides. Native calls meet it in the connection. For other calls, the
-native front door calls this module before it runs a handler, and grpc.aio does through an interceptor. An RPC without a
-group is refused if there are any rules.
+`inferd._native.service.authorizer.Authorizer` decides. The connection asks it about native calls. About calls that
+Python handles, the native front door asks this module before it runs a handler; for grpc.aio an interceptor does. If
+there are rules, an RPC without a group is refused.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Access:
     """The rules of a server. Used on the event loop only.
 
     Attributes:
-        guards: there are rules; without any, every call is let in.
+        guards: whether there are rules; without rules every call is let in.
 
     Args:
         restrictions: Triton's restricted protocols.
         token_file: tokens of callers; None: callers need none.
-        overrides: where callers need no token, a load may bring a configuration and files.
+        overrides: whether a load may bring a configuration and files if callers need no token.
 
     Raises:
         TokenFileError: the file cannot be read, or is wrong.
@@ -58,7 +58,7 @@ class Access:
             self.authorizer.set_tokens(self._file.first())
 
     async def watch(self) -> None:
-        """Log refusals some time after they happen, and read the file of tokens again if it has changed.
+        """Log refusals soon after they happen, and read the file of tokens again if it has changed; never returns.
 
         A file that is wrong leaves the old tokens in force.
         """
@@ -119,7 +119,7 @@ class Access:
         return caller
 
     def require(self, caller: int, path: str, model: str = "") -> None:
-        """Authorize one message of an admitted call: group and model, by the line that is in force now.
+        """Check the right to one message of an admitted call, by the rights that the caller's token has now.
 
         Args:
             caller: the result of `caller`.
@@ -127,7 +127,7 @@ class Access:
             model: that the message is about; "" for none.
 
         Raises:
-            Denied: it may not be answered.
+            Denied: the caller may not call the method, or not for this model.
         """
         _deny_unless_ok(*self.authorizer.authorize_message(caller, self._group(path), model))
 

@@ -70,10 +70,11 @@ class Admission:
 
 
 _Group = tuple[ClientUse, ListenerPolicy]
+"""The silent connections of one client at one listener."""
 
 
 class _Ranking:
-    """Groups by their number of silent connections, so a full server need not check all of them."""
+    """Groups by their size, so that a full server finds the largest one without a look at all."""
 
     def __init__(self) -> None:
         self._of_size: list[dict[_Group, None]] = [{}]
@@ -89,7 +90,7 @@ class _Ranking:
             self._of_size.pop()
 
     def largest(self) -> tuple[_Group | None, int]:
-        """The group with most connections, and their number."""
+        """The group with most connections, and how many it has."""
         return next(iter(self._of_size[-1]), None), len(self._of_size) - 1
 
 
@@ -167,8 +168,8 @@ class ConnectionLimits:
     def _make_room(
         self, newcomer: ClientUse, listener_policy: ListenerPolicy, at: ListenerPolicy | None = None
     ) -> bool:
-        """Close the oldest silent connection of the client with most of these, at this listener or anywhere, if it has
-        more than the newcomer with its new one."""
+        """Close the oldest connection of the largest group, at listener `at` or (None) anywhere. False: no group is
+        larger than the newcomer's would be with its new connection."""
         self._look(newcomer, listener_policy)
         least = len(self._silent.get((newcomer, listener_policy), ())) + 2
         while True:
@@ -186,7 +187,7 @@ class ConnectionLimits:
             return True
 
     def _look(self, use: ClientUse, listener_policy: ListenerPolicy) -> bool:
-        """Forget connections that have spoken, among the oldest; return whether there were any."""
+        """Forget those of a group's oldest connections that have spoken; return whether there were any."""
         silent, spoken = 0, []
         for admission in self._silent.get((use, listener_policy), ()):
             if admission.driver is None or admission.driver.silent:

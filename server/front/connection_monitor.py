@@ -1,5 +1,4 @@
-"""Applies the rules of `inferd.server.front.keepalive`: a monitor for each native connection, with a timer of the
-loop."""
+"""Applies the rules of `inferd.server.front.keepalive`: each native connection has a monitor with one alarm."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ class ConnectionMonitor:
     """Enforces the limits of one connection: its greeting, pings, age, and the time for its end.
 
     Args:
-        driver: closes it.
-        connection: the new one.
-        policy: its rules.
-        timers: of the loop.
+        driver: closes the connection.
+        connection: has just begun.
+        policy: the rules for it.
+        timers: of the front, for the alarm.
         accepted: time of its accept, on the timers' clock.
     """
 
@@ -62,7 +61,7 @@ class ConnectionMonitor:
         self._alarm.cancel()
 
     def shut(self, outstanding: Outstanding) -> None:
-        """All output is written, and `outstanding` is in flight; then the peer closes its end."""
+        """All output is written, `outstanding` is in flight, and the peer is to close its end."""
         self._farewell = Farewell(self._policy, self._timers.time())
         self._outstanding = outstanding
         self._alarm.set(self._farewell.deadline)

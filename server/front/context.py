@@ -54,7 +54,7 @@ class NativeContext:
         self._callbacks: list[Callable[[Any], None]] = []
         self._over = False
         self._draining = False
-        self._cut_short = False  # the requests ended although the client had not ended them
+        self._cut_short = False  # the server has ended the requests before the client did
         self.task: asyncio.Task[None] | None = None
         call.on_event = self._on_event
 
@@ -110,9 +110,10 @@ class NativeContext:
     # -- requests --
 
     async def read(self) -> Any:
-        """The next request message; grpc.aio.EOF after the last one, or the last received one of a draining call."""
+        """The next request message, or grpc.aio.EOF: after the client's last one, or after the last one that a
+        draining call has received."""
         while True:
-            # in this order: what comes meanwhile is taken the next time
+            # read the state before the message: a message that comes in between is taken in the next round
             ended = self._call.half_closed
             drained = self._draining and not self._call.inflating
             message = self._call.take_message()
@@ -144,7 +145,7 @@ class NativeContext:
             yield message
 
     def hold(self, size: int) -> None:
-        """Charge the call `size` bytes more for what it has read or will write; fewer if `size` is negative."""
+        """Charge the call `size` bytes more for messages that it has read or will write; less if `size` is negative."""
         if self._call.open:
             self._call.hold(size)
 
@@ -224,7 +225,7 @@ class NativeContext:
 
     @property
     def listener_policy(self) -> ListenerPolicy:
-        """The listener that the call came in by."""
+        """The rules of the listener through which the call came."""
         listener_policy: ListenerPolicy = self._call.connection.admission.listener_policy
         return listener_policy
 
@@ -246,7 +247,7 @@ class NativeContext:
 
     @property
     def connection(self) -> int:
-        """A number of the client's connection, which no other has."""
+        """The number of the client's connection; no other connection has it."""
         return self._client.number
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:

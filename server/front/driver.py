@@ -1,4 +1,4 @@
-"""The driver of a connection: its socket is the I/O thread's, its beginning and end are Python's."""
+"""The driver of a connection: Python begins and ends it, an I/O thread reads and writes its socket."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def prepare(accepted: socket.socket, send_timeout: float) -> None:
 
 
 class SocketDriver:
-    """Begins and ends a connection whose socket an I/O thread reads and writes.
+    """Begins and ends one connection.
 
     Args:
-        io: the thread.
+        io: the threads, one of which reads and writes the socket.
         endpoint: of the connection.
-        drivers: where it is while it is connected.
-        timers: of the loop.
-        limits: count its connection, until it is lost.
-        accepted: the socket, taken over.
-        client: at the other end of it.
-        admission: of the connection, whose driver this becomes.
+        drivers: the set of all drivers; this one is in it while the connection exists.
+        timers: of the front.
+        limits: count the connection until it is lost.
+        accepted: the socket, which the driver then owns.
+        client: at the other end of the socket.
+        admission: of the connection; this becomes its driver.
         refused: the log.
-        accepted_at: time of its accept, on the timers' clock.
-        session: of TLS, after the handshake; without one the socket is not encrypted.
+        accepted_at: when the connection was accepted, on the timers' clock.
+        session: of TLS, after the handshake; without a session the socket is not encrypted.
 
     Raises:
         OSError, MemoryError: the connection cannot be served; the owner closes the socket.
@@ -82,7 +82,7 @@ class SocketDriver:
         self._monitor = ConnectionMonitor(self, connection, admission.listener_policy.connections, timers, accepted_at)
         admission.driver = self
         drivers.add(self)
-        # the server waits for the client's first bytes, which may be HTTP/1 and need an answer in it
+        # the server sends nothing before the client's first bytes: these may be HTTP/1, and then so is the response
         try:
             io.take(connection, accepted.fileno(), session)
         except BaseException:
@@ -104,7 +104,7 @@ class SocketDriver:
         return connection
 
     def _shut(self) -> None:
-        """Write only the last output from now on."""
+        """The connection writes its last output, and no more."""
         self._monitor.shut(Outstanding(self._accepted, partial(self._io.unwritten, self._connection)))
 
     def _lost(self) -> None:
@@ -120,7 +120,7 @@ class SocketDriver:
 
     @property
     def told(self) -> bool:
-        """The client knows of the shutdown, or is gone."""
+        """Whether the client knows of the shutdown, or is gone."""
         return self._connection.told or self._connection.parting
 
     def announce_shutdown(self) -> None:

@@ -27,18 +27,18 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # answers valid calls of a burst with CANCELLED. Beyond these limits it refuses the stream, and clients retry.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
-    # Otherwise, with a limit of streams, C core refuses valid calls of a burst: it also counts ended calls, of whose
-    # end the client knows.
+    # With this protection and a limit of streams, C core refuses valid calls of a burst: it still counts calls that
+    # have ended, although their clients know that.
     ("grpc.http.overload_protection", 0),
-    # One limit, as on the native door: between two of them C core refuses calls at random.
+    # Both limits are the same, as on the native door: C core refuses calls between them at random.
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
 )
 
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
-"""C core's own levels. They choose the algorithm among those that the client takes, for all responses of the server:
-grpc.aio offers nothing that does it for one method."""
+"""C core's own levels, from which it chooses an algorithm that the client takes. They are for all responses of the
+server, because grpc.aio cannot set a level for one method."""
 
 
 def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:

@@ -17,13 +17,13 @@ class PendingHandshake:
     Args:
         io: the thread that reads and writes the socket.
         context: of the listener.
-        accepted: the socket; it is `on_over`'s from then on.
+        accepted: the socket, which `on_over` then owns.
         client: the number of the client, for its share of the thread pool.
         patience: seconds that the handshake may take.
-        on_over: called when it is done, or has failed.
+        on_over: called when the handshake is done, or has failed.
 
     Raises:
-        OSError, MemoryError: it cannot begin.
+        OSError, MemoryError: the handshake cannot begin.
     """
 
     silent = True
@@ -54,7 +54,7 @@ class PendingHandshake:
                 self.closed.set_result(None)
 
     def abort(self) -> None:
-        """Have it fail soon."""
+        """Let the handshake fail soon."""
         self.session.abort()
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 THROTTLED = 60.0  # between pings, once `max_pings_without_data` have been sent
 IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where those are not permitted
 AGE_NOTICE = 1.0  # between announcing the end and refusing streams: calls in flight must arrive
-FAREWELL = 1.0  # in which a peer that has received everything must close its end
+FAREWELL = 1.0  # for a peer that has received everything to close its end
 LOOK = 0.25  # between looks at what a peer has received of the last bytes
 # Bytes, and bytes a second, as in expiry.pyx.
 SMALL, SLOWEST, SLOWEST_OF_MORE = 1 << 20, 16 << 10, 256 << 10
@@ -24,7 +24,7 @@ AGE_JITTER = 0.1  # of the age, so connections that began together do not end to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionPolicy:
-    """How long connections may be silent, old, or talkative; seconds, and the options' names otherwise.
+    """How long connections may be silent or old, and how often peers may ping; in seconds. Names are the options'.
 
     `max_streams` is the number of calls that one connection may have open at a time.
     """
@@ -38,7 +38,7 @@ class ConnectionPolicy:
     max_age: float = math.inf
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface
-    send_timeout: float = 30.0  # for the last bytes; received bytes add more
+    send_timeout: float = 30.0  # for the last bytes; bytes that the peer receives add time
     max_streams: int = 1024
 
 
@@ -108,7 +108,7 @@ class Keepalive:
 class PingStrikes:
     """Counts pings of a peer that come too soon after the previous one; sending a response resets the count.
 
-    A ping with or after our response is free: clients measure the bandwidth with those.
+    The first ping after a response is not counted: clients measure the bandwidth with it.
     """
 
     def __init__(self, policy: ConnectionPolicy) -> None:
@@ -190,7 +190,7 @@ class Farewell:
     def __init__(self, policy: ConnectionPolicy, now: float) -> None:
         self._begin = now
         self._patience = policy.send_timeout
-        self._received_at: float | None = None
+        self._received_at: float | None = None  # when a look found that the peer had received everything
         self.deadline = now + min(LOOK, self._patience)
 
     def due(self, now: float, *, waiting: int, moved: int) -> Action:

@@ -320,10 +320,10 @@ class Listener:
     """A bound socket whose connections the event loop accepts.
 
     Args:
-        bound: the socket, taken over.
-        admit: takes over an accepted socket, which does not block, with the client's address.
+        bound: the socket, which the listener then owns.
+        admit: called with an accepted socket, which it then owns, and the client's address.
         file: of a unix socket.
-        failed: called with errors of accepting.
+        failed: called with the listener's address and the error when accepting fails.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The native front door: connections whose sockets an I/O thread reads and writes, with TLS or without.
 
-ModelInfer bypasses this module, from the connection to its lane and back without a Python object. Every other method is
-a Python handler, served as on a grpc.aio server.
+The calls of ModelInfer and ModelStreamInfer bypass this module: their requests go from the connection to a lane, and
+the responses back, without a Python object. Every other method is a Python handler, served as on a grpc.aio server.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ log = logging.getLogger("inferd.front")
 
 
 class HandshakeError(OSError):
-    """A client may not continue after its handshake; the text is for the log, if there is any."""
+    """A client may not continue after its handshake. The text is for the log; an empty text is not logged."""
 
 
 class ClientLimitError(Exhausted):
@@ -100,13 +100,13 @@ class NativeDoor:
     """An `inferd.server.front.door.Door` on libnghttp2.
 
     Args:
-        infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.
+        infer: serves inference natively, and has the timers; without it, handlers must be registered for inference.
         access: the rules of access; None: every caller may call every method.
         max_message_bytes: largest request message; None: no limit.
-        max_held_bytes: of unanswered requests and unread responses; None: no limit.
+        max_held_bytes: memory for unanswered requests and unread responses; None: no limit.
         receive_timeout: seconds in which a request must arrive, see `Endpoint`; infinity: any time.
         send_timeout: seconds in which a client must read a response, the same.
-        max_decompressed_bytes: largest request message after decompression; None: no other limit than that.
+        max_decompressed_bytes: largest request message after decompression; None: no limit but `max_message_bytes`.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
         connections: limits of silence, age and pings.
@@ -264,7 +264,7 @@ class NativeDoor:
     def _admit(
         self, listener_policy: ListenerPolicy, credentials: Credentials | None, accepted: socket.socket, name: Any
     ) -> None:
-        """Serve an accepted connection, with credentials after its handshake; close it if there is no room for it."""
+        """Serve an accepted connection, with credentials after its handshake; or close it if there is no room."""
         client = peer_of(accepted, name)
         scarce = self._refused.is_scarce(client.address, accepted.fileno())
         admission = self._limits.admit(listener_policy, client, scarce=scarce)
@@ -273,7 +273,7 @@ class NativeDoor:
             return
         now = self._timers.time()
         assert self._io is not None
-        with self._released(accepted, client, admission):
+        with self._ending_on_error(accepted, client, admission):
             if credentials is None:
                 self._drive(accepted, client, admission, now, None)
                 return
@@ -291,8 +291,8 @@ class NativeDoor:
         """The handshake of a connection is over. From now on the client's certificate identifies it."""
         self._handshakes.discard(pending)
         session = pending.session
-        with self._released(accepted, client, admission):
-            if not admission.counted:  # it has made room for another connection meanwhile
+        with self._ending_on_error(accepted, client, admission):
+            if not admission.counted:  # it was closed during the handshake, to make room for another connection
                 raise HandshakeError("")
             if not session.done:
                 why = f"TLS: the handshake failed: {session.failure}" if session.failure else ""
@@ -305,8 +305,8 @@ class NativeDoor:
             self._drive(accepted, client, admission, now, session)
 
     @contextmanager
-    def _released(self, accepted: socket.socket, client: Peer, admission: Admission) -> Iterator[None]:
-        """Close an admitted connection that cannot be served."""
+    def _ending_on_error(self, accepted: socket.socket, client: Peer, admission: Admission) -> Iterator[None]:
+        """Close an admitted connection if an error within the block shows that it cannot be served."""
         try:
             yield
         except BaseException as error:
@@ -404,14 +404,15 @@ class NativeDoor:
             pending.abort()
         if self._handshakes:
             await asyncio.wait([pending.closed for pending in self._handshakes], timeout=PARTING)
-        await asyncio.sleep(0)  # for those that the I/O thread has left
+        await asyncio.sleep(0)  # in which the loop hears of connections that the I/O threads have ended
         tasks = [context.task for context in self._contexts if context.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
 
     async def _clients_told(self, end: float) -> None:
-        """Wait until the clients know, and so have sent the calls that they began before; until `end` at most."""
+        """Wait until each client knows of the shutdown: the calls that it began before have then come. At most until
+        `end`, on the loop's clock."""
         loop = asyncio.get_running_loop()
         while loop.time() < end and (waiting := [each.closed for each in self._drivers if not each.told]):
             await asyncio.wait(waiting, timeout=min(POLL, end - loop.time()))
@@ -508,7 +509,8 @@ class NativeDoor:
             context.drain()
 
     def _begin_stream(self, call: Call, handler: Handler) -> ClientUse | None:
-        """Count a call that is a stream for its client; return the client's use, which must count its end, or None.
+        """Count the call among its client's streams, if it is a stream. Returns the client's use, which must also count
+        its end, or None for another call.
 
         Raises:
             Exhausted: the client has too many.
@@ -523,6 +525,6 @@ class NativeDoor:
 
     def _call_done(self, context: NativeContext, use: ClientUse | None, _: asyncio.Task[None]) -> None:
         self._contexts.discard(context)
-        context.task = None  # a cancelled task keeps its frames, and these their request
+        context.task = None  # a cancelled task keeps its frames, and these keep the request
         if use is not None:
             use.end_stream()

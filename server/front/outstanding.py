@@ -1,4 +1,4 @@
-"""The bytes written to a socket that its peer has not received."""
+"""How many of the bytes that were written to a socket its peer has not received."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outstanding:
 
     @property
     def buffered(self) -> int:
-        """Bytes that the kernel has not accepted yet."""
+        """Bytes that the server's kernel has not accepted yet."""
         return self._unwritten()
 
     @property

@@ -22,10 +22,10 @@ ALTERNATIVE_NAME = "x509_subject_alternative_name"
 CERTIFICATE = "x509_pem_cert"
 SUBJECT = "x509_subject"
 ALTERNATIVE_NAMES = {"DNS": "x509_dns", "URI": "x509_uri", "email": "x509_email", "IP Address": "x509_ip"}
-"""The names under which grpc's C core has the alternative names of each type."""
+"""The types of alternative names, and the keys under which gRPC's C core has those of each type."""
 _NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME, *ALTERNATIVE_NAMES.values(), *map("x509_".__add__, (
     "DirName", "Registered ID", "othername", "other")))  # fmt: skip
-"""The identity of a certificate's owner: names with their types, since `DNS:x` and `URI:x` are two owners."""
+"""The keys of the names that identify a certificate's owner, by their types: `DNS:x` and `URI:x` are two owners."""
 UNREADABLE = "<unsupported>"
 """An alternative name that cannot be read, as Python's ssl writes it."""
 
@@ -76,8 +76,8 @@ _AlternativeNames = list[tuple[str, str | None]]
 
 
 def _owner(der: bytes | None, subject: _Names, names: _AlternativeNames) -> dict[str, list[bytes]]:
-    """The identity of the certificate's owner, more than grpc's context has: the whole subject, and the alternative
-    names by their types. If one cannot be read, the certificate itself."""
+    """The names of the certificate's owner by `_NAMES`, which are more than gRPC's context has: the whole subject, and
+    the alternative names by their types. If a name cannot be read, also the certificate itself."""
     found = {SUBJECT: [f"{key}={value}".encode() for key, value in subject]}
     for kind, text in names:
         key = ALTERNATIVE_NAMES.get(kind, f"x509_{kind}")
@@ -111,8 +111,8 @@ def identity_key(auth: AuthContext) -> str | None:
 def identity_of(auth: AuthContext, user: int | None = None) -> int:
     """A number for the client's identity, the same on all its connections; 0 if unknown.
 
-    It is the same for all certificates with the same subject and alternative names, so one may replace another; a
-    certificate without these has its own number.
+    All certificates with the same subject and alternative names have the same number, so one may replace another. A
+    certificate without these names has its own number.
 
     Args:
         auth: of a TLS client.

@@ -1,4 +1,4 @@
-"""How an error is sent: status, text, and both again in google.rpc.Status."""
+"""Sends errors: as gRPC's status and text, and with both again in a google.rpc.Status."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from inferd.server.rpc.call import Metadata
 STATUS_DETAILS = "grpc-status-details-bin"
 
 MAX_DETAILS = 1024
-"""Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
+"""The most characters of a status text. The text travels percent-encoded in a header, and clients refuse 16 KiB of
+headers."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> Any:
-    """End the call with the status of `error`. Raises the transport's exception for that."""
+    """End the call with the status of `error`. Raises the exception by which the transport ends handlers."""
     status, text = answer(error)
     trailers = (*(context.trailing_metadata() or ()), *rich_details(error))
     await context.abort(CODES[status], shortened(text), trailers)

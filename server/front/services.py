@@ -1,7 +1,7 @@
 """Registers the services on a front door: the inference service, grpc.health.v1 and server reflection.
 
-They are plain gRPC method handlers over bytes, so both front doors have the same ones. Messages are decoded
-here and not by the transport, because grpc.aio answers UNKNOWN when a deserializer raises.
+The services are gRPC method handlers that take and give bytes, the same for both front doors. Messages are decoded here
+and not by the transport, because grpc.aio answers UNKNOWN when a deserializer raises.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Policy:
         access: the rules of access to models; None: every caller may use every model.
         load: reports the server's load with inference responses, or None.
         calls: counts the calls, or None.
-        reflected: with server reflection.
+        reflected: whether the server offers reflection.
         forwarder: makes request parameters of headers, or None.
     """
 
@@ -85,7 +85,7 @@ class Policy:
 
 
 def install(door: Door, table: Sequence[Method], engine: Engine, policy: Policy | None = None) -> Health:
-    """Register everything on `door`; the health servicer is returned so that a drain can be announced."""
+    """Register all services on `door`. Returns the health servicer, by which the server announces its end."""
     policy = policy or Policy()
     _register(door, SERVICE, {method.name: _handler(method, policy) for method in table})
     health = follow(engine, SERVICE, policy.access)
@@ -111,14 +111,14 @@ def _health_handlers(health: Health, calls: Calls | None) -> dict[str, Handler]:
 
 
 def _parsing(behaviour: Callable[[Any, Context], Awaitable[Any]], kind: type[Any]) -> Callable[..., Awaitable[Any]]:
-    """Wrap the behaviour: it gets the bytes of a request, parsed."""
+    """Wrap the behaviour in a function that parses the bytes of a request for it."""
 
     async def parsing(message: bytes, context: Context) -> Any:
         try:
             request = _parsed(message, kind)
         except InvalidArgument as error:
             return await refuse(context, error)
-        del message  # a Watch may last for days, and keeps what it needs of its request
+        del message  # a Watch may last for days, and needs only the name in its request
         answering = behaviour(request, context)
         del request
         return await answering
@@ -182,7 +182,7 @@ def _handler(method: Method, policy: Policy) -> Handler:
 def _counted(
     behaviour: Callable[[Any, Context], Awaitable[Any]], path: str, calls: Calls | None
 ) -> Callable[[Any, Context], Awaitable[Any]]:
-    """Wrap the behaviour to count its calls. A call that ends by an exception other than a status was broken off."""
+    """Wrap the behaviour to count its calls. A call that ends by another exception than an abort was broken off."""
     if calls is None:
         return behaviour
 
@@ -265,7 +265,7 @@ def _decoded(message: bytes, kind: type[Any] | None) -> Any:
 
 
 async def _abort(context: Context, method: Method, policy: Policy, error: Exception) -> Any:
-    """End the call with the status of `error`. Raises the transport's exception for that."""
+    """End the call with the status of `error`. Raises the exception by which the transport ends handlers."""
     _note(policy.access, context, f"/{SERVICE}/{method.name}", error)
     if not isinstance(error, ServerError):
         _log.exception("%s failed", method.name, exc_info=error)
@@ -289,7 +289,7 @@ class ContextCall:
         self._path = path
         self.forwarded = b""
         self._identity: int | None = None
-        self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's context does not count
+        self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's context has no charges
         # grpc.aio's context lacks the listener
         listener_policy = getattr(context, "listener_policy", None)
         self.caller = access.caller(path, self.metadata, listener_policy) if access is not None else 0
@@ -340,12 +340,12 @@ class ContextCall:
         number: int | None = getattr(self._context, "client", None)
         if number is not None:
             return number
-        names = self._context.peer_identities()  # of grpc.aio's
+        names = self._context.peer_identities()  # grpc.aio's context has no number
         return hash(tuple(names) if names else host_of(self.peer)) & sys.maxsize
 
     @property
     def connection(self) -> int:
-        return getattr(self._context, "connection", 0)  # nor does it have connections
+        return getattr(self._context, "connection", 0)  # grpc.aio's context does not tell connections apart
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         cast(Any, self._context).on_disconnect(callback)

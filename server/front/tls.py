@@ -64,11 +64,12 @@ class Credentials:
         return self._material
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; return whether there is new material. Any thread may call it.
+        """Read the files again if they have changed; return whether they had. Any thread may call it.
 
-        The context is also made anew after a while, so that its keys of session tickets do not last.
+        After `TICKETS` seconds the context is made anew even so: its keys of session tickets must not last.
 
-        Unusable files, as during a replacement, leave the old material in force, and one line in the log.
+        If the files cannot be used, as in the middle of a replacement, the old material stays in force, and the log
+        gets one line.
         """
         with self._lock:
             signature: Signature = ()
@@ -91,7 +92,7 @@ class Credentials:
         return True
 
     def _complain(self, error: CredentialsError, signature: Signature) -> None:
-        """`signature` is that of the read files: if they have been completed since, the next look reads them."""
+        """Log why the files with this signature cannot be used, once. Files that change are read at the next look."""
         if signature != self._refused:
             self._refused = signature
             log.error("the TLS certificate stays as it was: %s", error)
@@ -125,7 +126,7 @@ class Credentials:
     def _reason(self, error: TlsError) -> str:
         if error.locked:
             return f"--grpc-server-key: the key in {self._key} has a passphrase; give it without one"
-        why = error.reason or "OpenSSL cannot read it to its end"  # as where it was cut
+        why = error.reason or "OpenSSL cannot read it to its end"  # such as a file that was cut
         if error.part == "root":
             return f"--grpc-root-cert: {self._root} cannot be used: {why}"
         if why == "key values mismatch":

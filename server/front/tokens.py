@@ -1,4 +1,4 @@
-"""The file of tokens: one a line, with what its bearer may do.
+"""The file of tokens: each line has a token and the rights of its bearer.
 
     # token                     RPC groups               models, by pattern
     3f0c7a1e5d                  groups=inference,health  models=resnet*,bert
@@ -11,9 +11,9 @@ may be used. `overrides` allows loads with a configuration and files, which mean
 `*` is for callers without a token; without it they may do nothing. Several tokens may have the same rights, so one can
 replace another. A comment begins a line or follows a blank.
 
-A truncated line could allow more than the whole one, and so could one that a disk filled with zeros. So the last line
-must end, too, a control character makes the file invalid, and a changed file is used once two looks have found it the
-same.
+A part of a line could allow more than the whole line, where the file was cut or a disk has put zeros. So the last line
+must end with a line break, a control character makes the file invalid, and a changed file is used only when two looks
+have found the same file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALL = "all"
 OVERRIDES = "overrides"
 MAX_TOKEN = 256
 EXPECTED = "expected TOKEN [all] [groups=A,B] [models=PATTERN,PATTERN] [overrides]"
-_HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")  # of which some would end lines, or patterns
+_HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")  # some would end a line or a pattern
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # b64token of RFC 6750
 
 _OTHERS = {stat.S_IROTH: "read", stat.S_IWOTH: "change", stat.S_IROTH | stat.S_IWOTH: "read and change"}
@@ -149,14 +149,14 @@ class TokenFile:
     def __init__(self, path: Path, key: bytes) -> None:
         self._path = path
         self._key = key
-        self._used: _Look | None = None  # of the content used or rejected last
-        self._seen: _Look | None = None  # from the previous look
+        self._used: _Look | None = None  # of the content that was used or rejected last
+        self._seen: _Look | None = None  # the previous look
 
     def first(self) -> TokenTable:
-        """The tokens at the start. Blocks, for two looks at least.
+        """The tokens at the start. Blocks for two looks at least.
 
         Raises:
-            TokenFileError: it cannot be read, is wrong, or does not stay the same.
+            TokenFileError: the file cannot be read, is wrong, or does not stay the same.
         """
         for _ in range(PATIENCE):
             table = self.changed()
@@ -166,10 +166,10 @@ class TokenFile:
         raise TokenFileError(f"{self._path}: the file changes again and again")
 
     def changed(self) -> TokenTable | None:
-        """The tokens, if this look and the previous one found the same file, other than the one in use. May block.
+        """The tokens, if the file has changed, and this look and the previous one have found the same file. May block.
 
         Raises:
-            TokenFileError: it cannot be read, or is wrong; once for each change.
+            TokenFileError: the file cannot be read, or is wrong; once for each change.
         """
         look = self._look()
         before, self._seen = self._seen, look

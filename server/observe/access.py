@@ -14,7 +14,7 @@ access_log = logging.getLogger("inferd.access")
 slow_log = logging.getLogger("inferd.slow")
 
 _PLAIN = re.compile(r"""[^\s="']*""")
-"""Texts that are written unquoted; others, which clients may have chosen, could look like several fields."""
+"""Texts that are written without quotes. Other texts, which clients may have chosen, could look like several fields."""
 
 
 class AccessLog:

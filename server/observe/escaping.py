@@ -11,12 +11,11 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 def escaped(text: str) -> str:
     r"""`text` as a JSON string without invisible characters.
 
-    Every sink of log lines calls this once for each string that a client, a model or a file may have chosen.
-    Unprintable characters are written as ``\\u`` and four digits: controls (C0, DEL, C1: terminals obey them), the
-    separators of lines and of paragraphs (U+2028, U+2029: some readers begin a line there), marks that change the
-    direction or the joining of text (a line then reads as another), surrogates, and unassigned code points.
-    `json.loads` gives `text` back. For objects in JSON, `json.dumps(..., ensure_ascii=True)` escapes all of these and
-    more.
+    What writes log lines calls this once for each string that a client, a model or a file may have chosen. Unprintable
+    characters are written as ``\\u`` and four digits: control characters (C0, DEL, C1: terminals obey them), separators
+    of lines and paragraphs (U+2028, U+2029: some readers begin a line there), marks that change the direction or the
+    joining of letters (a line then looks like another one), surrogates, and unassigned code points. `json.loads` gives
+    `text` back. For objects in JSON, `json.dumps(..., ensure_ascii=True)` escapes all of these and more.
     """
     quoted = json.dumps(text, ensure_ascii=False)
     if quoted.isascii() and "\x7f" not in quoted:

@@ -1,4 +1,4 @@
-"""Files for logs and traces: opened and written without blocking; paths that are no regular files are refused."""
+"""Files for logs and traces. To open one never waits, and a path that is neither a file nor a device is refused."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 cpu_utilization           CPU time of this process divided by that of the processors it may use
 application_utilization   the share of time in which the instances of the busiest model version computed:
-                          this limits the server, even if processors are idle while a GPU works
+                          they limit the server, even if processors are idle while a GPU works
 rps_fractional, eps       inferences answered per second, and how many of them failed
 named_metrics             queue_depth (waiting requests), inflight_requests (requests in the server)
 """
@@ -60,7 +60,7 @@ class LoadMeter:
             await self.sample()
 
     async def sample(self) -> None:
-        """Report the time since the last report, and publish the report to the native path."""
+        """Make the report of the time since the last one, and publish it, also to the native path."""
         now, cpu = self._clock(), self._cpu_clock()
         passed = max(now - self._then, 1e-6)
         report = OrcaLoadReport(cpu_utilization=min(1.0, (cpu - self._cpu) / passed / len(os.sched_getaffinity(0))))

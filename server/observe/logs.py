@@ -58,7 +58,7 @@ class Logs:
         self._apply()
 
     def reopen(self) -> None:
-        """Continue in a new file of the same name: the open one was moved."""
+        """Open the log file again by its name: the one that is open was moved."""
         self._writer.reopen()
 
     @property

@@ -29,7 +29,7 @@ class Recording:
 
     Attributes:
         control: which requests are traced.
-        exemplars: traced requests for metrics; None if other programs do not know the ids of traces.
+        exemplars: traced requests for metrics; None if traces go to files, whose ids no other program knows.
 
     Raises:
         InvalidArgument: the exporter of traces is not installed, or their file cannot be written.
@@ -47,7 +47,7 @@ class Recording:
         )
         if config.on:
             self._traces.sink()  # raises at the start if a library or file is missing
-        self.exemplars = Exemplars() if config.mode == "opentelemetry" else None  # files have other ids
+        self.exemplars = Exemplars() if config.mode == "opentelemetry" else None
         self._sinks: list[Sink] = [AccessLog(slow_ns), self._traces]
         if self.exemplars is not None:
             self._sinks.append(self.exemplars)
@@ -69,7 +69,7 @@ class Recording:
 
 
 class _Later:
-    """The sink of traces, made for the first one."""
+    """The sink of traces, which is made when the first trace needs it."""
 
     def __init__(self, config: TraceConfig, service: str, frequency: Callable[[], int]) -> None:
         self._config = config
@@ -79,10 +79,10 @@ class _Later:
         self._sink: Sink | None = None
 
     def sink(self) -> Sink:
-        """Make the sink, if it is not made yet.
+        """The sink, which the first call makes.
 
         Raises:
-            InvalidArgument: traces have no place, or it cannot be written; or a library is missing.
+            InvalidArgument: there is no file for traces, or it cannot be written; or a library is missing.
         """
         with self._guard:
             if self._sink is None:

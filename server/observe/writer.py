@@ -47,7 +47,7 @@ class LogWriter(logging.Handler):
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event | _Reopen | None] = queue.SimpleQueue()
         self._lines: list[str] = []  # written together
         self._torn = False  # the last line in the file is incomplete
-        self._untold = 0
+        self._untold = 0  # records left out since the last line about them
         self.lost = 0  # records left out since the start
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
@@ -69,7 +69,7 @@ class LogWriter(logging.Handler):
         self._queue.put(record)
 
     def reopen(self) -> None:
-        """Go on in a file of the same name: the open one was moved away."""
+        """Open the file again by its name: the one that is open was moved away."""
         self._queue.put(_Reopen())
 
     def flush(self) -> None:

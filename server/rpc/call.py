@@ -15,7 +15,7 @@ nanoseconds."""
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """The process at the other end of a unix socket, as the kernel reported it at the connect."""
+    """The process at the other end of a unix socket, as the kernel reported it when the process connected."""
 
     pid: int  # 0: in another PID namespace
     uid: int
@@ -69,7 +69,7 @@ class Call(Protocol):
 
     @property
     def connection(self) -> int:
-        """A number of the client's connection, which no other has; 0 if the door does not report connections."""
+        """The number of the client's connection, which no other has; 0 if the door does not tell connections apart."""
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Register `callback`, called when the client's connection has ended."""
@@ -79,8 +79,8 @@ class Call(Protocol):
         """The subject's common name and alternative names in the client's verified certificate."""
 
     def hold(self, size: int) -> None:
-        """Charge the call `size` bytes more, for unanswered requests and waiting responses; fewer if `size` is
-        negative. A front door with a limit ends the calls that hold most; the charge ends with the call."""
+        """Charge the call `size` bytes more, for unanswered requests and waiting responses; less if `size` is negative.
+        A front door with a limit ends the calls with the largest charges. The charge ends with the call."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, never negative; None without a deadline."""

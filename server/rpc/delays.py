@@ -37,10 +37,10 @@ class Delays:
     """Seconds for which calls wait.
 
     Attributes:
-        before: an inference call, before its request is given to the scheduler.
-        after: the same, with each response, before that is sent.
-        cancelled: the same, from its cancellation until the server notices it.
-        others: every other call, with its response.
+        before: an inference call, before each request is given to the scheduler.
+        after: an inference call, before each response is sent.
+        cancelled: a call of ModelInfer, from its cancellation until the server notices it.
+        others: every other call, before its response is sent.
     """
 
     before: float = 0.0
@@ -50,10 +50,11 @@ class Delays:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Delays:
-        """The delays of the variables: the last in seconds, all others in milliseconds, and those of one moment summed.
+        """The delays that the variables set: `others` in seconds, all others in milliseconds. Several variables for one
+        moment add up.
 
         Raises:
-            DelayError: one of them is not a number from 0 on.
+            DelayError: a variable is not a whole number from 0 on.
         """
         return cls(
             before=_sum(environment, _BEFORE) / 1000,
@@ -68,7 +69,7 @@ class Delays:
         return bool(self.before or self.after or self.cancelled)
 
     def applied(self, table: Sequence[Method]) -> tuple[Method, ...]:
-        """The methods of the table, delayed."""
+        """The methods of the table, with handlers that wait."""
         return tuple(self._applied(method) for method in table)
 
     def _applied(self, method: Method) -> Method:

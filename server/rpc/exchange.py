@@ -6,10 +6,10 @@ number; they leave at once, and a parameter marks the last one.
 At most a window of requests is read ahead. A request leaves the window when its last response was passed to the
 transport, which accepts it only as fast as the client reads. So the server stops reading from a client that sends
 without reading. A decoupled model may have a limited number of undelivered responses for one request: each is
-acknowledged when the transport has accepted it, so a client that does not read stops the model, too. It may keep
-responses waiting, within its limits, but not the instance: if other requests wait for the instance and the client does
-not read for some seconds, its stream ends, and the model's requests are cancelled. `inferd._native.service.exchange` is
-the same for the native door.
+acknowledged when the transport has accepted it, so a client that does not read stops the model, too. The client may let
+responses wait, within its limits, but it may not keep the instance from others: if other requests wait for the instance
+and the client does not read for some seconds, its stream ends, and its requests are cancelled.
+`inferd._native.service.exchange` does the same for the native door.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OpenRequest:
         self.decoupled = self._ticket.decoupled
 
     def leaves_order(self) -> bool:
-        """Whether it is only known now that its model is decoupled, because the model was loaded for it."""
+        """Whether the model has turned out to be decoupled since the last call: it was loaded for this request."""
         was, self.decoupled = self.decoupled, self.decoupled or self._ticket.decoupled
         return self.decoupled and not was
 
@@ -124,7 +124,7 @@ class OpenRequest:
 
     @property
     def lane(self) -> int:
-        """A number of the instances that it needs, or has."""
+        """A number that all requests for the same instances share."""
         return self._ticket.lane
 
     @property
@@ -137,15 +137,15 @@ class Exchange:
     """The open requests of one stream.
 
     Args:
-        engine: answers them.
-        call: their call.
-        window: of requests.
-        errors_inside: an error is a response like others; otherwise it ends the stream.
+        engine: answers the requests.
+        call: the stream.
+        window: how many requests may be open.
+        errors_inside: whether an error is a response like others; otherwise it ends the stream.
     """
 
     def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
         self.number = next(_numbers)  # of the stream, for sequences that end with it
-        self.trace, self.peer = trace_context(call), call.peer  # of all its requests
+        self.trace, self.peer = trace_context(call), call.peer  # the same for all requests
         self._engine = engine
         self._call = call
         self._errors_inside = errors_inside
@@ -235,7 +235,7 @@ class Exchange:
         elif request in self._decoupled:
             self._decoupled.discard(request)
         else:
-            return  # has already left: its end came with an earlier response
+            return  # closed before: its last response and its end were taken together
         request.close()
         self._free.release()
 

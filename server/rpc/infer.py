@@ -25,7 +25,7 @@ CLOSE_ON_ERROR = "triton_grpc_error"
 class Answer:
     """The sink for the one response to a request.
 
-    Used on the event loop only. An abandoned answer takes its request out of the engine.
+    Used on the event loop only. `abandon` takes the request out of the engine.
     """
 
     __slots__ = ("_arrived", "_ticket")

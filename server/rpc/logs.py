@@ -26,7 +26,7 @@ class LogControl(Protocol):
         """All of them, as they are."""
 
     def update(self, changes: Mapping[str, Setting]) -> None:
-        """Change some, from now on."""
+        """Change settings, from now on."""
 
 
 class LogSettings:

@@ -46,7 +46,7 @@ class Identity:
 
 
 class Information:
-    """Answers that change nothing."""
+    """The handlers that only report: health, metadata, configurations, statistics."""
 
     def __init__(self, engine: Engine, identity: Identity) -> None:
         self._engine = engine
@@ -129,7 +129,7 @@ def _tensors(specs: Iterable[TensorSpec], batches: bool) -> Iterator[pb.ModelMet
 
 
 def _shape(spec: TensorSpec, batches: bool) -> tuple[int, ...]:
-    """The shape that clients send: a shape tensor has the batch size as first value, others as a dimension."""
+    """The shape that clients send. A batch adds the first dimension, to a shape tensor one element: the batch size."""
     if batches and spec.shape_tensor:
         return (spec.dims[0] + 1,)
     return (-1, *spec.dims) if batches else spec.dims

@@ -19,7 +19,7 @@ CONFIG = "config"
 FILE = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
 HIDDEN = "it depends on a model that the token does not allow"
-"""Replaces a reason that names a model unknown to the caller."""
+"""The text in place of a reason that names a model which the caller may not know."""
 
 Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
@@ -54,7 +54,7 @@ class Repository:
 
 
 def _without(hidden: Set[str], entries: Iterable[IndexEntry], call: Call) -> Iterator[IndexEntry]:
-    """The entries, none of them with a reason that may name one of these or another model that the caller may not."""
+    """The entries. A reason is replaced if it may name a hidden model, or another one that the caller may not use."""
     names = tuple(f"'{name}'" for name in hidden)
     for entry in entries:
         if not entry.reason:

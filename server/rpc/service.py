@@ -32,7 +32,7 @@ RAW = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Methods whose messages stay bytes, because the engine decodes them."""
 
 ENCODED = RAW | {"ModelStatistics", "RepositoryIndex"}
-"""Methods whose answers come as bytes; those of all models are long."""
+"""Methods whose handlers return bytes: responses about all models are long."""
 
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -82,7 +82,7 @@ MODEL_FIELD: Mapping[str, str] = MappingProxyType(
         "TraceSetting": "model_name",
     }
 )
-"""The field of a request with its model; an empty one means none, or all."""
+"""The field of a request that names its model. An empty name means no model, or all."""
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -99,10 +99,10 @@ Handler = UnaryHandler | StreamHandler
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC. It raises `inferd.server.errors.ServerError` for a response that is not OK.
+    """One RPC. Its handler raises an `inferd.server.errors.ServerError` for a status that is not OK.
 
-    A unary handler is `async (request, call) -> response`, a streaming one an async generator
-    `(requests, call) -> responses`. A message class of None means that the handler takes or gives encoded bytes.
+    A unary handler is `async (request, call) -> response`, that of a stream an async generator
+    `(requests, call) -> responses`. If the class of requests or of responses is None, these are encoded bytes.
     """
 
     name: str
@@ -123,7 +123,7 @@ def table(
 ) -> tuple[Method, ...]:
     """All methods of the service over `engine`, in the order of the .proto file.
 
-    LogSettings shows and changes `logs`, TraceSetting `traces`; without it that method is not served.
+    LogSettings shows and changes `logs`, and TraceSetting `traces`. If one is None, its method is not served.
 
     `stream_window` bounds the requests of one stream that are read but not yet answered to the client.
     """

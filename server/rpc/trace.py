@@ -31,7 +31,7 @@ class Sampling(Protocol):
 
 
 class TraceControl(Protocol):
-    """What `inferd.server.observe.tracing.control.TraceControl` is."""
+    """The interface of `inferd.server.observe.tracing.control.TraceControl`."""
 
     @property
     def config(self) -> TraceConfig: ...
@@ -42,7 +42,7 @@ class TraceControl(Protocol):
         """Raise an InvalidArgument if traces cannot be written anywhere."""
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change some, by the names of Sampling's fields; None restores the default or inherited value."""
+        """Change settings, by the names of Sampling's fields; None restores the default or inherited value."""
 
 
 class TraceSetting:

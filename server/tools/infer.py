@@ -30,8 +30,8 @@ class InferArguments:
         random: make up inputs that are not given.
         shapes: "INPUT:SIZE,..." of made-up inputs.
         rows: of a made-up batch.
-        outputs: names; none: all.
-        classes: how many of the likeliest classes are wanted in place of each output; 0: the output.
+        outputs: names of the wanted outputs; empty: all.
+        classes: how many of the likeliest classes are wanted in place of each output; 0: the output itself.
         parameters: "KEY=VALUE" of the request.
         stream: send the request in a stream, which may have any number of responses.
         save: a .npz, .npy or .json file for the response's tensors.
@@ -67,7 +67,7 @@ def ask(reach: Reach, arguments: InferArguments) -> None:
     """Send the request, and print the responses.
 
     Raises:
-        CallFailed: there is no answer.
+        CallFailed: the call failed.
         Misused: an argument is wrong.
     """
     with reach.client() as client:
@@ -171,7 +171,7 @@ def _tell(result: grpcclient.InferResult, arguments: InferArguments, started: fl
 
 
 def _storable(array: Any) -> Any:
-    """For .npy and .npz files: strings as fixed-size ones, because numpy would pickle others."""
+    """The array for .npy and .npz files: with strings of a fixed size, because numpy would pickle others."""
     if array.dtype != np.object_:
         return array
     if any(each.endswith(b"\0") for each in array.flat):
@@ -186,6 +186,8 @@ def _save(arrays: dict[str, Any], path: Path) -> None:
         elif path.suffix == ".npy" and len(arrays) == 1:
             np.save(path, _storable(*arrays.values()), allow_pickle=False)
         elif path.suffix == ".npz":
+            if taken := {"file", "allow_pickle"} & arrays.keys():
+                raise Misused(f"--save: numpy can keep no array named '{min(taken)}' in a .npz file: save a .json")
             np.savez(path, **{name: _storable(array) for name, array in arrays.items()})
         else:
             raise Misused(f"--save {path}: expected .npz, .json, or .npy for a single output")

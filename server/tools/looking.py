@@ -29,11 +29,11 @@ _TIMES = {
     "compute_infer": "compute_infer",
     "compute_output": "compute_output",
 }
-"""Parts of the names of metrics of times, and the same fields of InferStatistics."""
+"""Parts of the names of metrics of times, and the fields of InferStatistics with the same times."""
 
 
 class Target(Protocol):
-    """A source."""
+    """A source of metrics."""
 
     @property
     def url(self) -> str:
@@ -44,7 +44,7 @@ class Target(Protocol):
 
         Raises:
             OSError: no server answers there.
-            ValueError: the answer is something else.
+            ValueError: the response is no page of metrics.
         """
 
 

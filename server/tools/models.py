@@ -36,7 +36,7 @@ def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
     """Load or reload models.
 
     Args:
-        config: a file in place of the config.pbtxt, in JSON or in protobuf's text format.
+        config: a file to use in place of the model's config.pbtxt, in JSON or in protobuf's text format.
     """
     text = None
     if config is not None:

@@ -23,7 +23,7 @@ REST = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of a model in a file of `inferd perf --out`, with its name in pictures."""
+    """The results of one model in a file of `inferd perf --out`, and the name that they have in pictures."""
 
     name: str
     said: dict[str, Any]

@@ -63,7 +63,7 @@ def parse_metrics(text: str, at: float) -> Look:
 
 @dataclass(frozen=True, slots=True)
 class ModelRates:
-    """One model version; None: the server does not tell. Times in microseconds."""
+    """The work of one model version; None: the server does not tell. Times in microseconds."""
 
     model: str
     version: str
@@ -80,7 +80,7 @@ class ModelRates:
 
     @property
     def busy_at_all(self) -> bool:
-        """Whether requests were made, or wait."""
+        """Whether requests ended, wait, or are executed."""
         return bool(self.requests or self.failures or self.pending or self.busy)
 
 

@@ -8,7 +8,7 @@ from inferd.server.observe.escaping import visible
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
-    """Columns beside each other, as wide as they need. Control characters are escaped.
+    """A table whose columns are as wide as their cells. Control characters are escaped.
 
     Args:
         head: names of the columns.

@@ -23,10 +23,10 @@ TEXT_SHOWN = 200
 
 @contextmanager
 def read_for(option: str) -> Iterator[None]:
-    """Errors within the block name this option.
+    """Turn errors of reading within the block into mistakes of this option.
 
     Raises:
-        Misused: it cannot be read, or has another form.
+        Misused: something cannot be read, or has another form.
     """
     try:
         yield
@@ -258,7 +258,7 @@ def _converted(array: Any, kind: np.dtype[Any]) -> Any:
 
 
 def _fitting(wanted: Wanted, array: Any) -> Any:
-    """The array with added dimensions, or reshaped to the model's, if there is only one way to do so."""
+    """The array in the shape that the model takes, if there is only one way to reshape it."""
     expected = wanted.shape
     if _fits(expected, array.shape):
         return array
@@ -277,7 +277,7 @@ def _fits(expected: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def shown(array: Any) -> str:
-    """For people."""
+    """The array as text for people."""
     if array.dtype == np.object_:
         texts = [each.decode("utf-8", "replace") for each in array.ravel()[:100]]
         texts = [text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}... ({len(text)})" for text in texts]
@@ -286,7 +286,7 @@ def shown(array: Any) -> str:
 
 
 def as_lists(array: Any) -> Any:
-    """For JSON."""
+    """The array as nested lists for JSON."""
     if array.dtype == np.object_:
         return np.vectorize(lambda each: each.decode("utf-8", "replace"), otypes=[object])(array).tolist()
     return array.astype(np.float32).tolist() if array.dtype.kind == "V" else array.tolist()

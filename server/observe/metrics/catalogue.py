@@ -1,6 +1,7 @@
 """The families of every model version, and the choice of shown ones.
 
-The first ones have Triton's names and meanings. The histograms have the names that Triton's own proposal has.
+The counters, and the first histogram, have Triton's names and meanings; the other histograms have the names in Triton's
+own proposal.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class ModelFamily:
 
     Attributes:
         family: name, help and type.
-        kind: names the values that `inferd._native.service.exposition.ModelMetrics` writes.
-        unit: nanoseconds in the unit of its times.
+        kind: the name of the values in `inferd._native.service.exposition.ModelMetrics`.
+        unit: nanoseconds in the unit in which times are shown.
         bounds: of a histogram of times, in nanoseconds.
         group: the switch of --metrics-config that turns it on; empty for none.
     """
@@ -50,7 +51,7 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
     _counter(
         "nv_inference_request_duration_us",
         "request",
-        "Time of successful requests from arrival to answer, cached responses included",
+        "Time of successful requests from arrival to response, cached responses included",
         "counter_latencies",
     ),
     _counter("nv_inference_queue_duration_us", "queue", "Time of executed requests in the queue", "counter_latencies"),
@@ -74,7 +75,9 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
     ),
     ModelFamily(Family("nv_inference_pending_request_count", "Requests that wait for an instance", "gauge"), "pending"),
     _counter("nv_cache_num_hits_per_model", "cache_hits", "Requests answered from the response cache"),
-    _counter("nv_cache_num_misses_per_model", "cache_misses", "Requests that the response cache had no answer for"),
+    _counter(
+        "nv_cache_num_misses_per_model", "cache_misses", "Requests whose response the response cache did not have"
+    ),
     _counter(
         "nv_cache_hit_duration_per_model",
         "cache_hit",
@@ -96,7 +99,7 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
     _histogram(
         "nv_inference_request_duration_histogram_us",
         "request_histogram",
-        "Time of successful requests from arrival to answer",
+        "Time of successful requests from arrival to response",
     ),
     _histogram("nv_inference_queue_duration_histogram_us", "queue_histogram", "Time of executed requests in the queue"),
     _histogram(
@@ -124,7 +127,7 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
     ),
     _counter("inferd_batches_total", "batches", "Executed batches by the reason why they left the queue", "batches"),
     _counter("inferd_model_received_bytes_total", "received", "Bytes of the messages of clients' requests"),
-    _counter("inferd_model_sent_bytes_total", "sent", "Bytes of the messages of answers to clients"),
+    _counter("inferd_model_sent_bytes_total", "sent", "Bytes of the messages of responses to clients"),
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 MOST_VERSIONS: Final = 4096
-"""The number of model versions with exemplars: those traced last."""
+"""The most model versions with exemplars; those that were traced last stay."""
 
 Key = tuple[str, int]
 """Name and version."""
@@ -32,10 +32,10 @@ class Exemplars:
                     self._keep(record)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def of(self, model: str, version: int) -> list[tuple[int, bytes]]:
-        """Durations in nanoseconds, ascending, each with the exemplar's text for its bucket, in microseconds."""
+        """Durations in nanoseconds, ascending, each with the text of its exemplar, which has it in microseconds."""
         with self._guard:
             return sorted(self._kept.get((model, version), {}).values())
 

@@ -29,7 +29,7 @@ class GpuMetrics:
 
     Args:
         interval: seconds.
-        load: imports the module; raises ImportError without one.
+        load: imports the module of NVML; raises ImportError if it is not installed.
     """
 
     def __init__(self, interval: float, load: Callable[[], Any] = lambda: importlib.import_module(LIBRARY)) -> None:

@@ -12,7 +12,7 @@ log = logging.getLogger("inferd.metrics")
 
 
 class OwnMetrics:
-    """Writes metrics of models; omits and logs families with invalid names or names of the server's."""
+    """Writes metrics of models. Families whose names are invalid or taken are left out, and logged once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -20,7 +20,7 @@ class OwnMetrics:
     def render(
         self, families: Iterable[FamilySnapshot], taken: Collection[str], *, openmetrics: bool
     ) -> Iterator[bytes]:
-        """The families without those whose names are `taken`, by the server or by an earlier one."""
+        """The families, without those whose names are `taken`, by the server or by an earlier family."""
         taken = set(taken)
         for snapshot in families:
             problem = _problem(snapshot, taken)
@@ -42,7 +42,7 @@ def names_of(name: str, kind: str) -> set[str]:
     if kind == "histogram":
         return {name, f"{name}_bucket", f"{name}_count", f"{name}_sum"}
     if kind == "counter":
-        return {name, name.removesuffix("_total")}  # the latter is the family's name in OpenMetrics
+        return {name, name.removesuffix("_total")}  # without the suffix: the family's name in OpenMetrics
     return {name}
 
 

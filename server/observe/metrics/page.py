@@ -68,7 +68,7 @@ class Page:
         return await asyncio.shield(running)
 
     async def _render(self, *, openmetrics: bool, packed: bool) -> list[bytes]:
-        async with self._turn:  # one rendering at a time uses the values kept between renderings
+        async with self._turn:  # one rendering at a time: they share values that are kept from one to the next
             service = self._service.families()
             loaded = self._service.engine.loaded()
             return await asyncio.to_thread(self._pieces, service, loaded, openmetrics, packed)

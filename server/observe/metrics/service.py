@@ -1,4 +1,4 @@
-"""The metrics of the server as a whole. The event loop changes them, and reads them."""
+"""The metrics of the server as a whole. They are changed and read on the event loop."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine
 
 BUILD = Family("inferd_build_info", "What runs: always 1")
-READY = Family("inferd_ready", "1 while ServerReady answers true")
-IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and are not over")
+READY = Family("inferd_ready", "1 while the server is ready, by ServerReady; else 0")
+IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and have not ended")
 REFUSED = Family("inferd_refused_requests_total", "Requests and calls that were refused, by reason", "counter")
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
 FAILED_LOADS = Family("inferd_model_load_failures_total", "Models that failed to load", "counter")
@@ -28,12 +28,12 @@ ACCEPTED = Family("inferd_accepted_connections_total", "Connections that were le
 TURNED_AWAY = Family(
     "inferd_refused_connections_total", "Connections that were closed at once because there were too many", "counter"
 )
-OPEN_CALLS = Family("inferd_open_calls", "Calls that are not over, streams included")
+OPEN_CALLS = Family("inferd_open_calls", "Calls that have not ended, streams included")
 RESETS = Family("inferd_reset_calls_total", "Calls that were broken off, by clients or by the server", "counter")
 HELD = Family("inferd_held_bytes", "Memory held for clients, by the stage of their messages: from arriving to framed")
 REGIONS = Family("inferd_shared_memory_regions", "Regions of shared memory that clients have registered")
 REGION_BYTES = Family("inferd_shared_memory_bytes", "Bytes of these regions together")
-MEMORY = Family("inferd_tensor_memory_bytes", "Memory for tensors: used by blocks, held of the system")
+MEMORY = Family("inferd_tensor_memory_bytes", "Memory for tensors: used by blocks, or taken from the system (held)")
 MEMORY_REFUSED = Family(
     "inferd_tensor_memory_refused_total", "Blocks of memory for tensors that were refused for lack of room", "counter"
 )
@@ -43,11 +43,11 @@ COALESCED = Family(
     "inferd_coalesced_requests_total", "Requests that got the response of an identical one in flight", "counter"
 )
 CACHE_HITS = Family("inferd_cache_hits_total", "Requests answered from the response cache", "counter")
-CACHE_MISSES = Family("inferd_cache_misses_total", "Requests that the response cache had no answer for", "counter")
+CACHE_MISSES = Family("inferd_cache_misses_total", "Requests whose response the response cache did not have", "counter")
 CACHE_EVICTIONS = Family(
-    "inferd_cache_evictions_total", "Answers that the response cache dropped for newer ones", "counter"
+    "inferd_cache_evictions_total", "Responses that the response cache dropped for newer ones", "counter"
 )
-CACHE_ENTRIES = Family("inferd_cache_entries", "Answers in the response cache of this process")
+CACHE_ENTRIES = Family("inferd_cache_entries", "Responses in the response cache of this process")
 CACHE_BYTES = Family("inferd_cache_bytes", "Bytes of these responses")
 OBJECTS = Family("inferd_native_objects", "Native objects that are alive, by kind")
 LOG_LINES_LOST = Family(
@@ -64,7 +64,7 @@ class Traffic:
         connections: open now; None, as for the others, if the front door does not know.
         accepted: connections accepted since the start.
         refused: connections closed at once since the start.
-        open_calls: calls that are not over.
+        open_calls: calls that have not ended.
         resets: calls broken off since the start.
         held: bytes held for clients, by stage.
     """

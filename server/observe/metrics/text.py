@@ -1,7 +1,7 @@
 """The text formats of Prometheus (0.0.4) and OpenMetrics (1.0.0).
 
-In OpenMetrics the name of a counter's samples ends with `_total`. Names that
-users know from Triton do not, so these families have the type `unknown` there, and keep their names in both formats.
+In OpenMetrics the name of a counter's samples ends with `_total`. Triton's names do not: so that they are the same in
+both formats, counters with these names have the type `unknown` in OpenMetrics.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def encoded(text: str) -> bytes:
 
 
 def written(labels: Mapping[str, object]) -> str:
-    """Labels as text, without the braces, by name as Triton writes them."""
+    """Labels as text, without the braces, in the order of their names as in Triton."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
 
 
@@ -65,7 +65,7 @@ def braced(labels: str) -> str:
 
 
 def number(value: float) -> str:
-    """A value in the form of both formats."""
+    """A value as both formats write it."""
     if isinstance(value, int):
         return str(value)
     if math.isinf(value):

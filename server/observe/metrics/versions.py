@@ -36,7 +36,7 @@ WORKER_RESTARTS = Family(
 WORKER_RESIDENT = Family("inferd_worker_resident_memory_bytes", "Memory of the process of an instance that is in RAM")
 
 OTHERS = (LOAD, INSTANCES, BUSY, RUNNING, WORKER_STATE, WORKER_RESTARTS, WORKER_RESIDENT)
-"""Further families, which the catalogue does not have."""
+"""The families of versions that the catalogue does not have."""
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -47,7 +47,7 @@ class _Known:
 
     labels: str
     encoded: bytes
-    bounds: Mapping[str, tuple[int, ...]]  # of families with bounds in its configuration, by name
+    bounds: Mapping[str, tuple[int, ...]]  # those that the version's configuration sets, by family
 
 
 class Versions:

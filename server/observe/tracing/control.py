@@ -63,7 +63,7 @@ class TraceControl:
         self._watchers.append(changed)
 
     def sampling(self, model: str = "") -> Sampling:
-        """The settings of a model, or of "" for models without their own; `count` is the rest of it."""
+        """The settings of a model, or of "" for models without settings of their own; `count` is what is left of it."""
         own = self._models.get(model)
         if own is None:
             return replace(self._server, count=self._recorder.left)
@@ -74,7 +74,7 @@ class TraceControl:
         """Make sure that traces can be written.
 
         Raises:
-            InvalidArgument: they cannot; the text says why.
+            InvalidArgument: traces cannot be written; the text says why.
         """
         await asyncio.to_thread(self._place)
 

@@ -1,7 +1,7 @@
 """Traces as spans of OpenTelemetry, sent to a collector by OTLP (extra `otel`).
 
-    InferRequest            the call, from arrival to answer; joins the trace of its client
-    └─ <model>              the request in the server; requests of models and ensembles on its behalf hang below it
+    InferRequest            the call, from arrival to response; part of its client's trace
+    └─ <model>              the request in the server; below it are requests that models and ensembles make for it
        ├─ cache             the look-up in the response cache
        ├─ sequence wait     until its sequence had a slot, if it waited for one
        ├─ queue             until an instance took it
@@ -10,8 +10,8 @@
 
 The span of a decoupled model's request has the event "first response".
 
-If identical requests are executed once, or answers are cached, the execution is a span of its own, named as the model,
-below that of the request which caused it; the spans of requests with the same response are linked to it.
+If identical requests are executed once, or responses are cached, the execution has a span of its own with the name of
+the model, below the span of the request that caused it. The spans of requests with the same response are linked to it.
 
 The pump's thread makes the spans from the record of an ended request, so they delay no request. Ids are those of the
 record, which models already know.
@@ -81,7 +81,7 @@ def resource_of(configured: Mapping[str, str], service: str) -> Resource:
 
     Args:
         configured: attributes from the server's options; they replace those from the environment.
-        service: the service's name, if neither the options nor OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES set one.
+        service: the service's name, unless the options, OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES set another.
     """
     detected = OTELResourceDetector().detect().attributes
     return Resource.create({**({} if "service.name" in detected else {"service.name": service}), **configured})
@@ -157,7 +157,7 @@ class Spans:
             self._span("cache", parent, hit, record["looked"]).end(record["found"])
         if record["placed"]:
             self._span("sequence wait", parent, {}, record["queued"]).end(record["placed"])
-        others = record["shared"] or record["stepped"]  # another execution, or steps, answered it
+        others = record["shared"] or record["stepped"]  # another execution, or steps, made its response
         if record["queued"] and (record["taken"] or (record["status"] and not others)):
             start = record["placed"] or record["queued"]
             self._span("queue", parent, {}, start).end(record["taken"] or record["ended"])

@@ -54,8 +54,8 @@ class TraceFiles:
     """Writes traces; an `inferd.server.observe.tracing.pump.Sink`.
 
     Args:
-        file: the path; several files have a number behind it.
-        frequency: returns the number of traces in a file; 0 for all in one.
+        file: the path; if there may be several files, their names have a number behind it.
+        frequency: returns the number of traces in a file; 0: all in one file.
     """
 
     def __init__(self, file: Path, frequency: Callable[[], int]) -> None:
@@ -98,7 +98,7 @@ class TraceFiles:
         self._descriptor, self._count, self._size = -1, 0, 0
 
     def _add(self, trace: bytes) -> None:
-        """Write a trace, or restore the file and count the trace as lost."""
+        """Write a trace. If that fails, restore the file and count the trace as lost."""
         try:
             if self._descriptor < 0:
                 self._open()

@@ -5,5 +5,5 @@ requests    the messages that are sent
 measuring   one level: windows until they agree, with the server's statistics of them
 streaming   the same for streams and decoupled models
 report      tables, histograms, files
-running     all of it
+running     a whole run
 """

@@ -59,9 +59,9 @@ class TimedRequest(NamedTuple):
     Attributes:
         turn: the number of its tensors among those of the load.
         due: when it was, or should have been, sent.
-        answers: arrival of each response with tensors; of unary calls the only one.
+        answers: when each response with tensors came; of a unary call there is one.
         ended: when the last response, which may be empty, came.
-        sequence: its id; 0: none.
+        sequence: the id of the request's sequence; 0: it has none.
         outputs: the tensors of each response by name, if they are kept.
     """
 
@@ -82,7 +82,7 @@ class TimedRequest(NamedTuple):
         return found
 
     def between(self) -> Iterator[float]:
-        """Microseconds from answer to answer."""
+        """Microseconds from response to response."""
         for one, next_one in zip(self.answers, self.answers[1:], strict=False):
             yield (next_one - one) / 1e3
 
@@ -229,7 +229,7 @@ def _holder(nodes: set[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A measurement of the client, and the server's statistics of the same time."""
+    """What the client measured in a window, and the server's statistics of the same time."""
 
     report: Report
     account: Account
@@ -245,7 +245,7 @@ class Interrupted(KeyboardInterrupt):
     """^C, with the results so far.
 
     Attributes:
-        found: a Window, or the levels.
+        found: of an interrupted window a Window, of an interrupted level a list of Level.
     """
 
     def __init__(self, found: Any) -> None:

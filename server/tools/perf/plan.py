@@ -58,19 +58,21 @@ class LoadPlan:
         rows: of each request's batch.
         concurrency: requests in flight; None: `rate` or `periods` decides.
         rate: requests per second.
-        gaps: seconds between requests, in turn; `rate` is what they come to. Empty: `scattered` decides.
-        periods: requests that begin together, requests of a level, and how many more begin after each period.
-        period: answers of each request after which a period ends.
-        scattered: requests come independently of each other, not at a fixed pace.
+        gaps: seconds between requests, in turn; `rate` is then their mean rate. Empty: `scattered` decides.
+        periods: how many requests begin together (first), how many a level has (last), and how many more begin after
+            each period (step).
+        period: a period ends when each of its requests has had this number of responses.
+        scattered: whether requests come independently of each other, and not at a fixed pace.
         connections: their number.
-        most_in_flight: with a rate: further requests wait in the client, and their wait counts.
+        most_in_flight: with a rate: the most requests in flight; others wait in the client, and their wait counts.
         window: seconds of a measurement.
         window_requests: the least requests of a window, which may become longer; 0: any number.
-        requests: of a level, exactly, in place of windows; 0: windows. Further requests end sequences that have begun.
+        requests: exactly how many a level has, in place of windows; 0: windows. Further requests end the sequences that
+            have begun.
         stability: share by which the last three windows may differ.
         trials: windows of a level, at most.
-        percentile: the one that must be stable and within the limit; 0: the mean.
-        limit_ms: of latency; 0: none.
+        percentile: of latency, which must be stable and within the limit; 0: the mean.
+        limit_ms: limit of the latency; 0: none.
         search: find the highest level within the limit, by halves.
         warm_up: seconds before each level.
         warm_up_requests: exactly this number before each level, instead of `warm_up`; 0: `warm_up` decides.
@@ -83,11 +85,11 @@ class LoadPlan:
         streaming: each request goes through a stream.
         compression: of requests, "gzip" or "deflate".
         sequence_length: requests of a sequence, for models with sequences.
-        sequence_variation: share by which the length of one may differ from that.
-        sequence_ids: the first and the last id.
-        sequences: with a rate: how many run at a time; else each request in flight has its own.
+        sequence_variation: share by which the length of a sequence may differ from that.
+        sequence_ids: the first and the last id of sequences.
+        sequences: with a rate: how many run at a time; else each request in flight has its own sequence.
         goodput: figures of GOODPUT, and the milliseconds of each that a good request does not exceed.
-        listed: the results list each request.
+        listed: whether the results list each request.
     """
 
     model: str

@@ -118,7 +118,8 @@ def _made_up(model: Model, plan: LoadPlan) -> list[Tensors]:
 
 
 def _of_folder(model: Model, plan: LoadPlan, folder: Path) -> Tensors:
-    """A request whose inputs are files of their names: raw tensors, or for strings one a line; as in perf_analyzer."""
+    """A request whose inputs are files with the inputs' names, as in perf_analyzer: the bytes of the tensor, or a line
+    for each string."""
     shapes = shapes_of(plan.shapes)
     found: Tensors = {}
     for each in model.inputs:
@@ -133,7 +134,7 @@ def _of_folder(model: Model, plan: LoadPlan, folder: Path) -> Tensors:
                 array = np.frombuffer(content, triton_to_np_dtype(each.datatype))
             own = shape[1:] if each.batches else shape
             if array.size == np.prod(own) and each.batches:
-                array = np.concatenate([array] * plan.rows)  # one row, for each of the batch
+                array = np.concatenate([array] * plan.rows)  # the file has one row: all rows of the batch are equal
             found[each.name] = array.reshape(shape)
     return found
 
@@ -169,7 +170,7 @@ def _flat(steps: Any) -> list[Any]:
 
 
 def _batches(model: Model, plan: LoadPlan, entries: Sequence[Tensors], path: Path) -> Iterator[Tensors]:
-    """For each entry a request that begins with it."""
+    """For each entry a request: its rows are this entry and those that follow."""
     for i in range(len(entries)):
         if not model.batches:
             yield entries[i]
@@ -286,7 +287,7 @@ def difference(result: grpcclient.InferResult, expected: Tensors) -> str:
 def confirmed(
     client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadPlan, requests: Sequence[Request], data: Data
 ) -> list[bytes] | None:
-    """The answers to the requests, from one call each before the run; None: any answers are right.
+    """The responses to the requests, from one call each before the run; None: any response is right.
 
     Raises:
         CallFailed: a response is not as expected.

@@ -36,16 +36,16 @@ Tell = Callable[[str], None]
 
 
 def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
-    """Measure, print and write; the exit status of the command: 1 when a call failed, or no level is within the limit.
+    """Measure, print and write. Returns the exit status: 1 when a call failed, or no level is within the limit.
 
-    After ^C it prints and writes what was measured before.
+    After ^C what was measured before is printed and written.
 
     Args:
         plans: one for each model; only the models differ.
 
     Raises:
-        KeyboardInterrupt: after that.
-        CallFailed: the server cannot be asked.
+        KeyboardInterrupt: after ^C.
+        CallFailed: a call other than those of the load failed.
         Misused: a plan makes no sense for its model.
     """
     plan = plans[0]
@@ -103,7 +103,7 @@ class Measured:
 
     Attributes:
         server: its metadata.
-        sent: what each model was sent, by name.
+        sent: the tensors that were sent to each model, by name.
         interrupted: whether ^C ended the run.
     """
 

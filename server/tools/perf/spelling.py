@@ -14,8 +14,8 @@ SAME = {
 }
 """perf_analyzer's names of options of `inferd perf`."""
 FLAGS = {"-a", "--async", "--sync", "-v", "--verbose-csv", "--serial-sequences"}
-"""Switches without effect: requests never wait for each other, those of a sequence always do, and the .csv has
-everything."""
+"""Switches without effect: requests of a sequence always wait for each other, other requests never do, and the .csv
+always has everything."""
 ONLY = {
     "-i": "grpc",
     "--service-kind": "triton",

@@ -24,7 +24,7 @@ UNKNOWN = 2  # gRPC's status for a response with an error text
 
 
 class Streams:
-    """Streams, each of a client of its own: a fixed number, or with a rate as many as the due requests need.
+    """Streams, each with a client of its own: a fixed number, or with a rate as many as the due requests need.
 
     With a rate, a due request waits if no stream is free, and its wait counts.
 
@@ -71,7 +71,7 @@ class Streams:
         return made
 
     def window(self, seconds: float, requests: int) -> Window:
-        """See Load; it ends with the last running request."""
+        """See Load. The window ends with its last request."""
         if self._periods is not None:
             return self._measured(0.0, round(self._periods.last) if seconds else requests)
         found = self._measured(seconds, requests)
@@ -118,7 +118,7 @@ class Streams:
             (each or self._another()).send(time.perf_counter())
 
     def _heard(self, answers: int, over: bool) -> None:
-        """A request has had `answers` answers, and may have ended: after a period, more requests begin."""
+        """A request has had `answers` responses, and is over or not. If that ends the period, more requests begin."""
         if self._periods is None or not (answers < self._period if over else answers == self._period):
             return
         with self._quiet:
@@ -174,8 +174,8 @@ class Streams:
         stream.send(due)
 
     def _goes_on(self, stream: Stream, now: float) -> bool:
-        """Whether the stream's next request follows at once; after the window's end, only requests of an open sequence
-        do. Counts it."""
+        """Whether the stream's next request follows at once, and is counted. After the window's end only requests of an
+        open sequence follow."""
         if self._rate or self._periods is not None or now >= self._ends or self._left <= 0:
             return stream.amid_sequence and (now >= self._ends or self._left <= 0)
         self._left -= 1
@@ -191,16 +191,16 @@ class Stream:
     """A stream: sends a request on demand, and calls back after the last response.
 
     Args:
-        turn: the index of the first request.
-        ids, lengths: of sequences, shared by all streams.
+        turn: the index of the stream's first request.
+        ids, lengths: of sequences; all streams share them.
         over: called with the stream when its request has ended.
         heard: called at each response with the number of the request's responses, and once more with True at its end.
 
     Attributes:
-        timed: the ended requests.
-        statuses: of these.
-        wrong: how many of these had a response that the data do not expect.
-        lost: the stream itself has ended.
+        timed: the requests that have ended.
+        statuses: how many of them had which status.
+        wrong: how many of them had another response than the data expect.
+        lost: whether the stream itself has ended.
     """
 
     def __init__(

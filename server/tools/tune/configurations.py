@@ -40,7 +40,7 @@ def setting_of(config: pb.ModelConfig) -> Setting:
         delay_us=delay,
         threads=threads,
         adaptive=ADAPTIVE in config.parameters and config.parameters[ADAPTIVE].string_value == "true",
-        preferred=() if sizes == (config.max_batch_size,) else sizes,  # auto-completion says that
+        preferred=() if sizes == (config.max_batch_size,) else sizes,  # the one size is auto-completion's
     )
 
 
@@ -71,7 +71,7 @@ def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
         made.instance_group.add()
     made.instance_group[0].count = setting.instances
     if made.instance_group[0].name == f"{config.name}_0":
-        made.instance_group[0].ClearField("name")  # so are names
+        made.instance_group[0].ClearField("name")  # the name, too, is auto-completion's
     name = THREADS.get(made.backend)
     if name and setting.threads:
         made.parameters[name].string_value = str(setting.threads)

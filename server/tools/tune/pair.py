@@ -170,16 +170,16 @@ class Pair:
         )
 
     def _ratio(self, first: tuple[Trial, Sequence[Level]], second: tuple[Trial, Sequence[Level]]) -> tuple[float, str]:
-        """The ratio of the second throughput to the first, 0 if unknown; and why the second fails.
+        """The ratio of the second throughput to the first, 0 if unknown; and the problem of the second setting.
 
-        The faster half of each one's turns counts: other work makes a turn slower, never faster.
+        Of the turns of each setting the faster half counts: other work makes a turn slower, never faster.
         """
         with contextlib.ExitStack() as stack:
             loads = [
                 stack.enter_context(under_load(trial.reach, self._plans(levels[0].level), levels[0].level))
                 for trial, levels in (first, second)
             ]
-            # in a turn all requests in flight are answered once at least
+            # a turn is so long that all requests in flight are answered at least once
             seconds = [
                 max(SHARE * self._wanted.window, *(each.level / each.rate for each in levels))
                 for _, levels in (first, second)

@@ -77,7 +77,7 @@ class Setting:
         batch: max_batch_size; 0: the model has no batch dimension.
         instances: of the model.
         delay_us: of the dynamic batcher; None: no dynamic batching.
-        threads: that compute, as the backend counts them; 0: it decides.
+        threads: that compute, as the backend counts them; 0: the backend decides.
         adaptive: the dynamic batcher adapts its delay, and `delay_us`, if it is not 0, is the limit.
         preferred: batch sizes for which the dynamic batcher does not wait longer.
     """
@@ -90,7 +90,7 @@ class Setting:
     preferred: tuple[int, ...] = ()
 
     def changed(self, name: str, value: Any) -> Setting:
-        """With another value of a field, and without fields that then have no effect."""
+        """The setting with another value of a field, and without fields that then have no effect."""
         made = replace(self, **{name: value})
         if made.delay_us is None:
             return replace(made, adaptive=False, preferred=())
@@ -120,7 +120,7 @@ class Settings:
         return getattr(dict(self.of)[axis[0][0]], axis[1])
 
     def changed(self, axis: Axis, value: Any) -> Settings:
-        """With another value of a field; see `Setting.changed`."""
+        """The settings with another value of a field; see `Setting.changed`."""
         names, field_name = axis
         made = ((name, own.changed(field_name, value) if name in names else own) for name, own in self.of)
         return Settings(tuple(made))
@@ -274,7 +274,7 @@ def _nearest(values: Sequence[Any], value: Any) -> int:
     if value in values:
         return values.index(value)
     if isinstance(value, tuple):
-        return 0  # the configured preferred sizes, of which a smaller batch has left some
+        return 0  # some of the configured preferred sizes are left: others are too large for the batch
     known = [-1 if each is None else each for each in values]
     wanted = -1 if value is None else value
     return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))
