@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_withdraw
+from inferd._native.memory.resource cimport Block, block_give, block_share
 from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text
@@ -308,18 +309,25 @@ cdef class Call:
     def take_message(self) -> bytes | None:
         """The next request message, None when there is none now."""
         cdef Stream *stream = self.enter()
-        cdef Incoming *message
-        cdef bytes out = None
+        cdef const Incoming *message
+        cdef Block *block = NULL
+        cdef const char *data
+        cdef size_t size
         cdef bint output = False
+        if stream != NULL and stream.incoming.first != NULL:
+            message = <const Incoming *>stream.incoming.first
+            block = block_share(message.block)
+            data = <const char *>message.data
+            size = message.size
+            stream_drop_message(stream)
+            output = stream.conn.dirty
+        self.leave(output)
+        if block == NULL:
+            return None
         try:
-            if stream != NULL and stream.incoming.first != NULL:
-                message = <Incoming *>stream.incoming.first
-                out = (<const char *>message.data)[:message.size]
-                stream_drop_message(stream)
-                output = stream.conn.dirty
+            return data[:size]  # outside of the front: a client may send gigabytes, and others must not wait meanwhile
         finally:
-            self.leave(output)
-        return out
+            block_give(block)
 
     @property
     def half_closed(self) -> bool:

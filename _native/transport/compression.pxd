@@ -41,6 +41,7 @@ cdef struct Room:
     size_t used
     size_t capacity
     size_t limit             # of the capacity
+    size_t behind            # bytes behind the capacity that are not written here
     Block *block             # from the pool; NULL: a mapping
     Mapping *mapping
 
@@ -61,13 +62,14 @@ cdef struct Deflater:
     size_t at                # and where in it
     bint begun
 
-# Inflate one message to at most `limit` bytes. `out` is set for RESULT_OK only.
-cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
+# Inflate one message to at most `limit` bytes. `out` is set for RESULT_OK only; its block has room for `behind` more
+# bytes behind the message.
+cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit, size_t behind,
                             Inflated *out) noexcept nogil
 # Inflate a message a slice at a time: begin, slices while they return RESULT_MORE, end. The caller zeroes the Inflater
 # and keeps `data`. `worked`: the bytes that the slice has made.
 cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
-                           size_t limit) noexcept nogil
+                           size_t limit, size_t behind) noexcept nogil
 cdef Result inflater_slice(Inflater *self, size_t *worked, Inflated *out) noexcept nogil
 cdef void inflater_end(Inflater *self) noexcept nogil
 

@@ -96,7 +96,7 @@ cdef void unmap(void *mapping) noexcept nogil:
 
 
 cdef bint room_map(Room *room, size_t capacity) noexcept nogil:
-    cdef size_t size = ALIGNMENT + capacity
+    cdef size_t size = ALIGNMENT + capacity + room.behind
     cdef void *address
     if room.mapping == NULL:
         address = map_memory(size)
@@ -120,7 +120,7 @@ cdef bint room_set(Room *room, size_t capacity) noexcept nogil:
             return False
         room.block = NULL
     else:
-        room.block = block_take(capacity)
+        room.block = block_take(capacity + room.behind)
         if room.block == NULL:
             room.block = old
             return False
@@ -132,9 +132,10 @@ cdef bint room_set(Room *room, size_t capacity) noexcept nogil:
     return True
 
 
-cdef bint room_open(Room *room, size_t capacity, size_t limit) noexcept nogil:
+cdef bint room_open(Room *room, size_t capacity, size_t limit, size_t behind) noexcept nogil:
     memset(room, 0, sizeof(Room))
     room.limit = limit
+    room.behind = behind
     return room_set(room, min(capacity, limit))
 
 
@@ -169,7 +170,7 @@ cdef inline size_t gzip_declared(const uint8_t *data, size_t size) noexcept nogi
 
 
 cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *data, size_t size,
-                           size_t limit) noexcept nogil:
+                           size_t limit, size_t behind) noexcept nogil:
     cdef size_t declared
     self.encoding = encoding
     self.stream.next_in = <uint8_t *>data
@@ -183,10 +184,10 @@ cdef Result inflater_begin(Inflater *self, Encoding encoding, const uint8_t *dat
         if declared > limit:
             return RESULT_TOO_LARGE
         self.ahead = -declared & (ALIGNMENT - 1)
-        if not room_open(&self.room, self.ahead + declared, self.ahead + declared):
+        if not room_open(&self.room, self.ahead + declared, self.ahead + declared, behind):
             return RESULT_NO_MEMORY
         self.room.used = self.ahead
-    elif not room_open(&self.room, max(<size_t>SMALLEST, FIRST_GUESS * size), limit):
+    elif not room_open(&self.room, max(<size_t>SMALLEST, FIRST_GUESS * size), limit, behind):
         return RESULT_NO_MEMORY
     if inflateInit2(&self.stream, MAX_WINDOW_BITS + (GZIP_BITS if encoding == ENCODING_GZIP else 0)) != Z_OK:
         return RESULT_NO_MEMORY
@@ -238,13 +239,13 @@ cdef void inflater_end(Inflater *self) noexcept nogil:
     room_drop(&self.room)
 
 
-cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit,
+cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit, size_t behind,
                             Inflated *out) noexcept nogil:
     cdef Inflater inflater
     cdef Result result
     cdef size_t worked = 0
     memset(&inflater, 0, sizeof(Inflater))
-    result = inflater_begin(&inflater, encoding, data, size, limit)
+    result = inflater_begin(&inflater, encoding, data, size, limit, behind)
     while result == RESULT_MORE:
         result = inflater_slice(&inflater, &worked, out)
     inflater_end(&inflater)
@@ -298,7 +299,7 @@ cdef bint sample_shrinks(const Outgoing *message) noexcept nogil:
         if message.segments[i].size > largest.size:
             largest = &message.segments[i]
     size = min(<size_t>SAMPLE, largest.size)
-    if not room_open(&room, worthwhile(size), worthwhile(size)):
+    if not room_open(&room, worthwhile(size), worthwhile(size), 0):
         return False
     if deflate_open(&stream, ENCODING_DEFLATE, 1, size):
         stream.next_in = <uint8_t *>largest.data + (largest.size - size) // 2
@@ -315,7 +316,7 @@ cdef bint deflater_begin(Deflater *self, Encoding encoding, int level, const Out
         return False
     self.message = message
     self.at = PREFIX
-    if not room_open(&self.room, max(<size_t>SMALLEST, size // FIRST_GUESS), worthwhile(size)):
+    if not room_open(&self.room, max(<size_t>SMALLEST, size // FIRST_GUESS), worthwhile(size), 0):
         return False
     self.begun = deflate_open(&self.stream, encoding, level, size)
     return self.begun
@@ -406,7 +407,7 @@ def _inflate(encoding: int, data: bytes, limit: int = 0xffffffff) -> bytes:
     cdef size_t most = limit
     cdef Encoding how = <Encoding><int>encoding
     with nogil:
-        result = inflate_message(how, start, size, most, &out)
+        result = inflate_message(how, start, size, most, 0, &out)
     if result != RESULT_OK:
         raise ValueError(RESULTS[<int>result])
     try:

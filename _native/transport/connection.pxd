@@ -11,7 +11,7 @@ cdef class Connection(CallOwner):
     cdef Endpoint endpoint
     cdef ClientUse use           # counts against the client's limits; None: no limits
     cdef InterceptorHandle interceptor
-    cdef public object on_ping   # called without arguments for each PING of the peer
+    cdef public object on_ping   # called without arguments for PINGs of the peer
     cdef public object on_refused  # called with a text when the peer violated HTTP/2
     cdef public object on_shut   # called when an I/O thread writes nothing but the last output any more
     cdef public object on_lost   # called when an I/O thread has left the socket

@@ -78,10 +78,11 @@ cdef class Connection(CallOwner):
         use: the counts and limits of its client; None: it has no limits.
         interceptor: the check of its native calls, in place of the endpoint's.
 
-    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
-    the reason when the server refuses a call, or the peer, because of an HTTP/2 error. Call `close` when the peer is
-    gone. If an I/O thread has its socket, set `on_shut` and `on_lost` instead of `flush`: they are called when the
-    thread has shut the socket for writing, or will do so behind the last output, and when it has left the socket.
+    Set `flush` before the first byte. `on_ping`, when set, is called for each PING of the peer; of PINGs that came
+    before Python heard of them, only for those behind the latest response. `on_refused` is called with the reason when
+    the server refuses a call, or the peer, because of an HTTP/2 error. Call `close` when the peer is gone. If an I/O
+    thread has its socket, set `on_shut` and `on_lost` instead of `flush`: they are called when the thread has shut the
+    socket for writing, or will do so behind the last output, and when it has left the socket.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
@@ -299,6 +300,15 @@ cdef class Connection(CallOwner):
         cdef uint64_t now
         front_enter()
         now = self.conn.response_frames
+        front_leave()
+        return now
+
+    @property
+    def pinged_frames(self) -> int:
+        """`response_frames` when the peer's latest PING came."""
+        cdef uint64_t now
+        front_enter()
+        now = self.conn.pinged_frames
         front_leave()
         return now
 

@@ -283,6 +283,11 @@ cdef class InterceptorHandle:
 # Events of connections
 
 cdef void peer_pinged(Conn *conn) noexcept nogil:
+    # A response pays for the PINGs before it. This is noted at once, because Python may hear late of several PINGs
+    # together, with responses between them.
+    if conn.pinged_frames != conn.response_frames:
+        conn.pinged_frames = conn.response_frames
+        conn.news.pings = 0
     conn.news.pings += 1
     python_post(&conn.host.timers.python, &conn.news.event)
 

@@ -52,6 +52,7 @@ cdef struct Inflation:
     inflated_fn then
     Encoding encoding
     size_t limit
+    size_t behind            # bytes of headers that are to follow the message
     Result result            # RESULT_MORE: not done
     Inflater inflater
     Inflated out
@@ -114,7 +115,7 @@ cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inf
     if host.thread_pool != NULL:
         limit = min(limit, <size_t>INFLATED_HERE)
     if host.thread_pool == NULL or message.size <= INFLATE_HERE:
-        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &out)
+        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, stream.forwarded_size, &out)
         if result[0] == RESULT_OK:
             take_inflated(message, &out)
         if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
@@ -140,6 +141,7 @@ cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) n
     inflation.then = then
     inflation.encoding = stream.encoding
     inflation.limit = stream.conn.host.max_inflated
+    inflation.behind = stream.forwarded_size
     inflation.result = RESULT_CANCELLED
     if not thread_pool_submit(stream.conn.host.thread_pool, &inflation.task.job, client_of(stream)):
         free(inflation)
@@ -159,7 +161,7 @@ cdef uint64_t run_inflation(Job *job) noexcept nogil:
     if not inflation.inflater.begun:
         cost = BEGINNING
         inflation.result = inflater_begin(&inflation.inflater, inflation.encoding, inflation.message.data,
-                                          inflation.message.size, inflation.limit)
+                                          inflation.message.size, inflation.limit, inflation.behind)
     if inflation.inflater.begun:
         inflation.result = inflater_slice(&inflation.inflater, &worked, &inflation.out)
     job.whole = inflation.result != RESULT_MORE

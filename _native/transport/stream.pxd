@@ -223,7 +223,7 @@ cdef enum:
 cdef struct ConnNews:
     # what Python has not heard of yet, about a connection itself
     PythonEvent event        # the first member
-    uint32_t pings           # PINGs of the peer
+    uint32_t pings           # PINGs of the peer, without those before the latest response
     char *refused[KEPT_TEXTS]  # from malloc: why a call or the peer was refused
     uint32_t refusals        # how many of these there are
     bint shut                # the I/O thread sends nothing but the last output any more
@@ -277,6 +277,7 @@ cdef struct Conn:
     size_t frame_size        # its size if it is DATA without padding, else 0
     size_t frame_left        # bytes of it that have not come
     uint64_t response_frames  # HEADERS and DATA framed so far
+    uint64_t pinged_frames   # the same when the latest PING of the peer came
     Budget budget            # for frames that advance no call
     int32_t last_stream      # the latest that the peer has opened
     int32_t watched          # the latest for which conn_watch has set a timer, if it needs one

@@ -29,5 +29,5 @@ cdef bint call_wants(Stream *stream, const uint8_t *name, size_t size) noexcept 
 # The headers are complete: check the rights, and set stream.forwarded. False: the call has ended.
 cdef bint call_admit(Stream *stream) noexcept nogil
 # Take the next message: its bytes, behind which those of stream.forwarded lie, and a reference to the block that
-# contains both. NULL: no memory.
+# contains both.
 cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noexcept nogil

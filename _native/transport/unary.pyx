@@ -9,13 +9,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from inferd._native.chain cimport chain_pop, chain_push
-from inferd._native.memory.resource cimport Block, block_give, block_take
-from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.memory.resource cimport Block
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTED
-from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_FRAME
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN
-from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.incoming cimport stream_drop_message
 from inferd._native.transport.stream cimport (
     Conn,
@@ -87,10 +84,6 @@ cdef void run(Stream *stream) noexcept nogil:
         stream_drop_request(stream)
         return
     block = message_take(stream, &data, &size)
-    if block == NULL:
-        stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
-        stream_drop_request(stream)
-        return
     unary.run(unary.context, stream, block, data, size, left)
 
 
@@ -99,30 +92,10 @@ cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noe
     cdef Block *block = message.block
     data[0] = message.data
     size[0] = message.size
-    if stream.forwarded_size:
-        block = with_forwarded(stream, message)
-        if block == NULL:
-            return NULL
-        data[0] = block.data + (message.data - message.block.data if block == message.block else 0)
-        if block != message.block:
-            block_give(message.block)
+    if stream.forwarded_size:  # the block has room for that
+        memcpy(<uint8_t *>message.data + message.size, stream.forwarded, stream.forwarded_size)
     message.block = NULL  # the caller has the block now; a call with one message keeps its charge
     stream_drop_message(stream)
-    return block
-
-
-cdef Block *with_forwarded(const Stream *stream, const Incoming *message) noexcept nogil:
-    # A block in which the forwarded headers follow the message. The message's own has room for them, unless the message
-    # was inflated: then a new block, which begins with the message. NULL: no memory.
-    cdef Block *block = message.block
-    cdef uint8_t *end = <uint8_t *>message.data + message.size
-    if message.compressed:
-        block = block_take(message.size + stream.forwarded_size)
-        if block == NULL:
-            return NULL
-        memcpy(block.data, message.data, message.size)
-        end = block.data + message.size
-    memcpy(end, stream.forwarded, stream.forwarded_size)
     return block
 
 

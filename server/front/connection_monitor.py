@@ -81,7 +81,7 @@ class ConnectionMonitor:
         if connection is None:
             return
         now = self._timers.time()
-        if self._strikes.pinged(now, response_frames=connection.response_frames, streams=connection.streams):
+        if self._strikes.pinged(now, response_frames=connection.pinged_frames, streams=connection.streams):
             connection.calm("too_many_pings")  # written when this read has been processed
 
     def _check(self) -> None:

@@ -118,7 +118,12 @@ class PingStrikes:
         self._response_frames = 0
 
     def pinged(self, now: float, *, response_frames: int, streams: int) -> bool:
-        """Count a ping; return whether the connection must end for it."""
+        """Count a ping; return whether the connection must end for it.
+
+        Args:
+            response_frames: frames of responses that had been sent when it came.
+            streams: open calls of the peer.
+        """
         policy = self._policy
         if response_frames != self._response_frames:
             self._response_frames = response_frames

@@ -123,9 +123,10 @@ def test_a_call(stub, size):
     assert told(stub.ModelInfer(request(size), metadata=(("other", "no"),))) == {}
 
 
-@pytest.mark.parametrize("size", [4, 300_000])
-def test_a_compressed_call(stub, size):
-    answer = stub.ModelInfer(request(size), metadata=METADATA, compression=grpc.Compression.Gzip)
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@pytest.mark.parametrize("size", [4, 300_000, (1 << 20) - 64, 1 << 20])
+def test_a_compressed_call(stub, size, compression):
+    answer = stub.ModelInfer(request(size), metadata=METADATA, compression=compression)
     assert told(answer) == SEEN
 
 

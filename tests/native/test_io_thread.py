@@ -20,7 +20,9 @@ from inferd._native.transport.call import Call
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
+from inferd.server.front.connection_monitor import ConnectionMonitor
 from inferd.server.front.context import NativeContext
+from inferd.server.front.keepalive import ConnectionPolicy
 from tests.conformance.raw import Client, framed
 from tests.native.h2peer import INFER, Lanes
 from tests.native.threaded import Threaded
@@ -150,6 +152,30 @@ def test_what_happens_while_python_hears_of_it_is_heard_the_next_time(door):
     door.timers.run_events()
     assert len(heard) <= 2
     assert not door.calls
+
+
+def test_pings_of_which_python_hears_late_are_no_strikes_if_responses_came_between_them(door):
+    """A client measures the bandwidth with a PING behind each response, while Python is busy for long."""
+    client, connection = door.connect()
+    with monitored(door, connection):
+        for _ in range(5):
+            assert client.answer(client.headers("/test.Door/Talk", pseudo_method="GET")).headers[":status"] == "405"
+            ping(client)
+        door.timers.run_events()
+        ping(client)
+        assert client.goaway is None
+        for _ in range(3):
+            ping(client)
+        door.timers.run_events()
+        client.receive_until(lambda: client.goaway is not None)
+
+
+@contextlib.contextmanager
+def monitored(door: Door, connection: Connection):
+    """The connection under the rules of a server without options."""
+    monitor = ConnectionMonitor(door, connection, ConnectionPolicy(), door.timers, door.timers.time())
+    yield
+    monitor.stop()
 
 
 def test_a_call_that_is_reset_before_python_hears_of_it_leaves_the_loop_asleep(door):
