@@ -55,7 +55,10 @@ class Forks:
             self._ends.add(end)
         self._lock.release()
         if pair is not None:
-            threading.Thread(target=self._serve, args=(pair[0],), name="inferd-fork", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(end,), name="inferd-fork", daemon=True).start()
+            except RuntimeError:  # the limit of threads is reached: the fork's orders raise an error
+                self._close(end)
 
     def _in_child(self) -> None:
         pair, self._pair = self._pair, None
@@ -86,8 +89,11 @@ class Forks:
             pass
         finally:
             connection.close()
-            self._ends.discard(end)
-            end.close()
+            self._close(end)
+
+    def _close(self, end: socket.socket) -> None:
+        self._ends.discard(end)
+        end.close()
 
     # -- orders of forks
 

@@ -236,3 +236,35 @@ raise SystemExit(os.waitpid(spawn("/bin/true", ["true"], {}, "/", [0, 1, 2]), 0)
 def test_a_low_limit_of_open_files_leaves_room_for_workers():
     """Guards that a process is started where few files may be open, of which it needs as few."""
     subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], check=True, timeout=120)
+
+
+FORKS_AT_THE_LIMIT = """
+import os, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+start = threading.Thread.start
+
+def refuse(thread):
+    if thread.name == "inferd-fork":
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.Thread.start = refuse
+        fork = os.fork()
+        if not fork:
+            try:
+                pb_utils.Logger.log_info("from the fork")
+            except pb_utils.TritonModelException:
+                os._exit(7)
+            os._exit(0)
+        threading.Thread.start = start
+        y = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[y]], np.int64))])]
+"""
+
+
+async def test_a_fork_whose_parent_can_make_no_thread_gets_an_error(tmp_path):
+    async with serving(tmp_path, m=FORKS_AT_THE_LIMIT) as engine:
+        assert (await ask(engine, 1)).array().tolist() == [[7]]
