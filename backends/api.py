@@ -121,7 +121,9 @@ class ModelSource:
     version: int
     path: Path  # the version directory
     make_json: Callable[[], str] = str  # makes `config_json`, which few backends use
-    from_client: bool = False  # the configuration came with a load request: it names nothing outside the model's folder
+    from_client: bool = (
+        False  # a load request brought the configuration, which then names nothing outside the model's folder
+    )
 
     @property
     def config_json(self) -> str:
@@ -229,7 +231,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     completes: ClassVar[bool] = False  # models may complete their configurations themselves
-    completes_missing: ClassVar[bool] = False  # but are not asked where nothing is missing
+    completes_missing: ClassVar[bool] = False  # a model is asked only if its configuration lacks something
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
     needs_tensors: ClassVar[bool] = True  # a model has at least one input and one output
     gpu_accelerators: ClassVar[frozenset[str]] = frozenset()  # names of execution accelerators that it knows
@@ -337,7 +339,8 @@ class WorkerStatus:
     """
 
     STATES: ClassVar = ("starting", "up", "waiting")
-    """The process starts and loads its model; it serves; it has ended several times, and its next start waits."""
+    """In this order: the process loads its model; it serves; it has ended several times in a row, and the server pauses
+    before it starts the next one."""
 
     state: str
     restarts: int
@@ -381,7 +384,7 @@ class Instance(abc.ABC):
         return
 
     def drain(self) -> None:
-        """No more requests will come than those that are queued. Called on another thread, before `close`."""
+        """Only the queued requests will still come. Called on another thread, before `close`."""
         return
 
     @property
@@ -403,7 +406,7 @@ class Instance(abc.ABC):
 
 
 class AsyncInstance(Instance):
-    """An instance whose executions run on threads of its framework: they are begun, and waited for.
+    """An instance whose framework executes on threads of its own: the server begins a batch, and waits for it later.
 
     If it has an `alternate`, the server uses both alternately, on one thread: while one executes a batch, the other
     begins the next batch if that is full, and the server ends them in order. So the framework always has its next work.
@@ -423,7 +426,7 @@ class AsyncInstance(Instance):
         """Wait for the batch that was begun, and set every wanted output on it. An exception fails it."""
 
     def execute(self, batch: Batch) -> None:
-        """Both."""
+        """Begin the batch, and wait for it."""
         self.begin(batch)
         self.end(batch)
 
@@ -432,7 +435,7 @@ class NativeInstance(Instance):
     """An instance whose work is a C function: `execute` is never called, `executor` runs without the GIL.
 
     `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see
-    `_native/execution/batch.pxd`); each call gets its context. `gate`, if there is one, is a capsule named
+    `_native/execution/batch.pxd`); each call gets the capsule's context. `gate`, if there is one, is a capsule named
     "inferd.await_fn" around an `await_fn`: the instance's thread calls it before each batch, and it may wait. `remote`,
     if another process does the work, is a capsule named "inferd.remote" around a `Remote`
     (`_native/execution/remote.pxd`), with which the event loop begins and ends batches without the instance's thread.

@@ -106,12 +106,13 @@ class BackendLoader:
 
     Args:
         configs: `--backend-config` by backend name; options for every backend under `GLOBAL`.
-        directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>, and
-            `<name>/model.py` is one written as a model for Triton's Python backend, which serves all models that name
-            it. It comes before the backends of the server, as a way to replace one; those of installed packages, by
-            the entry points of the group `ENTRY_POINTS`, come after them. `<name>/libtriton_<name>.so`, a backend
-            compiled for Triton, comes after the server's own, because a directory of Triton's has backends of the same
-            names.
+        directory: `--backend-directory`, which may have backends as files. The backend <name> is the first of:
+            1. `<name>.py` or `<name>/__init__.py` in the directory, or `<name>/model.py`, a program for the Python
+               backend that serves all models which name it. So such a file replaces a backend of the server.
+            2. The server's own backend.
+            3. `<name>/libtriton_<name>.so` in the directory, compiled for Triton: a directory of Triton's has some of
+               the same names as the server's own backends.
+            4. The backend of an installed package, by an entry point of the group `ENTRY_POINTS`.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class BackendLoader:
         if NAME.fullmatch(name):
             for folder in folders:
                 library = f"{folder}/{LIBRARY.format(name)}"
-                if os.path.isfile(library):  # noqa: PTH113 (a start looks for four of each of all models)
+                if os.path.isfile(library):  # noqa: PTH113 (a start looks for up to four such files for each model)
                     made = _compiled(self._config(name), name, Path(library))
                     made.services = self._services
                     return made

@@ -29,7 +29,7 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
     """
     path = base / name
     is_plain = "/" not in name and "\0" not in name and name not in {"", ".", ".."}
-    if is_plain and not os.path.islink(path):  # noqa: PTH114 (of what cannot be looked at, another error tells)
+    if is_plain and not os.path.islink(path):  # noqa: PTH114 (a path that cannot be looked at gets another error later)
         return path  # in the folder itself: a quick check, because there may be thousands of models
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\0" in name:

@@ -19,8 +19,8 @@ class TensorSpec:
     labels: tuple[str, ...] = ()  # class names of an output with a label file
     model_shape: tuple[int, ...] | None = None  # the model's shape in place of `dims`, with as many elements
     ragged: bool = False  # an input whose shapes may differ in a batch; the model gets the elements in one dimension
-    shape_tensor: bool = False  # its values are shapes; where the model batches, the first is the batch size, which
-    # `dims` leave out. It has no batch dimension then, and requests of other values are in other batches
+    shape_tensor: bool = False  # its values are a shape. If the model batches, the batch size is the first value, which
+    # `dims` do not count; the tensor has no batch dimension, and all requests of a batch have the same values
     pad_value: float | None = None  # an input whose variable dimension is filled up with it within a batch
     cut_like: str = ""  # an output that gets back the length of this padded input
     like_input: str = ""  # an output that is split by the shapes of this ragged input
@@ -82,7 +82,7 @@ class QueueSpec:
 
     levels: tuple[QueuePolicySpec, ...] = (QueuePolicySpec(),)  # the highest priority, which is 1, first
     default_level: int = 1  # of requests that name none, or one that does not exist
-    preserve_ordering: bool = False  # answers leave in the order in which requests came
+    preserve_ordering: bool = False  # responses leave in the order in which requests came
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class ModelSpec:
     default_model_filename: str = ""
     coalesces: bool = False  # identical requests in flight are executed once
     splits: bool = False  # a request with more rows than max_batch_size becomes several
-    caches: bool = False  # answers are kept in the response cache
+    caches: bool = False  # responses are kept in the response cache
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
     warmup: tuple[WarmupSpec, ...] = ()
     pad_buckets: tuple[int, ...] = ()  # lengths to which padded inputs are filled up

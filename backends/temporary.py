@@ -23,7 +23,7 @@ HELD = ".held"
 
 
 class TemporaryFolder:
-    """A new folder, until `cleanup`, its end as an object, or that of the process.
+    """A new folder. `cleanup` removes it, or the end of this object or of the process.
 
     Args:
         kind: part of its name.
@@ -71,7 +71,7 @@ def remove_left_folders(parent: str = "") -> None:
 
 
 def _hold(folder: Path) -> int | None:
-    """Have the file with its lock in the folder, in one step; the descriptor that holds the lock.
+    """Make the file appear in the folder with its lock already held. Returns the descriptor that holds the lock.
 
     None if the file system has no locks: then the folder lacks the file, and no other server removes it.
     """
@@ -92,7 +92,7 @@ def _hold(folder: Path) -> int | None:
 
 
 def _take_over(folder: Path) -> int | None:
-    """The unheld lock of a folder of this user."""
+    """Lock a folder of this user; None if a process holds the lock, or there is none."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -3,7 +3,7 @@
 A call is a serialized ModelInferRequest, and the server treats it like every other message: decodes it in place, checks
 it with the same error texts, and queues it. The front itself reads it from the socket of calls, so that no other thread
 must wake. A call that is too large for a packet comes on the side socket, and a callback passes it to the front. The
-loop sends the responses to the worker, as serialized ModelInferResponse messages. No thread of the server waits for
+front sends the responses to the worker, as serialized ModelInferResponse messages. No thread of the server waits for
 them, so calls may be nested to any depth: the calling model waits in its own worker, and occupies only its own
 instance.
 

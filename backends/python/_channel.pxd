@@ -77,7 +77,7 @@ cdef struct Channel:
     const char *fault        # the rule that the worker has broken and was ended for; NULL: none
     int32_t deaf             # atomic: the worker has broken a rule, and nothing more is read from it
     int32_t wishes           # atomic: changes of its calls that the front has not processed
-    void *parting            # of _bls: what ends all calls of this worker, taken before it can make any
+    void *parting            # a Wish of _bls that ends all calls of this worker; allocated before it can make any
     int32_t called           # atomic: the Python part of the attendant is needed
     int wake_fd              # wakes the attendant
 
@@ -188,8 +188,8 @@ cdef extern from *:
         if (sent >= 0) return 0;
         return (flags & MSG_DONTWAIT) && (errno == EAGAIN || errno == EWOULDBLOCK) ? 1 : -1;
     }
-    /* One packet if there is one: its size, 0 when the peer is gone, -1 when there is none. An empty packet, which
-       recv does not tell from the end, has the size 1 here: like all below a head it breaks a rule. */
+    /* One packet if there is one: its size, 0 when the peer is gone, -1 when there is none. For an empty
+       packet recv returns 0, too; here its size is 1: shorter than a head, so it breaks a rule. */
     static inline ssize_t inferd_packet_poll(int fd, void *data, size_t room) {
         ssize_t size;
         do size = recv(fd, data, room, MSG_DONTWAIT); while (size < 0 && errno == EINTR);

@@ -58,7 +58,7 @@ cdef enum:
 cdef enum Reply:
     REPLY_DONE
     REPLY_ALLOCATE           # a request for memory, which was granted
-    REPLY_INVALID            # or the worker has ended
+    REPLY_INVALID            # another packet, or none: the worker has ended, or is ended now
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     cdef Head head
     cdef bint up
     if channel.executing:
-        fail_with_worker(channel, batch)  # so the front, which has begun this batch, cannot continue with it
+        fail_with_worker(channel, batch)  # the front has begun this batch, and found that the worker ends
     elif not begin_batch(channel, batch, True, &up):
         if not up:
             fail_without_worker(channel, batch, False)

@@ -161,7 +161,7 @@ cdef class Link:
 
         Args:
             listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
-                code, id, record)`, on the attendant's thread, until `ended`. The latter may raise NonsenseError.
+                code, id, record)`, on the attendant's thread, until `ended`. on_packet may raise NonsenseError.
             work, side, calls: the worker's sockets. All descriptors remain the caller's.
             pid_fd: readable when it has ended.
             supervisor: the socket to its supervisor; -1: none.
@@ -283,7 +283,7 @@ cdef class Link:
         """Keep the worker until something happens.
 
         Args:
-            starting: also return packets of the work socket, for which no instance waits yet or any more.
+            starting: also return packets of the work socket: no instance's thread reads it yet, or any more.
             seconds: at most.
 
         Returns:

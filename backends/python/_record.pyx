@@ -53,7 +53,7 @@ cdef bint record_refers(const Channel *channel, const InputData *input) noexcept
 
 
 cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
-    # whether the worker maps the region, its block's owner, to read this input
+    # Whether the worker maps the client's region to read this input; the region is the owner of the input's block.
     cdef const Region *region
     if input.size < MAPPED_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
         return False

@@ -162,7 +162,9 @@ class Attendant:
             closing = self._closing.is_set()
             last = self._retired.is_set() or closing  # nothing waits for another worker
             closed = first or last
-            self.link.ended(why, patient=not (closed or delay), closed=closed)  # then nothing uses its descriptors
+            self.link.ended(
+                why, patient=not (closed or delay), closed=closed
+            )  # after that, nothing uses the worker's descriptors
             self._pid = 0
             if worker is not None:
                 worker.close()

@@ -186,7 +186,9 @@ def _prepend(folder: Path, paths: str) -> str:
 
 
 def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = None) -> Path:
-    """The folder with the content of an archive, unpacked once for each file, time and size, even by several servers.
+    """The folder with the content of an archive, which is unpacked again only if its path, time or size has changed.
+
+    Several servers may share the cache: the first one unpacks, and the others wait.
 
     Args:
         archive: a packed environment.

@@ -17,7 +17,7 @@ from inferd.backends.python.worker import protocol
 log = logging.getLogger("inferd.python")
 
 MOST_ASKED = 256  # CALLs of a worker under way
-MOST_ASKED_BYTES = 1 << 30
+MOST_ASKED_BYTES = 1 << 30  # of their records; one alone may have more
 TOO_MANY = "too many calls for models and metrics are under way, or their files have too many bytes"
 LONGEST_TEXT = 5000  # characters of an error, which must fit into a packet, as JSON, in any language
 LEVELS = {
@@ -158,14 +158,14 @@ class PythonInstance(NativeInstance):
         with self._lock:
             self._asking -= 1
             self._asking_bytes -= size
-        self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(_said(done)).encode(), life)
+        self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(_answer_of(done)).encode(), life)
 
 
 def _object(record: bytes) -> dict[str, Any]:
     """The JSON object that a worker has sent.
 
     Raises:
-        NonsenseError: it is none.
+        NonsenseError: the record is no JSON object.
     """
     try:
         found = json.loads(record)
@@ -180,7 +180,7 @@ def _call(record: bytes) -> dict[str, Any]:
     """A CALL: a JSON object, followed by the files that it names, which become its "files".
 
     Raises:
-        NonsenseError: it is none.
+        NonsenseError: the record does not have this form.
     """
     if len(record) < protocol.CALL_HEAD.size:
         raise NonsenseError
@@ -200,7 +200,8 @@ def _call(record: bytes) -> dict[str, Any]:
     return call
 
 
-def _said(done: Future[object]) -> Mapping[str, object]:
+def _answer_of(done: Future[object]) -> Mapping[str, object]:
+    """The content of ANSWER."""
     error = done.exception()
     if error is None:
         return {"result": done.result()}

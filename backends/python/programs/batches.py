@@ -28,7 +28,7 @@ class Batches:
         }
 
     def execute(self, requests: list[Any], run: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """The responses to the requests: all are one group, or each is one without a batch dimension.
+        """The responses to the requests, which are one group; without a batch dimension, each is a group of its own.
 
         The requests of a group that fails are executed once more, each alone: one request's content fails no other.
 

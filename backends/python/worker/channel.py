@@ -108,7 +108,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def is_cancelled(self, key: int) -> bool:
-        """Whether the answer to this request is no longer wanted."""
+        """Whether no client waits for responses to this request any more."""
 
     @abc.abstractmethod
     def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
@@ -146,7 +146,7 @@ class Channel(abc.ABC):
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the server for something other than inference, and wait for the answer.
 
-        Questions: load_model, unload_model, is_model_ready, is_decoupled; arguments and results as in `protocol`, CALL.
+        Questions, their arguments and results are those of `protocol`, CALL.
 
         Raises:
             TritonModelException: the server refused; with its reason.

@@ -186,7 +186,7 @@ class Connection(Channel):
             credit = self._credits.get(key & p.SLOT_MASK)
             if credit is None or credit.key < key:
                 for late in credit.waiting if credit is not None else ():
-                    late.finish()  # they have sent behind the end of the slot's last request
+                    late.finish()  # they wait to send a response to a request that has ended
                 credit = self._credits[key & p.SLOT_MASK] = Credit(key, self._window)
             elif credit.key > key:
                 return  # the request has ended: the server ignores the response
@@ -222,18 +222,15 @@ class Connection(Channel):
             for waiter in waiting:
                 waiter.finish()
         if waiting:
-            self._exchange()  # one of them may be reading the socket
+            self._exchange()  # one of these threads may wait in a read of the socket, which this ends
 
     def _exchange(self) -> None:
-        """Have the server read all that was sent before, and send something."""
+        """Ask for memory, and give it back: when it comes, the server has read all that was sent before."""
         with suppress(TritonModelException):
             self._link.send(self._link.side, p.FREE, offset=self._grants.take(1))
 
-    def give_back(self, key: int) -> None:
-        """Wait until the server has read everything sent for a request, before DONE reschedules it.
-
-        The socket keeps the order, so any answer on it is proof.
-        """
+    def flush(self, key: int) -> None:
+        """Wait until the server has read everything sent for a request, before DONE reschedules it."""
         self._end_credit(key)
         self._exchange()
 

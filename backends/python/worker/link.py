@@ -19,7 +19,7 @@ _HEAD_SIZE = p.HEAD.size
 INLINE_LIMIT = p.PACKET - _HEAD_SIZE
 """Bytes of a record that fit into a packet."""
 COPIED = 4096
-"""Bytes of a record that are sent sooner in one piece with the head than beside it."""
+"""Up to so many bytes of a record, joining it to the head and sending both is faster than `sendmsg`."""
 
 
 class Packet:
@@ -29,7 +29,7 @@ class Packet:
 
     def __init__(self, received: memoryview) -> None:
         self.kind, self.flags, self.code, self.size, self.id, self.offset = _HEAD.unpack_from(received)
-        # A bytearray, because tensors in it may be written to; of its own, because they may be kept.
+        # A bytearray, because the model may write to tensors in it; a copy, because the model may keep them.
         self.data = bytearray(received[_HEAD_SIZE:])
 
 
@@ -53,7 +53,7 @@ class Look:
         self._left_out = 0  # polls since the last one that happened
 
     def for_packet(self, buffer: memoryview, patience: float) -> int:
-        """The size of a packet that comes within this time; 0: none came, or the socket has ended."""
+        """The size of a packet that comes within this time; 0: none came, the poll was skipped, or the socket ended."""
         if self._doubts >= ENOUGH_DOUBTS:
             self._left_out += 1
             if self._left_out < RARELY:
@@ -93,7 +93,7 @@ class Link:
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.calls = socket.socket(fileno=calls)
-        # On these sockets an answer follows what was sent.
+        # Only on these sockets does a packet follow soon after one was sent, so only these are polled.
         self._looks = {each: Look(each) for each in (self.work, self.calls)}
         self.arena = mmap.mmap(arena, 0)
         self.memory = memoryview(self.arena)
@@ -180,8 +180,8 @@ class Link:
 class Reader:
     """Reads a socket on which several threads wait: one waiting thread reads, and passes the others their packets.
 
-    So a model that calls others only from `execute` needs no other thread, and its calls wake none. Once the worker
-    expects a packet for which no thread waits, the reader starts a thread that always reads.
+    So a model that calls others only from `execute` needs no other thread, and its calls wake none. For packets
+    for which no thread waits, `read_always` starts a thread that reads from then on.
 
     Args:
         link: the transport.
@@ -257,7 +257,7 @@ class Reader:
 
 
 class Grants:
-    """Memory of the arena for messages on the side socket; each is requested alone."""
+    """Memory of the arena for packets on the side socket: one ALLOCATE for each range."""
 
     def __init__(self, link: Link, side: Reader) -> None:
         self._link = link
@@ -297,7 +297,7 @@ class Grant(Waiter):
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: takes closed regions where none is mapped."""
+    """Do nothing: the default of `on_forget`, for a worker that maps no regions."""
 
 
 def no_memory(size: int) -> str:

@@ -5,12 +5,12 @@ compares them. It needs nothing but the standard library and Python 3.9.
 
 **Transport.** The worker inherits four descriptors: three connected Unix sockets of type SOCK_SEQPACKET and the arena.
 
-* *work*: EXECUTE and its answer, one at a time. In the worker the main thread reads it, in the server the thread of the
-  instance, so a batch wakes one thread on each side and no other.
+* *work*: EXECUTE and then DONE, one batch at a time. In the worker the main thread reads it, in the server the thread
+  of the instance or the front, so a batch wakes one thread on each side and no other.
 * *side*: packets of any thread at any time (responses of senders, logs, health). In the worker a thread reads it, which
   need not exist before the worker expects something: the server sends there only what the worker has asked for (by
   ALLOCATE, by CALL, by using up its credit), and IS_READY if the worker said that it answers it.
-* *calls*: calls to other models (BLS). In the server the event loop itself reads it, so its packets must be short: a
+* *calls*: calls to other models (BLS). In the server the front itself reads it, so its packets must be short: a
   request that lies in the arena goes through *side*, and so do the worker's later packets about that call.
   In the worker, the thread that waits for a response reads it.
 * *arena*: a sealed, sparse memfd, mapped whole and once by both (`mmap.mmap(fd, 0)`); it is as large as it ever can
@@ -18,7 +18,7 @@ compares them. It needs nothing but the standard library and Python 3.9.
 
 The kernel's socket queue is the ring: it orders, wakes, tells the end of the peer, and needs no lock in shared memory.
 A wait is a blocking receive: no CPU when idle. The end of any socket means that the server is gone, and the worker
-must end at once (it also gets SIGKILL from the kernel then).
+must end at once (its supervisor also kills it then).
 
 **Packets.** Each is a HEAD, and a record that follows it in the packet, at most PACKET bytes together; a longer record
 lies in the arena instead (flag IN_ARENA, at `offset`), and then the packet is the HEAD alone. All numbers are
@@ -116,9 +116,10 @@ unload_dependents), "is_model_ready" and "is_decoupled" (name, version) → bool
 number. METRIC: {"op", "family", "kind", ...} with, for each "op": "family": "description"; "metric": "labels",
 "buckets"; "increment", "set" or "observe": "labels", "value"; "delete_metric": "labels"; "delete_family": nothing else.
 
-The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of its descriptors.
+The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA NAME`: the numbers of its
+descriptors, and the name of the instance, for `ps`.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
-be line-buffered. The server has asked the kernel to kill it when the server dies.
+be line-buffered. The kernel kills the worker when its parent ends, the supervisor, which ends when the server does.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ Follow: `tensors` TENSORs with their shapes, the text, the parameters. Only want
 STATUS_OK = 0
 STATUS_ERROR = 1
 STATUS_OPEN = 2  # None in the list: answered by a sender, before or later
-STATUS_RESCHEDULE = 3  # it comes again; `tensors` are those of its states that have changed
+STATUS_RESCHEDULE = 3  # the request is to come again; `tensors` are those of its states that have changed
 
 STATISTICS_RECORD = struct.Struct("<IIQQ")
 """index of the response, reserved, nanoseconds until its outputs were there, and until they were given away"""

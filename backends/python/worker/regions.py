@@ -36,7 +36,7 @@ class Mapped(mmap.mmap):
     """A mapped part of an object; it is unmapped when nothing refers to it any more."""
 
     start: int
-    """The offset of the tensor in the object."""
+    """The offset of this part in the object."""
 
 
 class Use:

@@ -125,7 +125,7 @@ def abandon(sender: InferenceResponseSender) -> None:
 
 
 def close(sender: InferenceResponseSender) -> bool:
-    """Close a sender, since DONE answers its request; False if the model has sent the final response."""
+    """Close a sender, whose request gets another answer; False if the model has sent the final response."""
     with sender._lock:
         was_open, sender._closed = not sender._closed, True
     return was_open

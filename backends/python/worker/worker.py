@@ -149,7 +149,7 @@ class Worker:
         link = self._link
         link.send(link.work, p.HELLO, number=p.VERSION)
         if not self._configure(link.receive_work()):
-            # The process must not end before the server has read its packets: then the server hangs up, or kills it.
+            # The process stays until the server has read its packets, and hangs up or kills it.
             link.receive_work()
             return 1
         while True:
@@ -218,7 +218,7 @@ class Worker:
             )
         try:
             self._send_text(p.READY, json.dumps(ready).encode())
-        except TritonModelException as error:  # its answer does not fit
+        except TritonModelException as error:  # there is no memory for READY
             ready = {"error": f"the answer to CONFIGURE: {error}", "code": p.CODE_INTERNAL}
             self._send_text(p.READY, json.dumps(ready).encode())
         return "error" not in ready and config["mode"] == "serve"
@@ -341,7 +341,7 @@ class Worker:
         sender = request._sender
         if request._release == RELEASE_RESCHEDULE and (sender is None or close(sender)):
             if sender is not None and sender._sent:  # the rescheduled request has a new sender
-                self._connection.give_back(request._key)
+                self._connection.flush(request._key)
             writer.add_reschedule(getattr(request, "_states", ()))
         elif sender is None:
             writer.add_error(
