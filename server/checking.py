@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from inferd.backends.api import BackendError, ModelSource
 from inferd.backends.loader import BackendLoader
@@ -183,12 +184,12 @@ def _print_github(reports: Sequence[Report]) -> None:
 def _place(line: str) -> dict[str, str | int]:
     """The file, the line, the column (0 for none) and the text of a finding."""
     found = PLACE.match(line)
-    if found is None:
+    if found is None or not Path(found[1]).is_file():
         return {"file": "", "line": 0, "column": 0, "text": line}
     return {"file": found[1], "line": int(found[2]), "column": int(found[3] or 0), "text": found[4]}
 
 
-PLACE = re.compile(r"([^\s:]+):(\d+)(?::(\d+))?: (.*)", re.DOTALL)
+PLACE = re.compile(r"([^:]+):(\d+)(?::(\d+))?: (.*)", re.DOTALL)
 PLACES = {"file": "file", "line": "line", "col": "column"}
 """GitHub's names for the parts of a finding's place."""
 FORMS = {"text": _print_text, "json": _print_json, "github": _print_github}

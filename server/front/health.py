@@ -68,8 +68,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._changed = asyncio.Event()
 
     def _publish(self, name: str, serving: bool) -> None:
-        self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
-        self._wake()
+        status = _Response.SERVING if serving else _Response.NOT_SERVING
+        if self._statuses.get(name) != status:
+            self._statuses[name] = status
+            self._wake()
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
         name = await self._name(request, context)

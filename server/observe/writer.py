@@ -119,7 +119,7 @@ class LogWriter(logging.Handler):
                 sys.stderr.flush()
             elif text:
                 self._append(text.encode("utf-8", "backslashreplace"))
-        except (OSError, ValueError):  # a full disk, a closed pipe: the server continues
+        except (OSError, ValueError, MemoryError):  # such as a full disk or a closed pipe: the server continues
             self.lost += len(lines)
             self._untold += len(lines)
 

@@ -55,13 +55,14 @@ class Repository:
 
 def _without(hidden: Set[str], entries: Iterable[IndexEntry], call: Call) -> Iterator[IndexEntry]:
     """The entries. A reason is replaced if it may name a hidden model, or another one that the caller may not use."""
-    names = tuple(f"'{name}'" for name in hidden)
+    odd = tuple(f"'{name}'" for name in hidden if "'" in name)
     for entry in entries:
         if not entry.reason:
             yield entry
             continue
-        told = all(map(call.may_use, entry.needs)) and not any(name in entry.reason for name in names)
-        yield entry if told else entry._replace(reason=HIDDEN)
+        quoted = entry.reason.split("'")[1:-1]  # one pass for all names: there may be thousands
+        told = hidden.isdisjoint(quoted) and not any(name in entry.reason for name in odd)
+        yield entry if told and all(map(call.may_use, entry.needs)) else entry._replace(reason=HIDDEN)
 
 
 def _require_all(repository: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from inferd.server.observe import writer as writing
 from inferd.server.observe.lines import LineFormatter
 from inferd.server.observe.writer import LogWriter
 from inferd_client.pb import grpc_service_pb2 as pb
@@ -78,6 +79,23 @@ def test_whoever_logs_does_not_wait_for_the_writer_and_what_is_left_out_is_count
         except BlockingIOError:
             closing.join(0.01)
     os.close(end)
+
+
+def test_a_lack_of_memory_costs_lines_and_nothing_else(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path / "log")
+    writer.setFormatter(LineFormatter("default"))
+
+    def exhausted(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "write_all", exhausted)
+        writer.handle(record("one"))
+        writer.flush()
+    writer.handle(record("two"))
+    writer.close()
+    assert writer.lost == 1
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith('"two"')
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(tmp_path):

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from inferd.server.observe.tracing.pump import Pump
 from inferd.server.observe.tracing.triton import TraceFiles
 from inferd.server.settings.tracing import SettingsError, parse_trace_config
 from inferd_client.pb import grpc_service_pb2 as pb
@@ -525,6 +526,37 @@ def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository, http_
     assert [attributes(span)["rpc.response.status_code"] for span in by_status] == ["OK", "INVALID_ARGUMENT"]
     assert named(spans, "slow")
     assert "max" in by_status[1].status.message or by_status[1].status.message
+
+
+def test_a_lack_of_memory_ends_no_pump():
+    """Guards the records of later requests, and the end."""
+
+    class Recorder:
+        lost = 0
+
+        def __init__(self):
+            self.left = [MemoryError(), [{"number": 1}], []]
+
+        def take(self):
+            taken = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+            if isinstance(taken, MemoryError):
+                raise taken
+            return taken
+
+    class Records(list):
+        closed = False
+
+        def take(self, records):
+            self += records
+
+        def close(self):
+            self.closed = True
+
+    sink = Records()
+    pump = Pump(Recorder(), [sink])
+    wait_until(lambda: sink)
+    pump.close()
+    assert (sink, sink.closed) == ([{"number": 1}], True)
 
 
 def test_links_do_not_grow_with_the_square_of_a_batch():

@@ -8,9 +8,11 @@ import types
 
 import pytest
 
+from inferd.server.engine.models.registry import IndexEntry
 from inferd.server.errors import Unimplemented
 from inferd.server.rpc.call import LONGEST, flag, timeout_ns
 from inferd.server.rpc.metadata import Identity
+from inferd.server.rpc.repository import HIDDEN, Repository
 from inferd.server.rpc.service import ENCODED, RAW, SERVICE, table
 from inferd.server.rpc.shared_memory import LIFETIME, SharedMemoryRegistration
 from inferd_client.pb import grpc_service_pb2 as pb
@@ -68,6 +70,28 @@ def test_timeouts(remaining, nanoseconds):
 )  # fmt: skip
 def test_flags(metadata, on):
     assert flag(FakeCall(metadata), "f") is on
+
+
+async def test_reasons_that_name_a_hidden_model_are_hidden():
+    """Guards the index for a caller that may not use every model; names may have quotes themselves."""
+    reasons = {
+        "a": "it needs 'secret', which is not there",
+        "b": "it needs 'it's', which is not there",
+        "c": "secret is no name here, and 'a' is known",
+        "d": "the file 'secret.onnx' is broken",
+        "secret": "",
+        "it's": "",
+    }
+
+    async def repository_index():
+        return [IndexEntry(name, "1", "UNAVAILABLE", reason, ()) for name, reason in reasons.items()]
+
+    call = FakeCall()
+    call.may_use = lambda name: len(name) == 1
+    repository = Repository(types.SimpleNamespace(repository_index=repository_index))
+    index = pb.RepositoryIndexResponse.FromString(await repository.index(pb.RepositoryIndexRequest(), call))
+    told = {each.name: each.reason for each in index.models}
+    assert told == {"a": HIDDEN, "b": HIDDEN, "c": reasons["c"], "d": reasons["d"]}
 
 
 class SlowRegions:

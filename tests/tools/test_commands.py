@@ -1046,6 +1046,7 @@ def test_origins_of_options(inferd, tmp_path, monkeypatch):
 
 def test_checks_for_machines(tmp_path, capsys):
     """Guards `check --format json` and `github`."""
+    tmp_path = tmp_path / "with a blank"
     (tmp_path / "wrong" / "1").mkdir(parents=True)
     (tmp_path / "wrong" / "config.pbtxt").write_text('backend: "identity"\nmax_batch_sizes: 1\n')
     assert cli.main(["check", str(tmp_path), "--format", "json"]) == 1
@@ -1054,7 +1055,9 @@ def test_checks_for_machines(tmp_path, capsys):
     assert report["problems"][0]["file"].endswith("wrong/config.pbtxt")
     assert report["problems"][0]["line"] == 2
     assert cli.main(["check", str(tmp_path), "--format", "github"]) == 1
-    assert re.match(r"::error file=\S+/wrong/config.pbtxt,line=2.*::wrong: .*max_batch_sizes", capsys.readouterr().out)
+    assert re.match(
+        r"::error file=\S+/with a blank/wrong/config.pbtxt,line=2.*::wrong: .*max_batch_sizes", capsys.readouterr().out
+    )
 
 
 def test_completion_and_help():
