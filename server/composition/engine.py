@@ -94,7 +94,7 @@ def make_engine(settings: Settings, loader: BackendLoader | None = None) -> Engi
                 ControlMode(settings.model_control_mode),
                 settings.load_model,
                 settings.repository_poll_secs,
-                settings.model_memory_budget,
+                settings.model_memory_budget or None,
             ),
         )
     except ConfigError as error:

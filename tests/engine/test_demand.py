@@ -70,7 +70,7 @@ class Shelf(PuppetBackend):
 async def lazy(
     root: Path,
     *pinned: str,
-    budget: int = 0,
+    budget: int | None = None,
     threads: int = 4,
     names: str = "abc",
     cache: CacheConfig = None,
@@ -260,7 +260,7 @@ async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_cou
         assert shelf.loads == {"a": 1, "b": 2, "c": 1}
 
 
-@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+@pytest.mark.parametrize("budget", [None, 2 * SIZE])
 async def test_a_model_may_ask_another_while_it_is_loaded(tmp_path, budget) -> None:
     """As in a warm-up: the load of the called model does not wait for that of the caller."""
     async with lazy(tmp_path, budget=budget) as (engine, shelf):

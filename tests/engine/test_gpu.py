@@ -20,6 +20,7 @@ from tests.gpu_stub.fixtures import stub
 
 __all__ = ["stub"]
 
+OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 MIB = 1 << 20
 
@@ -355,3 +356,12 @@ async def test_statistics_tell_what_a_model_keeps_on_its_device(tmp_path):
     async with serving(tmp_path / "graphs", STATIC + "optimization { cuda { graphs: true } }") as engine:
         [kept] = engine.model("m").statistics().memory_usage
         assert kept.byte_size >= 3 * 3 * 256
+
+
+async def test_a_gpu_that_gives_no_context_at_the_start_ends_no_server(tmp_path, stub, caplog):
+    """Another process may have the device to itself, or all of its memory: models on the CPU are served."""
+    stub.fail("cuDevicePrimaryCtxRetain", OUT_OF_MEMORY)
+    gpus = gpus_of_stub()
+    assert gpus.count > 0
+    assert "GPU 0 cannot be used now: " in caplog.text
+    assert gpus.device(0).name

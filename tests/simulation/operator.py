@@ -482,7 +482,7 @@ class Operator:
         names = tuple(sorted(simulation.kinds))
         if mode is ControlMode.LAZY:
             names = tuple(name for name in names if self._random.random() < 0.5)
-        budget = self._random.choice((0, 0, 8000)) if mode is ControlMode.LAZY and scale.operator else 0
+        budget = self._random.choice((None, None, 8000)) if mode is ControlMode.LAZY and scale.operator else None
         self.control = ModelControl(mode, names, poll_seconds=self._random.choice((0.005, 0.1, 1.0)), budget=budget)
         self._is_moody = scale.operator and self._random.random() < 0.3
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from inferd._native.cuda import driver
 from inferd._native.cuda.device import Device, device
+from inferd._native.cuda.driver import CudaError
 from inferd._native.cuda.memory import DevicePool, PageLocked
 
 log = logging.getLogger("inferd.cuda")
@@ -34,6 +35,11 @@ class GpuPolicy:
     pinned_size: int = PINNED_POOL_SIZE
     pool_sizes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     load_limits: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _described(gpu: Device) -> str:
+    capability = ".".join(map(str, gpu.compute_capability))
+    return f"{gpu.name}, {gpu.uuid}, compute capability {capability}, {gpu.total_memory >> 20} MiB"
 
 
 class Gpus:
@@ -65,10 +71,10 @@ class Gpus:
             return 0
         count = driver.device_count()
         for ordinal in range(count):
-            gpu = device(ordinal)
-            capability = ".".join(map(str, gpu.compute_capability))
-            size = gpu.total_memory >> 20
-            log.info("GPU %d: %s, %s, compute capability %s, %d MiB", ordinal, gpu.name, gpu.uuid, capability, size)
+            try:
+                log.info("GPU %d: %s", ordinal, _described(device(ordinal)))
+            except CudaError as error:  # models elsewhere are served; one on this GPU fails to load with this error
+                log.warning("GPU %d cannot be used now: %s", ordinal, error)
         return count
 
     def device(self, ordinal: int) -> Device:

@@ -42,13 +42,13 @@ class ModelControl:
         mode: see ControlMode.
         load: names of models to load at the start in the modes EXPLICIT and LAZY; ALL for every model.
         poll_seconds: seconds between two looks at the repositories in the mode POLL.
-        budget: bytes of files that loaded models may have in the mode LAZY; 0 for any number.
+        budget: bytes of files that loaded models may have in the mode LAZY; None: any number.
     """
 
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
     poll_seconds: float = 15.0
-    budget: int = 0
+    budget: int | None = None
 
     def at_start(self, present: Iterable[str]) -> tuple[str, ...]:
         """The models to load at the start: of those present, and named ones that may be missing."""

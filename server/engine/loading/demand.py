@@ -57,7 +57,7 @@ class Demand:
         lifecycle: loads and unloads.
         infer: holds the waiting requests.
         options: how configurations are read.
-        budget: bytes of files that loaded models may have; 0 for any number.
+        budget: bytes of files that loaded models may have; None: any number.
         pinned: names of models that stay.
         clock: seconds.
     """
@@ -70,7 +70,7 @@ class Demand:
         infer: InferService,
         options: configuration.Options,
         *,
-        budget: int,
+        budget: int | None,
         pinned: Iterable[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

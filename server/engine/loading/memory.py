@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -38,7 +39,7 @@ class Memory:
     Args:
         models: the registry.
         lifecycle: has models leave.
-        budget: bytes of files that loaded models may have; 0 for any number.
+        budget: bytes of files that loaded models may have; None: any number.
         pinned: names of models that stay.
         is_wanted: whether requests still wait for a model to be loaded on demand.
     """
@@ -48,7 +49,7 @@ class Memory:
         models: Models,
         lifecycle: Lifecycle,
         *,
-        budget: int,
+        budget: int | None,
         pinned: frozenset[str],
         is_wanted: Callable[[str], bool],
     ) -> None:
@@ -56,8 +57,8 @@ class Memory:
         self._lifecycle = lifecycle
         self._pinned = pinned
         self._is_wanted = is_wanted
-        self._budget = Budget(budget or float("inf"))
-        self.is_limited = bool(budget)
+        self._budget = Budget(math.inf if budget is None else budget)
+        self.is_limited = budget is not None
         self._begins: dict[Hashable, asyncio.Future[bool]] = {}  # of waiting claims
         self._retires: dict[str, asyncio.Task[None]] = {}  # models that leave to make room
         self._asked: dict[str, int] = {}  # when each model was last loaded, in the nanoseconds of `lane.statistics`
