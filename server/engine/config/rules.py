@@ -138,9 +138,13 @@ def _tensor(
         if dim < 1 and dim != -1:
             text = f"{which} dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
             yield Finding((*path, "dims"), text, f"got {dim}")
-    rank = len(tensor.dims) + (config.max_batch_size > 0)
+    batches = config.max_batch_size > 0
+    rank = len(tensor.dims) + batches
     if rank > MAX_RANK:
         yield Finding((*path, "dims"), f"{which} has {rank} dimensions, at most {MAX_RANK} are served")
+    rank = len(tensor.reshape.shape) + batches
+    if rank > MAX_RANK:
+        yield Finding((*path, "reshape"), f"{which} is reshaped to {rank} dimensions, at most {MAX_RANK} are served")
     elements = math.prod(dim for dim in tensor.dims if dim > 0) * max(1, config.max_batch_size)
     if elements > MAX_ELEMENTS:
         text = f"{which} has {elements} elements in the largest batch, at most {MAX_ELEMENTS} are served"

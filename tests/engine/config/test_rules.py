@@ -162,6 +162,8 @@ def test_too_many_dimensions_are_refused(prepared, io: str) -> None:
     sixteen = ", ".join(["1"] * 16)
     tensor = f'input {{ name: "a" data_type: TYPE_FP32 dims: [ {sixteen} ] }}'
     assert "has 17 dimensions, at most 16 are served" in error_of(prepared, HEAD + io + tensor)
+    reshaped = f'input {{ name: "a" data_type: TYPE_FP32 dims: [ 1 ] reshape {{ shape: [ {sixteen} ] }} }}'
+    assert "is reshaped to 17 dimensions, at most 16 are served" in error_of(prepared, HEAD + io + reshaped)
 
 
 @pytest.mark.parametrize("count", [5_000, 100_000])
