@@ -635,7 +635,7 @@ async def test_a_step_that_a_client_unloads_leaves_after_the_requests_that_need_
         assert shelf.loads == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+@pytest.mark.parametrize("budget", [None, 2 * SIZE])
 async def test_a_request_between_two_steps_waits_for_a_step_that_a_model_unloads(
     tmp_path, budget, native_counters
 ) -> None:
@@ -651,7 +651,7 @@ async def test_a_request_between_two_steps_waits_for_a_step_that_a_model_unloads
         assert shelf.loads == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+@pytest.mark.parametrize("budget", [None, 2 * SIZE])
 async def test_a_load_that_waits_for_replaced_versions_does_not_hold_up_what_they_wait_for(
     tmp_path, budget, caplog, native_counters
 ) -> None:

@@ -44,7 +44,8 @@ class Demand:
         simulation = self._simulation
         stay = set().union(*(STEPS[name] for name in self._pinned if name in simulation.kinds))
         stay.update(*(STEPS[name] for name, kind in simulation.kinds.items() if kind.asks))
-        return 0 < simulation.operator.control.budget < _bytes({*names, *stay} & simulation.kinds.keys())
+        budget = simulation.operator.control.budget
+        return budget is not None and budget < _bytes({*names, *stay} & simulation.kinds.keys())
 
     def look(self) -> None:
         """After each step: memory is within the budget.
@@ -53,8 +54,8 @@ class Demand:
             Violation: it is not, and that is not because of what stays.
         """
         simulation = self._simulation
-        budget = simulation.operator.control.budget if self.on else 0
-        if budget and (taken := _bytes(simulation.versions)) > budget and not self.lacks_room(()):
+        budget = simulation.operator.control.budget if self.on else None
+        if budget is not None and (taken := _bytes(simulation.versions)) > budget and not self.lacks_room(()):
             there = ", ".join(sorted(simulation.versions))
             raise Violation(f"models of {taken} bytes are there, and the budget is {budget}: {there}")
 
