@@ -34,7 +34,7 @@ from inferd.server.engine.instances.instances import Hardware
 from inferd.server.engine.loading.candidates import Maker
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.engine.loading.demand import Demand
-from inferd.server.engine.loading.lifecycle import UNLOADED
+from inferd.server.engine.loading.lifecycle import HALTED
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
@@ -582,7 +582,7 @@ class Operator:
             lacks_step = LACKS_STEP in text and (self._is_moody or self._lacks(text, began_ns))
             known = (
                 (self.is_stopping and any(stops in text for stops in STOPS))
-                or UNLOADED in text
+                or HALTED in text
                 or UNREACHABLE in text
                 or BROKEN in text
             )
