@@ -74,7 +74,7 @@ NGHTTP2_USERS = {
 C_SOURCES = {
     "inferd.backends.triton_api._host": [
         f"inferd/backends/triton_api/{name}.c"
-        for name in ("answers", "calls", "models", "requests", "responses", "server", "unsupported")
+        for name in ("received", "calls", "models", "requests", "responses", "server", "unsupported")
     ],
 }
 # A library without the interpreter, for the interpreters of workers; sanitizers are the server's.

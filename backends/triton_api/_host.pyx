@@ -7,14 +7,13 @@ define. The worker loads the extension under the name of Triton's library before
 - errors.pxi: errors of the backend as exceptions, and back
 - outputs.pxi: tensors and parameters of responses
 - exchange.pxi: one request, from the worker to the backend and back
-- callbacks.pxi: what the C sources call about requests and logs
+- callbacks.pxi: functions that the C sources call about requests and logs
 - metrics.pxi: metrics that the backend makes
 - calls.pxi: requests of the backend to other models
-- retirement.pxi: what the C sources call when the interpreter ends
+- retirement.pxi: functions that the C sources call when the interpreter has ended
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -65,7 +64,7 @@ from inferd.backends.triton_api.objects cimport (
     TRITONSERVER_MetricKind,
     TRITONSERVER_Parameter,
     c_bool,
-    inferd_add_answered,
+    inferd_add_output,
     inferd_add_parameter,
     inferd_close_grant,
     inferd_drop,
@@ -115,9 +114,9 @@ cdef class CompiledBackend:
 
     Args:
         library: the path of the library.
-        name: of the backend.
+        name: the backend's name.
         config: the backend's configuration as JSON.
-        logs_verbosely: the server wants verbose messages.
+        logs_verbosely: whether the server logs verbose messages.
 
     Raises:
         TritonModelException: the library cannot be loaded or is no backend, or the backend refused, with its reason.
@@ -183,10 +182,10 @@ cdef class CompiledBackend:
         """Initialize the model.
 
         Args:
-            name: of the model.
-            folder: of the model.
-            version: its number.
-            config: its configuration as JSON.
+            name: the model's name.
+            folder: the model's folder.
+            version: the number of the version.
+            config: the model's configuration as JSON.
             completes: whether the backend may complete the configuration.
 
         Raises:
@@ -209,7 +208,7 @@ cdef class CompiledBackend:
         """Initialize the instance.
 
         Args:
-            name: of the instance.
+            name: the instance's name.
             kind: CPU, GPU or MODEL.
             device: the number of the GPU.
             states, decoupled, iterative: see ModelTraits.
@@ -251,7 +250,7 @@ cdef class CompiledBackend:
         """Give the backend a batch.
 
         Returns:
-            A response for each request; None for a request that its sender answers, or that the backend rescheduled.
+            A response for each request; None if a sender sends it later, or the backend has rescheduled the request.
         """
         cdef uint32_t count = <uint32_t>len(requests)
         cdef TRITONBACKEND_Request **given
@@ -281,7 +280,7 @@ cdef class CompiledBackend:
         return responses
 
     def close(self):
-        """Finalize what was initialized. Errors of the backend are logged."""
+        """Finalize instance, model and backend, as far as they are initialized. Errors of the backend are logged."""
         with self._asking:  # so that is_ready() does not ask an instance that is finalized
             while self._ends:
                 self._end(self._ends.pop())

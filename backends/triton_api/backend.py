@@ -36,9 +36,9 @@ class TritonApiBackend(Backend):
         """A backend.
 
         Args:
-            config: of `--backend-config`; the library gets all of it.
-            name: by which models name the backend.
-            library: `libtriton_<name>.so`.
+            config: the backend's options of `--backend-config`; the library gets all of them.
+            name: the name by which models name the backend.
+            library: the path of `libtriton_<name>.so`.
         """
         super().__init__(config)
         self._name = name
@@ -58,8 +58,8 @@ class TritonApiBackend(Backend):
             "config": {**ALWAYS_SAID, "backend-directory": str(self._library.absolute().parent.parent), **self.config},
             "logs_verbosely": log.isEnabledFor(logging.DEBUG),
         }
-        # The parameter means the worker's interpreter, which must be the one that the host was built for. A backend may
-        # have a parameter of the same name, as Triton's backend for Python does.
+        # ENVIRONMENT would choose the worker's interpreter, which must be the one for which the host was built. A
+        # backend may have a parameter of the same name for itself, as Triton's backend for Python does.
         parameters = {key: value for key, value in source.spec.parameters.items() if key != ENVIRONMENT}
         source = replace(source, spec=replace(source.spec, parameters=parameters))
         workers = {key: value for key, value in self.config.items() if key in KEYS}

@@ -4,7 +4,7 @@
 # Requests
 
 cdef object input_of(CallInput *given):
-    # The data is not copied, unless it lies in several pieces.
+    # An input for the worker. Its data is not copied, unless it lies in several pieces.
     cdef Tensor *tensor = given.tensor
     cdef Piece *piece
     cdef uint32_t at
@@ -48,8 +48,8 @@ class Outgoing(Call):
     """A request of the backend that waits for responses, which go to the backend's callbacks.
 
     Args:
-        model: name of the model that executes it.
-        request: address of the backend's request.
+        model: the name of the model that executes the request.
+        request: the address of the backend's request.
     """
 
     __slots__ = ("_request",)
@@ -59,9 +59,9 @@ class Outgoing(Call):
         self._request = request
 
     def deliver(self, response, final):
-        """See Call. The backend's functions run on this thread, without the interpreter's lock."""
+        """See Call. The backend's functions run on this thread, without the GIL."""
         self.final = final
-        answer(<TRITONSERVER_InferenceRequest *><uintptr_t>self._request, self, response, final)
+        respond(<TRITONSERVER_InferenceRequest *><uintptr_t>self._request, self, response, final)
 
 
 cdef int start(TRITONSERVER_InferenceRequest *request) except -1:
@@ -95,11 +95,11 @@ cdef void end(TRITONSERVER_InferenceRequest *request) noexcept:
 # Responses
 
 cdef enum:
-    MOST_ANSWERED_DIMENSIONS = 16  # the same as in the server
+    MOST_OUTPUT_DIMENSIONS = 16  # as in the server
 
 
 cdef int add_output(TRITONSERVER_InferenceResponse *made, tensor) except -1:
-    cdef int64_t shape[MOST_ANSWERED_DIMENSIONS]
+    cdef int64_t shape[MOST_OUTPUT_DIMENSIONS]
     cdef uint32_t rank = 0
     cdef Py_buffer view
     cdef TRITONSERVER_Error *failed
@@ -107,14 +107,14 @@ cdef int add_output(TRITONSERVER_InferenceResponse *made, tensor) except -1:
     cdef const char *name = encoded
     cdef TRITONSERVER_DataType datatype = tensor.triton_dtype()
     dims = tensor.shape()
-    if len(dims) > MOST_ANSWERED_DIMENSIONS:
+    if len(dims) > MOST_OUTPUT_DIMENSIONS:
         raise pb_utils.TritonModelException(f"output '{tensor.name()}' has too many dimensions: {len(dims)}")
     for dim in dims:
         shape[rank] = dim
         rank += 1
     PyObject_GetBuffer(wire_bytes(tensor), &view, PyBUF_SIMPLE)
     with nogil:
-        failed = inferd_add_answered(made, name, datatype, shape, rank, view.buf, <size_t>view.len)
+        failed = inferd_add_output(made, name, datatype, shape, rank, view.buf, <size_t>view.len)
     PyBuffer_Release(&view)
     return check(failed)
 
@@ -153,7 +153,7 @@ cdef int fill(TRITONSERVER_InferenceResponse *made, response) except -1:
     return 0
 
 
-cdef TRITONSERVER_InferenceResponse *answer_of(TRITONSERVER_InferenceRequest *request, response) noexcept:
+cdef TRITONSERVER_InferenceResponse *response_of(TRITONSERVER_InferenceRequest *request, response) noexcept:
     cdef TRITONSERVER_InferenceResponse *made = inferd_new_response(request)
     try:
         fill(made, response)
@@ -162,12 +162,12 @@ cdef TRITONSERVER_InferenceResponse *answer_of(TRITONSERVER_InferenceRequest *re
     return made
 
 
-cdef int answer(TRITONSERVER_InferenceRequest *request, call, response, bint final) except -1:
+cdef int respond(TRITONSERVER_InferenceRequest *request, call, response, bint final) except -1:
     cdef TRITONSERVER_InferenceResponse *made = NULL
     cdef uint32_t flags = TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
     # A decoupled model may end without a response: then the backend gets the final flag only.
     if not final or response.has_error() or response.output_tensors() or response._parameters:
-        made = answer_of(request, response)
+        made = response_of(request, response)
     with nogil:
         request.respond(made, flags, request.respond_data)
     if final:
@@ -215,8 +215,8 @@ cdef TRITONSERVER_Error *host_is_ready(const char *model, int64_t version, c_boo
 
 cdef TRITONSERVER_Error *host_is_decoupled(const char *model, int64_t version, c_bool *decoupled) noexcept with gil:
     try:
-        asked = {"name": text_of(model), "version": version_of(version)}
-        decoupled[0] = bool(current().channel.ask("is_decoupled", asked))
+        question = {"name": text_of(model), "version": version_of(version)}
+        decoupled[0] = bool(current().channel.ask("is_decoupled", question))
     except Exception as wrong:
         return refusal(wrong)
     return NULL

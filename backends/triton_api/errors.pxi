@@ -5,7 +5,7 @@ cdef str text_of(const char *text):
 
 
 cdef object taken(TRITONSERVER_Error *error):
-    # A backend's error as a TritonError. The backend's is freed.
+    # A backend's error as a TritonError; frees the backend's error.
     made = error_of(error)
     TRITONSERVER_ErrorDelete(error)
     return made

@@ -6,7 +6,7 @@ cdef enum:
 
 
 cdef class SharedState:
-    """The memory of a state of one sequence that is input and output."""
+    """The memory of a state of one sequence, where the state's input and output have the same memory."""
 
     cdef Shared c
     cdef bint busy  # a request has it
@@ -20,20 +20,20 @@ cdef class ModelTraits:
     """The parts of a model's configuration that its requests depend on, for Python and for the C sources.
 
     Args:
-        model: its name.
+        model: the model's name.
         states: for each state of its sequences the names of input and output, and whether they have the same memory.
-        decoupled: a request may have any number of responses.
-        iterative: a request may be rescheduled.
+        decoupled: whether a request may have any number of responses.
+        iterative: whether a request may be rescheduled.
     """
 
     cdef readonly frozenset names
-    cdef readonly dict shared  # places of states whose input and output have the same memory, by names of inputs
+    cdef readonly dict shared  # by name of the input, the places of states whose input and output have the same memory
     cdef bint decoupled
     cdef bint iterative
     cdef const char **pointers
     cdef bytes _model
     cdef list _texts
-    cdef dict _sequences  # each with its SharedStates by place; the one that was used last is last
+    cdef dict _sequences  # by id, the SharedStates of a sequence by place; the sequence used last is last
 
     def __cinit__(self, str model, states, bint decoupled, bint iterative):
         states = list(states)
@@ -83,7 +83,7 @@ cdef class Exchange:
     cdef list kept  # objects that the structures for the backend point to
     cdef ModelTraits model
     cdef OutputGrant grant
-    cdef list states  # SharedStates of its sequence that it has
+    cdef list states  # SharedStates that this request has, of its sequence
     cdef object sequence
     cdef Py_buffer *views
     cdef Py_ssize_t view_count
@@ -224,7 +224,7 @@ cdef class Exchange:
         self.c.input_count = 0
 
     cdef void release(self, uint32_t flags) noexcept:
-        # The backend has finished with the inputs; their memory belongs to the server again.
+        # The backend no longer uses the inputs; their memory belongs to the server again.
         self.released = True
         self._free_inputs()
         self._part()
@@ -238,7 +238,7 @@ cdef class Exchange:
             self.wrong = "the backend rescheduled the request after its execution, expected before that returns"
 
     cdef void _part(self) noexcept:
-        # Nothing of this request needs the memory of states any more: another one of the sequence may have it.
+        # If this request no longer needs the memory of states, another request of the sequence may have it.
         cdef SharedState state
         if not self.states or self.executing or not self.released or not (self.answered or self.rescheduled):
             return
@@ -302,7 +302,7 @@ cdef class Exchange:
         return 0
 
     cdef bint _send_written(self, TRITONBACKEND_Response *response, bint final, TRITONSERVER_Error *error) except -1:
-        # Send a response of a decoupled model, of which there may be many, the short way; False: it needs the other.
+        # The short way for responses of decoupled models, of which there may be many. False: the other way is needed.
         if not self.decoupled or error != NULL or response.parameters != NULL or self.c.states != NULL:
             return False
         record = written(response.outputs, self.sender._runtime.channel, self.sender._wanted)
@@ -337,21 +337,21 @@ cdef class Exchange:
         return 0
 
     cdef int abandon(self) except -1:
-        # The backend has released the request and everything that could answer it.
+        # The backend has released the request, and every factory and response of it.
         if not self.answered and not self.rescheduled:
             self._answer(failure(self.wrong or "the backend released the request without a final response"), True)
         return 0
 
     cdef object executed(self, failed):
-        # The response that goes back with the batch; None if the sender answers the request, or it is rescheduled.
+        # The response that goes back with the batch; None if a sender sends it later, or the request is rescheduled.
         if failed is not None and not self.released:  # the backend failed, and left the request to the server
             if not self.answered:
                 self._answer(pb_utils.InferenceResponse(error=failed), True)
             self.c.released = True
             self.release(0)
             inferd_drop(&self.c)
-        # A sender tells the worker that the request is answered later. It is made while `executing` still sends a
-        # response of another thread to `ready`, so a request never gets two responses.
+        # A sender tells the worker that the response comes later. It is made before `executing` is reset: until then a
+        # response of another thread goes to `ready`, so a request never gets two responses.
         if self.ready is None and not self.rescheduled and self.sender is None:
             self.sender = self.request.get_response_sender()
         self.executing = False

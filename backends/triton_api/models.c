@@ -71,7 +71,7 @@ GETTER(TRITONBACKEND_ModelName, TRITONBACKEND_Model, const char *, object->name)
 GETTER(TRITONBACKEND_ModelVersion, TRITONBACKEND_Model, uint64_t, object->version)
 GETTER(TRITONBACKEND_ModelAutoCompleteConfig, TRITONBACKEND_Model, bool, object->completes)
 GETTER(TRITONBACKEND_ModelBackend, TRITONBACKEND_Model, TRITONBACKEND_Backend *, object->backend)
-/* Backends request a server, but only the functions of unsupported.c take one. */
+/* Functions that take a server do not use it, so any pointer will do. */
 GETTER(TRITONBACKEND_ModelServer, TRITONBACKEND_Model, TRITONSERVER_Server *, (TRITONSERVER_Server *)object)
 STATE(Model, TRITONBACKEND_Model)
 

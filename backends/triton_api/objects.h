@@ -54,7 +54,7 @@ struct Tensor {
     int64_t shape[MOST_DIMENSIONS];
     void *base;
     struct TRITONSERVER_BufferAttributes attributes;
-    bool updated;        /* of a state: the next response takes it along */
+    bool updated;        /* of a state: it goes with the next response */
     bool shared;         /* of a state: `base` belongs to a struct Shared */
     bool granted;        /* of an output: `base` lies in the request's grant */
     struct TRITONBACKEND_Request *request; /* of a state or an output */
@@ -84,16 +84,16 @@ struct Shared {
 /* Memory of the server for outputs of one batch: responses that lie in it need not be copied. Threads of the backend take
  * from it without a lock; when the execution is over, nothing is left. */
 struct Grant {
-    atomic_uintptr_t at; /* where the rest begins */
+    atomic_uintptr_t at; /* where the free rest begins */
     uintptr_t end;
-    atomic_int tensors; /* that lie in it, and that the backend has not sent or deleted */
+    atomic_int tensors; /* how many lie in it that the backend has neither sent nor deleted */
 };
 
 struct TRITONBACKEND_Request {
     atomic_int references; /* one until the request is released, one for each factory and response */
     atomic_bool released;
     bool reschedulable; /* the model has iterative sequences */
-    void *owner; /* the host's object, which this is a part of */
+    void *owner; /* the host's object, of which this is a part */
     const char *model;
     const char *id;
     const char *correlation_text;
@@ -107,9 +107,9 @@ struct TRITONBACKEND_Request {
     uint32_t parameter_count;
     struct TRITONSERVER_Parameter *parameters;
     const char **state_names; /* of the model; NULL behind the last */
-    struct Shared **shared; /* for each of these, NULL where input and output have memory of their own */
+    struct Shared **shared; /* for each of these states; NULL where input and output have memory of their own */
     struct Tensor *states;
-    struct Grant *grant; /* of its batch, which other requests of the batch share */
+    struct Grant *grant; /* of its batch: the requests of a batch share it */
     bool sent; /* the last response has been sent, so no state can go with it any more */
     atomic_uint reported; /* responses whose times the backend has reported */
 };
@@ -182,7 +182,7 @@ struct TRITONSERVER_InferenceRequest {
     void *call; /* the host's object, while the request waits for responses */
 };
 
-struct Answered {
+struct ReceivedOutput {
     struct Tensor *tensor;
     void *buffer; /* from the allocator */
     void *buffer_data;
@@ -195,7 +195,7 @@ struct TRITONSERVER_InferenceResponse {
     char *id;
     TRITONSERVER_ResponseAllocator *allocator;
     void *allocator_data;
-    struct Answered *outputs;
+    struct ReceivedOutput *outputs;
     uint32_t output_count;
     uint32_t parameter_count;
     TRITONSERVER_Parameter *parameters;
@@ -271,15 +271,15 @@ INTERNAL TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const cha
 INTERNAL bool inferd_resize(struct Shared *shared, size_t size); /* keeps the content; false: no memory */
 INTERNAL void inferd_free_tensors(struct Tensor *first);
 INTERNAL void inferd_open_grant(struct Grant *grant, uintptr_t at, uintptr_t end);
-INTERNAL uintptr_t inferd_close_grant(struct Grant *grant); /* returns where the rest began */
-INTERNAL bool inferd_uses_grant(struct Grant *grant); /* the backend may still write to some of it */
+INTERNAL uintptr_t inferd_close_grant(struct Grant *grant); /* returns where the free rest begins */
+INTERNAL bool inferd_uses_grant(struct Grant *grant); /* whether the backend may still write to a part of it */
 INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
 INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* drops one reference */
 
 /* The response of another model to a request of the backend, and its parts */
 INTERNAL TRITONSERVER_InferenceResponse *inferd_new_response(const TRITONSERVER_InferenceRequest *request);
 INTERNAL TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *response);
-INTERNAL TRITONSERVER_Error *inferd_add_answered(TRITONSERVER_InferenceResponse *response, const char *name,
+INTERNAL TRITONSERVER_Error *inferd_add_output(TRITONSERVER_InferenceResponse *response, const char *name,
                                                  TRITONSERVER_DataType datatype, const int64_t *shape, uint32_t rank,
                                                  const void *data, size_t size);
 INTERNAL TRITONSERVER_Error *inferd_add_parameter(TRITONSERVER_InferenceResponse *response, const char *name,

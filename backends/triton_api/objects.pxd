@@ -203,7 +203,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
     void TRITONSERVER_ErrorDelete(TRITONSERVER_Error *error)
     TRITONSERVER_InferenceResponse *inferd_new_response(const TRITONSERVER_InferenceRequest *request)
     TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *response)
-    TRITONSERVER_Error *inferd_add_answered(
+    TRITONSERVER_Error *inferd_add_output(
         TRITONSERVER_InferenceResponse *response, const char *name, TRITONSERVER_DataType datatype,
         const int64_t *shape, uint32_t rank, const void *data, size_t size)
     TRITONSERVER_Error *inferd_add_parameter(

@@ -1,8 +1,8 @@
 """Tensors and parameters of the backend's responses, for the worker. A part of _host.pyx."""
 
 cdef enum:
-    MOST_WRITTEN = 16        # outputs, and
-    LONGEST_WRITTEN = 4096   # bytes of a response that `written` writes
+    MOST_WRITTEN = 16        # outputs of a response that `written` writes
+    LONGEST_WRITTEN = 4096   # and its bytes
     NOT_WANTED = 0xFFFFFFFF
 
 
@@ -32,7 +32,7 @@ cdef class OutputGrant:
     cdef object outputs
     cdef object arena
     cdef uintptr_t base  # of the arena
-    cdef object kept  # as long as the backend may write to it after the execution
+    cdef object kept  # keeps the server from using the memory, if the backend may write to it after the execution
 
     def __cinit__(self, outputs):
         cdef Py_buffer view
@@ -48,13 +48,13 @@ cdef class OutputGrant:
         inferd_open_grant(&self.c, self.base + <uintptr_t>at, self.base + <uintptr_t>end)
 
     cdef int close(self) except -1:
-        # The execution is over: nothing more is taken.
+        # The execution is over: the backend can take no more of the grant.
         if self.base:
             self.outputs.end(inferd_close_grant(&self.c) - self.base)
         return 0
 
     cdef int keep(self) except -1:
-        # The responses of the execution are there. If the backend has outputs of others, the server must wait for it.
+        # The responses of the execution are made. If the backend has other outputs in the grant, the server must wait.
         if inferd_uses_grant(&self.c):
             self.kept = self.outputs.keep()
         return 0
@@ -146,7 +146,7 @@ cdef bytes written(Tensor *first, channel, wanted):
 
 
 cdef bint is_whole(const Tensor *tensor) noexcept:
-    # small, and of as many bytes as its shape has
+    # whether the tensor is small, and has as many bytes as its shape needs
     cdef size_t size = TRITONSERVER_DataTypeByteSize(tensor.datatype)
     cdef uint32_t axis
     for axis in range(tensor.rank):

@@ -148,7 +148,7 @@ TRITONSERVER_Error *TRITONBACKEND_RequestOutputBufferProperties(TRITONBACKEND_Re
                                                                 size_t *byte_size,
                                                                 TRITONSERVER_MemoryType *memory_type,
                                                                 int64_t *memory_type_id) {
-    (void)request, (void)name, (void)byte_size; /* the size makes no difference */
+    (void)request, (void)name, (void)byte_size; /* all outputs lie in memory of the CPU, whatever their size */
     *memory_type = TRITONSERVER_MEMORY_CPU;
     *memory_type_id = 0;
     return NULL;

@@ -228,7 +228,7 @@ TRITONSERVER_Error *TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output *output, voi
     struct Tensor *tensor = &output->tensor;
     void *base = NULL;
     if (byte_size > SENT_IN_RECORD) {
-        /* Counted before it is taken: if the grant is closed and no tensor is counted, none will be in it. */
+        /* Count the tensor before it takes memory: if the grant is closed and counts none, no tensor will lie in it. */
         atomic_fetch_add_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
         base = take(tensor->request->grant, byte_size);
         if (base == NULL) atomic_fetch_sub_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
@@ -283,8 +283,8 @@ TRITONSERVER_Error *TRITONBACKEND_InferenceResponseOutputByName(TRITONBACKEND_Re
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* States. An updated state goes with the next response, even with one that waits for the end of the batch, or with the
- * request if that is rescheduled. */
+/* States. An updated state goes with the next response, also if that waits for the end of the batch; or with the request,
+ * if that is rescheduled. */
 
 /* The place of a state among those of the model; -1: it has none of this name. */
 static int place_of(const TRITONBACKEND_Request *request, const char *name) {
@@ -347,7 +347,7 @@ TRITONSERVER_Error *TRITONBACKEND_StateBuffer(TRITONBACKEND_State *state, void *
     tensor->base = *buffer = shared->base;
     tensor->attributes.byte_size = byte_size;
     tensor->shared = true;
-    tensor->updated = true; /* what is written there is the state */
+    tensor->updated = true; /* the memory is that of the state, so what is written there counts at once */
     *memory_type = TRITONSERVER_MEMORY_CPU;
     *memory_type_id = 0;
     return NULL;

@@ -1,4 +1,4 @@
-"""The functions that the C sources call instead when the interpreter ends. A part of _host.pyx.
+"""The functions that the C sources call when the interpreter has ended. A part of _host.pyx.
 
 Destructors and threads of the backend's library may still call the API then.
 """
@@ -37,6 +37,27 @@ cdef TRITONSERVER_Error *late_send(
     return gone()
 
 
+cdef void late_report(void *owner, int kind, uint32_t index, uint64_t infer_ns, uint64_t output_ns) noexcept nogil:
+    pass
+
+
+cdef TRITONSERVER_Error *late_new_family(
+    TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind, const char *name, const char *description
+) noexcept nogil:
+    return gone()
+
+
+cdef TRITONSERVER_Error *late_new_metric(
+    TRITONSERVER_Metric **metric, TRITONSERVER_MetricFamily *family, const TRITONSERVER_Parameter **labels,
+    uint64_t count, const TRITONSERVER_MetricArgs *arguments
+) noexcept nogil:
+    return gone()
+
+
+cdef TRITONSERVER_Error *late_kind_of(void *measured, TRITONSERVER_MetricKind *kind) noexcept nogil:
+    return gone()
+
+
 cdef TRITONSERVER_Error *late_call(TRITONSERVER_InferenceRequest *request) noexcept nogil:
     return gone()
 
@@ -45,17 +66,39 @@ cdef void late_cancel(TRITONSERVER_InferenceRequest *request) noexcept nogil:
     pass
 
 
+cdef TRITONSERVER_Error *late_question(const char *model, int64_t version, c_bool *answer) noexcept nogil:
+    return gone()
+
+
+cdef TRITONSERVER_Error *late_load_model(
+    const char *model, const TRITONSERVER_Parameter **parameters, uint64_t count
+) noexcept nogil:
+    return gone()
+
+
+cdef TRITONSERVER_Error *late_unload_model(const char *model, c_bool dependents) noexcept nogil:
+    return gone()
+
+
 def retire():
-    """Ask the interpreter nothing any more."""
+    """Replace every function of the host that needs the interpreter."""
     inferd_host.log = late_log
     inferd_host.let_go = late_let_go
     inferd_host.measure = late_measure
+    inferd_host.new_family = late_new_family
+    inferd_host.new_metric = late_new_metric
+    inferd_host.kind_of = late_kind_of
     inferd_host.is_cancelled = late_is_cancelled
     inferd_host.released = late_released
     inferd_host.forget = late_forget
     inferd_host.send = late_send
+    inferd_host.report = late_report
     inferd_host.call = late_call
     inferd_host.cancel = late_cancel
+    inferd_host.is_ready = late_question
+    inferd_host.is_decoupled = late_question
+    inferd_host.load_model = late_load_model
+    inferd_host.unload_model = late_unload_model
 
 
 atexit.register(retire)

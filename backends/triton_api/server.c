@@ -142,6 +142,14 @@ TRITONSERVER_Error *TRITONSERVER_MessageSerializeToJson(TRITONSERVER_Message *me
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* Parameters */
 
+/* The parameter, or NULL if there was no memory for a part of it. */
+static TRITONSERVER_Parameter *whole(TRITONSERVER_Parameter *parameter) {
+    bool has_text = parameter->type == TRITONSERVER_PARAMETER_STRING || parameter->type == TRITONSERVER_PARAMETER_BYTES;
+    if (parameter->name && (parameter->text || !has_text)) return parameter;
+    TRITONSERVER_ParameterDelete(parameter);
+    return NULL;
+}
+
 TRITONSERVER_Parameter *TRITONSERVER_ParameterNew(const char *name, TRITONSERVER_ParameterType type,
                                                   const void *value) {
     if (name == NULL || value == NULL || (unsigned)type > TRITONSERVER_PARAMETER_DOUBLE) return NULL;
@@ -163,10 +171,11 @@ TRITONSERVER_Parameter *TRITONSERVER_ParameterNew(const char *name, TRITONSERVER
         default:
             parameter->plain.number = *(const double *)value;
     }
-    return parameter;
+    return whole(parameter);
 }
 
 TRITONSERVER_Parameter *TRITONSERVER_ParameterBytesNew(const char *name, const void *bytes, uint64_t size) {
+    if (name == NULL || (bytes == NULL && size)) return NULL;
     TRITONSERVER_Parameter *parameter = calloc(1, sizeof *parameter);
     if (parameter == NULL) return NULL;
     parameter->name = strdup(name);
@@ -174,7 +183,7 @@ TRITONSERVER_Parameter *TRITONSERVER_ParameterBytesNew(const char *name, const v
     parameter->text = malloc(size ? size : 1);
     parameter->size = size;
     if (parameter->text && size) memcpy(parameter->text, bytes, size);
-    return parameter;
+    return whole(parameter);
 }
 
 void TRITONSERVER_ParameterDelete(TRITONSERVER_Parameter *parameter) {

@@ -1,5 +1,5 @@
-/* The rest of the API. Each function returns an error that says that it is not supported. So a backend that may call one
- * can be loaded, and gets the error only when it calls it. The arguments make no difference. */
+/* The rest of the API. Each function returns an error that says that it is not supported, whatever its arguments are. So a
+ * backend that may call such a function can be loaded, and gets the error only when it calls the function. */
 
 #include "objects.h"
 
@@ -28,8 +28,6 @@ UNSUPPORTED(TRITONSERVER_InferenceTraceContext)
 
 /* Requests to other models */
 UNSUPPORTED(TRITONSERVER_InferenceRequestAddRawInput)
-
-/* Responses of other models */
 
 /* Options of a server in the process */
 UNSUPPORTED(TRITONSERVER_ServerOptionsNew)

@@ -6,17 +6,22 @@ What the probe does is told by the first number of its input, see triton_probe.c
 from __future__ import annotations
 
 import collections
+import importlib.util
 import os
 import queue
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from inferd.backends import python
 from inferd.backends.api import BackendError
 from inferd.backends.loader import BackendLoader
 from tests.backends.models import source
@@ -497,6 +502,63 @@ def test_why_a_model_does_not_load(client, model, text):
 
 
 # -- finding libraries
+
+
+LATE = r"""
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void *TRITONSERVER_ServerModelIsReady(void *, const char *, int64_t, bool *);
+void *TRITONSERVER_ServerModelTransactionProperties(void *, const char *, int64_t, uint32_t *, void **);
+void *TRITONSERVER_ServerLoadModel(void *, const char *);
+void *TRITONSERVER_ServerUnloadModel(void *, const char *);
+void *TRITONSERVER_MetricFamilyNew(void **, int, const char *, const char *);
+void *TRITONSERVER_MetricNew(void **, void *, const void **, uint64_t);
+void *TRITONSERVER_GetMetricKind(void *, int *);
+const char *TRITONSERVER_ErrorMessage(void *);
+
+static void asks(void) {
+    bool ready;
+    uint32_t flags;
+    void *made;
+    int kind;
+    void *errors[] = {
+        TRITONSERVER_ServerModelIsReady(NULL, "m", 1, &ready),
+        TRITONSERVER_ServerModelTransactionProperties(NULL, "m", 1, &flags, NULL),
+        TRITONSERVER_ServerLoadModel(NULL, "m"),
+        TRITONSERVER_ServerUnloadModel(NULL, "m"),
+        TRITONSERVER_MetricFamilyNew(&made, 0, "name", "text"),
+        TRITONSERVER_MetricNew(&made, NULL, NULL, 0),
+        TRITONSERVER_GetMetricKind(NULL, &kind),
+    };
+    for (unsigned at = 0; at < sizeof errors / sizeof *errors; at++) puts(TRITONSERVER_ErrorMessage(errors[at]));
+}
+
+__attribute__((constructor)) static void arm(void) { atexit(asks); }
+"""
+LOADS_LATE = """
+import ctypes, importlib, sys
+
+sys.path += [sys.argv[1] + "/worker/modules", sys.argv[1] + "/programs"]
+importlib.import_module("c_python_backend_utils")
+importlib.import_module("triton_api_backend").load_host(sys.argv[2])
+ctypes.CDLL(sys.argv[3])
+"""
+
+
+def test_a_library_asks_when_the_interpreter_has_ended(tmp_path):
+    """Guards the end of the worker, which would be a crash: destructors of a library may call the API then."""
+    (tmp_path / "late.c").write_text(LATE)
+    build(tmp_path / "late.so", str(tmp_path / "late.c"))
+    host = importlib.util.find_spec("inferd.backends.triton_api._host").origin
+    folder = Path(python.__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS_LATE, folder, host, tmp_path / "late.so"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["the instance has ended"] * 7), done.stderr
 
 
 def test_the_servers_own_backends_come_before_a_library_of_their_name_unless_it_is_named(tmp_path):

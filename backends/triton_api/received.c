@@ -64,7 +64,7 @@ TRITONSERVER_Error *inferd_start_response(TRITONSERVER_InferenceResponse *respon
     return start ? start(response->allocator, response->allocator_data) : NULL;
 }
 
-static TRITONSERVER_Error *take_memory(TRITONSERVER_InferenceResponse *response, struct Answered *output) {
+static TRITONSERVER_Error *take_memory(TRITONSERVER_InferenceResponse *response, struct ReceivedOutput *output) {
     struct TRITONSERVER_BufferAttributes *attributes = &output->tensor->attributes;
     attributes->memory_type = TRITONSERVER_MEMORY_CPU;
     attributes->memory_type_id = 0;
@@ -83,14 +83,14 @@ static TRITONSERVER_Error *take_memory(TRITONSERVER_InferenceResponse *response,
     return NULL;
 }
 
-TRITONSERVER_Error *inferd_add_answered(TRITONSERVER_InferenceResponse *response, const char *name,
+TRITONSERVER_Error *inferd_add_output(TRITONSERVER_InferenceResponse *response, const char *name,
                                         TRITONSERVER_DataType datatype, const int64_t *shape, uint32_t rank,
                                         const void *data, size_t size) {
-    struct Answered *outputs = realloc(response->outputs, (response->output_count + 1) * sizeof *outputs);
+    struct ReceivedOutput *outputs = realloc(response->outputs, (response->output_count + 1) * sizeof *outputs);
     if (outputs == NULL) return no_memory();
     response->outputs = outputs;
-    struct Answered *output = &outputs[response->output_count];
-    *output = (struct Answered){NULL, NULL, NULL};
+    struct ReceivedOutput *output = &outputs[response->output_count];
+    *output = (struct ReceivedOutput){NULL, NULL, NULL};
     TRITONSERVER_Error *error = inferd_new_tensor(&output->tensor, "output", name, datatype, shape, rank);
     if (error) return error;
     response->output_count++;
@@ -116,7 +116,7 @@ TRITONSERVER_Error *inferd_add_parameter(TRITONSERVER_InferenceResponse *respons
 TRITONSERVER_Error *TRITONSERVER_InferenceResponseDelete(TRITONSERVER_InferenceResponse *response) {
     if (response == NULL) return NULL;
     for (uint32_t index = 0; index < response->output_count; index++) {
-        struct Answered *output = &response->outputs[index];
+        struct ReceivedOutput *output = &response->outputs[index];
         struct TRITONSERVER_BufferAttributes *attributes = &output->tensor->attributes;
         if (output->buffer)
             TRITONSERVER_ErrorDelete(response->allocator->release(response->allocator, output->buffer,
@@ -187,7 +187,7 @@ TRITONSERVER_Error *TRITONSERVER_InferenceResponseOutput(TRITONSERVER_InferenceR
                                                          int64_t *memory_type_id, void **buffer_data) {
     TRITONSERVER_Error *error = check_index("outputs", index, response->output_count);
     if (error) return error;
-    struct Answered *output = &response->outputs[index];
+    struct ReceivedOutput *output = &response->outputs[index];
     *name = output->tensor->name;
     *datatype = output->tensor->datatype;
     *shape = output->tensor->shape;
