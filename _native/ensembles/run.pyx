@@ -52,7 +52,7 @@ from inferd._native.ensembles.step cimport (
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport block_share
 from inferd._native.protobuf.codec cimport Str
-from inferd._native.refusal cimport REFUSAL_NONE, Refusal
+from inferd._native.refusal cimport REFUSAL_NONE, Refusal, refusal_usual
 from inferd._native.request.accounting cimport account_failed, execution_add
 from inferd._native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from inferd._native.request.lane cimport Lane
@@ -76,7 +76,13 @@ from inferd._native.service.model_waits cimport (
     model_waits_remove,
 )
 from inferd._native.service.submission cimport Submission, submit_request
-from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from inferd._native.status cimport (
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+)
 from inferd._native.text cimport clip, format_text, text_or_no_memory
 
 
@@ -200,11 +206,12 @@ cdef void find_sequence(StepCall *call) noexcept nogil:
 
 
 cdef void give_up(StepCall *call, int status, const char *details) noexcept nogil:
-    # the request of the call was not submitted, so the run fails
+    # the request of the call was not submitted, so the run fails; where it lacks a model, that is a refusal
     cdef Run *run = call.frame.run
+    cdef bint refused = status == STATUS_UNAVAILABLE or status == STATUS_NOT_FOUND
     run.active -= 1
     close_call(call)
-    fail(run, status, REFUSAL_NONE, details)
+    fail(run, status, refusal_usual(status) if refused else REFUSAL_NONE, details)
 
 
 cdef bint await_model(StepCall *call, char **details) noexcept nogil:

@@ -14,7 +14,7 @@ from inferd._native.execution.gather cimport batch_give_inputs
 from inferd._native.request.accounting cimport account_failed, account_repeated, execution_add
 from inferd._native.request.bridge cimport Bridge, bridge_return
 from inferd._native.request.lane cimport Lane
-from inferd._native.request.record cimport Record, record_taken
+from inferd._native.request.record cimport Record, record_inputs, record_taken
 from inferd._native.request.request cimport Request, request_expired, request_fail, request_free
 from inferd._native.request.statistics cimport (
     FAILURE_BACKEND,
@@ -149,10 +149,14 @@ cdef void batch_fetch(NativeBatch *batch, int device, bint in_place) noexcept no
     cdef uint32_t i
     for i in range(batch.count):
         request = batch.requests[i]
-        if request.on_device and not inputs_fetch(request, device, in_place):
+        if not request.on_device:
+            continue
+        if not inputs_fetch(request, device, in_place):
             batch.rows -= request.rows
             account_failed(request, now_ns(), FAILURE_OTHER)
             bridge_return(<Bridge *>batch_detach(batch, i).bridge, &request.response, &request.response)
+        elif request.record != NULL:
+            record_inputs(request)
     forget_detached(batch)
 
 

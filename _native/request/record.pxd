@@ -95,8 +95,10 @@ cdef void record_looked_up(Request *request, int64_t begin_ns, int64_t end_ns, b
 # In the front: a request with a record gets the response to `work`, which was made for another one.
 cdef void record_shares(Request *request, const Request *work) noexcept nogil
 # From any thread: an instance is about to execute a request with a record. Copies its inputs, if they are needed,
-# before the model can write to them.
+# before the model can write to them; those of a request with inputs on a device are not copied.
 cdef void record_taken(Request *request) noexcept nogil
+# From any thread: copy the inputs of a request with a record, all of which the instance can read now.
+cdef void record_inputs(Request *request) noexcept nogil
 # In the front: a request with a record gets a response.
 cdef void record_response(Request *request, const Response *response) noexcept nogil
 # A request with a record ends: keep the record if it is needed.

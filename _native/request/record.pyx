@@ -237,8 +237,13 @@ cdef bint reserve(Record *record, size_t size, bint listed) noexcept nogil:
 
 
 cdef void record_taken(Request *request) noexcept nogil:
+    if not request.on_device:  # else its inputs are not all in this memory yet
+        record_inputs(request)
+
+
+cdef void record_inputs(Request *request) noexcept nogil:
     cdef Record *record = <Record *>request.record
-    if not record.tensors or record.data != NULL or request.on_device:
+    if not record.tensors or record.data != NULL:
         return
     record.tensors = reserve(record, input_bytes(request), False)
     if record.tensors:

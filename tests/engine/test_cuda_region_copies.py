@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from inferd._native.cuda import closing
+from inferd._native.request.recorder import RecorderHandle
 from inferd.server.engine.instances.shared_memory import CUDA, SharedMemoryPolicy
 from inferd.server.errors import Status
 from tests.engine.region_owner import SIZE, RegionOwner, placed
@@ -364,3 +365,26 @@ async def test_a_batch_without_requests_does_not_begin(tmp_path, stub, other):
         assert (await infer(engine, reference(values, 8))).status == Status.INTERNAL
         np.testing.assert_array_equal((await infer(engine, reference(values, 8))).array(), values * 10)
         assert framework.calls == 1
+
+
+async def test_a_trace_has_the_input_that_was_sent_not_what_the_model_makes_of_it(tmp_path, stub, other):
+    """A model on the CPU may compute in its copy of what lies in the region."""
+
+    def double(batch):
+        x = batch.input("x").numpy()
+        x *= 2
+        batch.set_output("y", x)
+
+    values = np.arange(4, dtype=np.int64).reshape(1, 4)
+    other.write(8, values.tobytes())
+    async with serving(tmp_path, stub, other, PUPPET, loader=Loader({"m": double})) as engine:
+        recorder = RecorderHandle()
+        recorder.sample(on=True, tensors=True, rate=1, count=-1)
+        recorder.keep(access_rate=0, slow_ns=0, log_slow_ns=0)
+        recorder.switch(True)
+        engine.infer.record(recorder)
+        np.testing.assert_array_equal((await infer(engine, reference(values, 8))).array(), values * 2)
+        [record] = recorder.take()
+        [[x], [y]] = record["tensors"]
+        assert x["data"] == values.tobytes()
+        assert y["data"] == (values * 2).tobytes()

@@ -15,12 +15,13 @@ import threading
 import pytest
 
 from inferd._native.execution.python_batch import Batch
+from inferd._native.refusal import refusal_counts
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.engine.models.registry import Models
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.errors import Status
-from tests.engine.serving import Answer, Gate, Pending, infer, poll, puppets_of, request, row, serving
+from tests.engine.serving import Answer, Gate, Pending, ensemble_of, infer, poll, puppets_of, request, row, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
@@ -382,3 +383,20 @@ async def test_sequences_go_on_when_a_poll_finds_that_their_model_is_gone(tmp_pa
 
 
 # -- the server stops -------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_step_refuses_counts_as_a_refusal_of_the_ensemble(tmp_path):
+    """Its client hears the reason NOT_READY, which `inferd_refused_requests_total` has once."""
+    whole = ensemble_of("m").replace("dims: [ -1 ]", "dims: [ 1 ]").replace("max_batch_size: 8", "max_batch_size: 4")
+    async with serving(tmp_path, Generations(), m=config(), whole=whole) as engine:
+        assert (await infer(engine, step(1, 1, start=True))).status == OK
+        engine.drain()
+        finishing = asyncio.create_task(engine.finish_sequences(600))
+        await asyncio.sleep(0)
+        before = refusal_counts().get("NOT_READY", 0)
+        refused = await infer(engine, step(1, 2, start=True, model="whole"))
+        assert refused.status == UNAVAILABLE
+        assert "no sequence begins on model 'm'" in refused.text
+        assert refusal_counts()["NOT_READY"] == before + 1
+        assert (await infer(engine, step(1, 1, end=True))).status == OK
+        await finishing

@@ -75,7 +75,7 @@ class Stub:
         self._problems: list[str] = []
 
     def set(self, **settings: int) -> None:
-        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us, threads."""
+        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us, threads, reopens."""
         for name, value in settings.items():
             self.lib.stub_set(name.encode(), value)
 

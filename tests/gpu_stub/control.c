@@ -6,7 +6,7 @@
 
 pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-int initialized, devices = 1, threads = 1, retained[MAX_DEVICES], sticky[MAX_DEVICES];
+int initialized, devices = 1, threads = 1, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 long long memory_size = 1LL << 30, memory_used[MAX_DEVICES], copy_us, d2d_us;
 int held[KINDS];
 uint64_t executed[KINDS];
@@ -33,6 +33,7 @@ static void set_option(const char *name, long long value) {
     if (!strcmp(name, "devices")) devices = (int)value;
     else if (!strcmp(name, "memory")) memory_size = value;
     else if (!strcmp(name, "threads")) threads = (int)value;
+    else if (!strcmp(name, "reopens")) reopens = (int)value;
     else if (!strcmp(name, "copy_us")) copy_us = value;
     else if (!strcmp(name, "d2d_us")) d2d_us = value;
     else { fprintf(stderr, "cuda_stub: unknown setting '%s'\n", name); abort(); }

@@ -24,7 +24,8 @@
  *
  * Settings, from the environment variable CUDA_STUB ("devices=2,memory=1073741824,copy_us=50") or stub_set():
  *   devices, memory (bytes of each device), copy_us (delay of a copy), d2d_us (of copies on the device),
- *   threads (0: streams have none; what they are given runs when stub_step says so, one operation at a time).
+ *   threads (0: streams have none; what they are given runs when stub_step says so, one operation at a time, or when
+ *   somebody waits for it), reopens (a process may open the handles that it made itself).
  * With CUDA_STUB_REPORT=<file> the report is written there when the process ends.
  *
  * One lock guards everything but the copying itself. */
@@ -122,7 +123,7 @@ typedef struct Stream {
     Operation *first, *last;
     Clock clock;
     Graph *capture;
-    int is_origin;
+    int is_origin, runs;                 /* its first operation runs */
     pthread_t capturing_thread, thread;
 } Stream;
 
@@ -132,7 +133,7 @@ typedef struct Stream {
 /* control.c: settings, faults, reports; all state is guarded by `guard`, and `changed` tells of every change */
 extern pthread_mutex_t guard;
 extern pthread_cond_t changed;
-extern int initialized, devices, threads, retained[MAX_DEVICES], sticky[MAX_DEVICES];
+extern int initialized, devices, threads, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 extern long long memory_size, memory_used[MAX_DEVICES], copy_us, d2d_us;
 extern int held[KINDS];
 extern uint64_t executed[KINDS];

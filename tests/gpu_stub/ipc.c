@@ -28,7 +28,7 @@ static CUresult import(CUdeviceptr *out, const CUipcMemHandle *handle) {
     char path[64];
     memcpy(&e, handle, sizeof e);
     if (e.magic != MAGIC || e.device != current_device) return INVALID_VALUE;
-    if (e.pid == getpid()) return INVALID_CONTEXT;
+    if (e.pid == getpid() && !reopens) return INVALID_CONTEXT;
     for (Memory *m = memories; m; m = m->next)
         if (m->alive && m->kind == IMPORTED && !memcmp(&m->handle, handle, sizeof *handle)) {
             m->opened++;

@@ -18,7 +18,9 @@ void event_unreference(Event *event) {
 
 static void run_first(Stream *s) {
     Operation *o = s->first;
+    s->runs = 1;
     run_operation(o, s->device);
+    s->runs = 0;
     s->first = o->next;
     if (!s->first) s->last = NULL;
     count_pending(o, -1);
@@ -47,15 +49,18 @@ static void *stream_thread(void *argument) {
     return NULL;
 }
 
+/* Whether the first operation of a stream without a thread could run now. */
+static int can_run(const Stream *s) {
+    const Operation *o = s->first;
+    if (!o || s->runs || (held[o->kind] && !sticky[s->device])) return 0;
+    return o->kind != WAIT || o->event->reached >= o->ticket || sticky[s->device];
+}
+
 /* Of streams without threads: those whose first operation could run now. */
 static int runnable(Stream **found) {
     int count = 0;
-    for (int i = 0; i < MAX_STREAMS; i++) {
-        const Operation *o = slots[i] ? slots[i]->first : NULL;
-        if (!o || (held[o->kind] && !sticky[slots[i]->device])) continue;
-        if (o->kind == WAIT && o->event->reached < o->ticket && !sticky[slots[i]->device]) continue;
-        found[count++] = slots[i];
-    }
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (slots[i] && can_run(slots[i])) found[count++] = slots[i];
     return count;
 }
 
@@ -108,7 +113,10 @@ void submit(Stream *s, Operation *o) {
 }
 
 void wait_for(Stream *s, uint64_t operations) {
-    while (s->executed < operations && !sticky[s->device]) pthread_cond_wait(&changed, &guard);
+    while (s->executed < operations && !sticky[s->device]) {
+        if (!threads && can_run(s)) run_first(s);
+        else pthread_cond_wait(&changed, &guard);
+    }
 }
 
 CUresult cuStreamCreateWithPriority(Stream **out, unsigned flags, int priority) {

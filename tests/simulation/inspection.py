@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferd._native.memory.shm import SHARED, SYSTEM
+from inferd._native.memory.shm import CUDA, SHARED, SYSTEM
 from inferd._native.service.exposition import KINDS, ModelMetrics
 from tests.simulation.wire import Violation
 
@@ -76,15 +76,18 @@ def list_regions(simulation: Simulation) -> None:
         Violation: it is another one than clients have registered.
     """
     regions = simulation.regions
-    expected = sorted(each.region.name for each in simulation.clients if each.region and each.region.registered)
-    listed = [status.name for status in regions.entries(SHARED, SYSTEM)]
-    if listed != expected:
-        raise Violation(f"regions {listed}, where clients have {expected}")
-    for name in ("nowhere", *expected):
+    clients = [each.region for each in simulation.clients if each.region and each.region.registered]
+    listed = {kind: regions.entries(SHARED, kind) for kind in (SYSTEM, CUDA)}
+    for kind, statuses in listed.items():
+        expected = sorted((each.name, each.device) for each in clients if (each.device >= 0) == (kind == CUDA))
+        told = [(status.name, status.device if kind == CUDA else -1) for status in statuses]
+        if told != expected:
+            raise Violation(f"regions {told}, where clients have {expected}")
+    keys = {each.name: "/" + each.name if each.device < 0 else "" for each in clients}
+    for name in ("nowhere", *keys):
         found = regions.find(SHARED, name)
-        if (found is not None) != (name in expected) or (found is not None and found.key != "/" + name):
+        if (found is not None) != (name in keys) or (found is not None and found.key != keys[name]):
             raise Violation(f"region '{name}' is found as {found}")
-    if regions.count < len(expected) or regions.byte_size < sum(
-        each.byte_size for each in regions.entries(SHARED, SYSTEM)
-    ):
-        raise Violation(f"{regions.count} regions of {regions.byte_size} bytes, where clients have {expected}")
+    size = sum(status.byte_size for statuses in listed.values() for status in statuses)
+    if regions.count < len(keys) or regions.byte_size < size:
+        raise Violation(f"{regions.count} regions of {regions.byte_size} bytes, where clients have {sorted(keys)}")

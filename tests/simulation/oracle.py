@@ -277,7 +277,7 @@ class Oracle:
             is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
             allowed = is_failure and simulation.is_faulty and simulation.bounds.names_fault(talk, text)
             allowed = allowed or (status == EXHAUSTED and simulation.bounds.holds_too_much(text))
-            allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and bool(simulation.held_limit))
+            allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(talk))
             allowed = allowed or self._may_seem_slow(status, text)
         if not allowed:
             unanswered = [call.number for call in talk.open]
@@ -292,9 +292,14 @@ class Oracle:
     def may_have_ended(self, call: Call) -> bool:
         """Whether the server may have ended an open call, of which its client has still to hear."""
         simulation = self.simulation
-        if simulation.is_faulty or simulation.held_limit or self.is_late(call, simulation.world.now()):
+        if simulation.is_faulty or self._may_evict(call) or self.is_late(call, simulation.world.now()):
             return True
         return bool(call.client.end.over) or may_drop(call.client)
+
+    def _may_evict(self, call: Call | Refused | Talk) -> bool:
+        """Whether the server may end a call because it holds too much, or because its client takes no response."""
+        temper = getattr(call.client, "temper", None)  # a crowd has none
+        return self.simulation.held_limit > 0 or (temper is not None and temper.dawdles)
 
     def _may_seem_slow(self, status: int, text: str) -> bool:
         """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
@@ -378,7 +383,7 @@ class Oracle:
         if simulation.is_faulty and is_failure and simulation.bounds.names_fault(call, text):
             return True
         if status == RESET + ENHANCE_YOUR_CALM:
-            return bool(simulation.held_limit)
+            return self._may_evict(call)
         return status == EXHAUSTED and simulation.bounds.holds_too_much(text)
 
     def _was_executed(self, call: Call) -> bool:

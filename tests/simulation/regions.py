@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from random import Random
 from typing import TYPE_CHECKING
 
-from inferd._native.memory.shm import SHARED, SYSTEM
+from inferd._native.memory.shm import CUDA, SHARED, SYSTEM
 from inferd_client.pb import grpc_service_pb2 as pb
+from tests.simulation.gpus import MOST_OPENED
 from tests.simulation.kind import SCALE
 from tests.simulation.wire import Violation
 
@@ -17,6 +19,7 @@ SLOT = 4096  # bytes for a tensor
 SLOTS = 32  # of a region; each is used once, so that nobody writes to what an abandoned request may read
 REGIONS = 256  # of a client, one after the other, that have places of their own under the same name: what was to use
 # one that is gone may come to the next
+SIZE = SLOT * SLOTS * REGIONS
 
 
 class Region:
@@ -37,11 +40,29 @@ class Region:
         self._used = first = SLOTS * (client.regions % REGIONS)
         self._end = first + SLOTS
         client.regions += 1
-        os.ftruncate(self.fd, SLOT * SLOTS * REGIONS)
-        client.simulation.regions.add_system(
-            SHARED, self.name, "/" + self.name, self.fd, 0, SLOT * SLOTS * REGIONS, trusted=trusted, writable=True
-        )
-        client.tell(f"registers {self.name}, which is {'' if trusted else 'not '}trusted")
+        os.ftruncate(self.fd, SIZE)
+        self.device = self._draw_device()
+        simulation = client.simulation
+        if self.device < 0:
+            simulation.regions.add_system(
+                SHARED, self.name, "/" + self.name, self.fd, 0, SIZE, trusted=trusted, writable=True
+            )
+        else:
+            simulation.graphics.open(simulation.regions, self.name, self.fd, SIZE, self.device, trusted=trusted)
+        place = f"on device {self.device}, " if self.device >= 0 else ""
+        client.tell(f"registers {self.name}, {place}which is {'' if trusted else 'not '}trusted")
+
+    def _draw_device(self) -> int:
+        """The device on which it lies; negative: in memory of the system."""
+        client, simulation = self.client, self.client.simulation
+        random = Random(f"{simulation.outcome.seed} client {client.number} region {client.regions}")
+        graphics = simulation.graphics
+        if not simulation.on_devices or graphics.opened >= MOST_OPENED or random.random() < 0.4:
+            return -1
+        device = random.choice((0, 0, 1))
+        if random.random() < 0.1:
+            graphics.fail_to_open(simulation.regions, self.fd, SIZE, device, random)
+        return device
 
     @property
     def has_room(self) -> bool:
@@ -82,7 +103,8 @@ class Region:
         return ""
 
     def spoil(self, *, truncate: bool) -> None:
-        """Take it away, or make it shorter, whoever uses it."""
+        """Take it away, or make it shorter, whoever uses it; memory of a device has a size that stays."""
+        truncate = truncate and self.device < 0
         self.client.tell(f"{'truncates' if truncate else 'unregisters'} {self.name}")
         self.sound = False
         for call in self.calls:
@@ -99,6 +121,10 @@ class Region:
         os.close(self.fd)
 
     def _remove(self) -> None:
-        if self.client.simulation.regions.remove(SHARED, SYSTEM, self.name) != self.registered:
+        simulation = self.client.simulation
+        kind = SYSTEM if self.device < 0 else CUDA
+        if simulation.regions.remove(SHARED, kind, self.name) != self.registered:
             raise Violation(f"{self.name} is registered: {self.registered}, and the server says something else")
+        if self.registered and self.device >= 0:
+            simulation.graphics.opened -= 1
         self.registered = False

@@ -80,7 +80,8 @@ class Sender:
         if at < 0:
             self._rows.clear()
             error = Reply(None, error=(p.CODE_UNAVAILABLE, "no memory for outputs"))
-            self._send(error.record(0, -1), 0, -1)
+            self._say(error.record(0, -1), flags=p.FINAL)
+            self._end()
             return
         reply = self._reply(row)
         assert reply.y is not None

@@ -171,6 +171,7 @@ class Simulation:
             self.pace *= LONGER
         self.talks = self._draw("talks", 0, 0.1, 0.4, when=scale.streams)  # how often a call is a stream instead
         self.sharing = self._draw("sharing", 0, 0, 0.3, when=scale.regions)  # how often tensors lie in regions
+        self.on_devices = self.has("device regions", 0.4, when=scale.regions)  # some of these are memory of a GPU
         self.packing = self._draw("packing", 0, 0, 0.5, when=scale.streams)  # how often a client compresses
         self.errors = self._draw("errors", 0, 0, 0.05, when=scale.errors)  # how often a request is wrong
         self.hostile_left = int(self._draw("hostile", 0, 0, 5, when=scale.hostile))
