@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -48,6 +49,8 @@ LOAD_PATIENCE = 30.0
 """Seconds for which a load on demand waits for a place while no load gets one: a running load may wait for this one."""
 LEFT_AFTER = 5.0
 """Seconds after the end of a version in which its objects must be freed; else the garbage collector runs."""
+LARGE = 1 << 16
+"""A thread reads the configuration of a load request with more characters, which may take seconds."""
 ON_DEMAND = "not loaded: the next request for it loads it"
 
 Deliver = Callable[[int, str, bytes | None], None]
@@ -290,7 +293,10 @@ class Engine:
             Internal: the model is in no repository.
         """
         self._require_control(name)
-        override = read_override(name, config, files or {}) if config or files else NOTHING
+        override = NOTHING
+        if config or files:
+            read = partial(read_override, name, config, files or {})
+            override = await on_thread(read) if len(config) > LARGE else read()
 
         async def load() -> dict[str, Failure]:
             return await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)

@@ -16,7 +16,7 @@ import pytest
 
 from inferd._native.memory.resource import live_counters
 from inferd.backends.api import BackendError
-from inferd.server.engine.config import Options
+from inferd.server.engine.config import Options, config_from_json
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.errors import ConfigError, InvalidArgument, ServerError, Status, Unavailable
@@ -493,6 +493,7 @@ async def test_files_of_an_override_live_as_long_as_what_was_loaded_from_them(tm
         pytest.param("{}", {f"file:1/{'x' * 300}": b""}, "xxx': the path is too long", id="long name"),
         pytest.param("{}", {f"file:{'1/' * 3000}x": b""}, "1/1/1': the path is too long", id="long path"),
         pytest.param(f"{{name: {'x' * 1_000_000}", {}, "Invalid config override: ", id="long word"),
+        pytest.param(" " * (5 << 20), {}, "override: it has more than 4194304 characters", id="long text"),
         pytest.param('{name: "' + '\\"' * 500_000, {}, "Invalid config override: ", id="text without end"),
     ],
 )
@@ -503,6 +504,22 @@ async def test_overrides_that_are_none(tmp_path, config, files, text):
             await engine.load("m", config, files)
         assert text in str(caught.value)
         assert engine.versions("m") == before
+
+
+async def test_a_large_override_is_read_beside_the_loop(tmp_path, monkeypatch):
+    go = threading.Event()
+
+    def read(text):
+        assert go.wait(30)
+        return config_from_json(text)
+
+    monkeypatch.setattr("inferd.server.engine.loading.overrides.config_from_json", read)
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        large = config_json(parameters={"p": {"string_value": "x" * 100_000}})
+        asked = asyncio.create_task(engine.load("m", large))
+        asyncio.get_running_loop().call_soon(go.set)
+        await asked
+        assert len(engine.model("m").spec.parameters["p"]) == 100_000
 
 
 # -- ensembles --

@@ -121,7 +121,7 @@ class SharedMemory:
             name: of the region.
             key: of the object: its name in /dev/shm, usually behind a slash.
             offset, byte_size: of the part, unchecked.
-            owner: who has registered it, and whose end `withdraw` reports; 0 for a region that stays.
+            owner: a number of the caller, whose regions `withdraw` unregisters; 0 for a region that stays.
 
         Raises:
             ServerError: with Triton's texts.

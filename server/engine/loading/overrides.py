@@ -34,6 +34,9 @@ class Override:
 NOTHING = Override()
 
 
+MOST = 4 << 20
+"""The most characters of a configuration."""
+
 MOST_SHOWN = 255
 """The most characters of a path that is too long in an error."""
 
@@ -53,6 +56,8 @@ def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Overrid
         InvalidArgument: a parameter is malformed; the texts are Triton's.
     """
     understood = None
+    if len(config) > MOST:
+        raise InvalidArgument(f"{POLLED.format(name)}Invalid config override: it has more than {MOST} characters")
     if config:
         try:
             understood = config_from_json(config)
