@@ -890,17 +890,23 @@ def test_threads_of_a_whole_process_want_another_server(tmp_path):
 
 
 def test_a_model_is_tuned(tmp_path, capsys):
-    """Guards `tune`: a model that takes 5 ms for any batch gets larger ones, and what is written serves."""
+    """Guards `tune`: a model that takes 5 ms for any batch gets larger ones, and what is written serves.
+
+    Its configuration has a variable, which only the server can read.
+    """
     slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "5000"})
-    write(tmp_path / "models", [slow])
+    config = write(tmp_path / "models", [slow]) / "slow" / "config.pbtxt"
+    written = config.read_text().replace("max_batch_size: 1", "max_batch_size: ${MODEL_ROWS:-1}")
+    assert "${" in written
+    config.write_text(written)
     command = ["tune", "slow", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
     command += ["--concurrency", "32", "--max-runs", "4", "--most-instances", "2", "--measurement-interval", "100"]
     assert cli.main([*command, "--write", "--out", str(tmp_path / "tried.json")]) == 0
     assert re.search(r"best of \d: .*batch (4|8)", capsys.readouterr().out)
     assert len(json.loads((tmp_path / "tried.json").read_text())["tried"]) <= 4
-    text = (tmp_path / "models" / "slow" / "config.pbtxt").read_text()
+    text = config.read_text()
     assert int(re.search(r"max_batch_size: (\d+)", text)[1]) > 1
-    assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
+    assert config.with_name("config.pbtxt.before-tune").read_text() == written
     assert cli.main(["check", str(tmp_path / "models")]) == 0
     assert cli.main(["tune", "nobody", "--model-repository", str(tmp_path)]) == 2
     assert cli.main(["tune", "slow", "slow", "--model-repository", str(tmp_path / "models")]) == 2

@@ -136,12 +136,17 @@ def _as_json(search: Search) -> list[Mapping[str, Any]]:
 
 
 def _write(folder: Path, completed: pb.ModelConfig, setting: Setting) -> None:
-    """Change the model's config.pbtxt, and keep the former one beside it."""
+    """Change the model's config.pbtxt, and keep the former one beside it.
+
+    Args:
+        completed: the configuration as the server has completed it, which is written if the file cannot be read here.
+    """
     path = folder / CONFIG
     config = completed
     if path.exists():
-        config = text_format.Parse(path.read_text(), pb.ModelConfig())
-        config.backend = config.backend or completed.backend
+        with contextlib.suppress(text_format.ParseError):  # it has variables, whose values only the server knows
+            config = text_format.Parse(path.read_text(), pb.ModelConfig())
+            config.backend = config.backend or completed.backend
         shutil.copyfile(path, path.with_name(f"{CONFIG}.before-tune"))
     path.write_text("# Changed by `inferd tune`.\n" + text_format.MessageToString(applied(config, setting)))
     print(f"written: {path}")
